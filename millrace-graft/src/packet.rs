@@ -6,10 +6,12 @@
 pub mod agree;
 mod budget;
 mod function;
+pub mod keys;
 mod runtime;
 mod settings;
 
 pub use function::{Function, Functions};
+pub use keys::Cipher;
 pub use runtime::{Event, Runtime};
 pub use settings::{Graft, Session, Settings};
 
@@ -40,6 +42,10 @@ pub struct SessionStatus {
     pub remote: String,
     pub graft: String,
     pub functions: Vec<String>,
+    /// The cipher, or `clear`.
+    pub sealed: String,
+    /// Nothing passes a sealed session before its ends have agreed on keys.
+    pub has_keys: bool,
     /// Packets, by the name of what became of them.
     pub packets: BTreeMap<String, u64>,
     pub budget_ns: u32,

@@ -27,9 +27,9 @@ const volatile struct repair_config config = {
 
 struct kept {
 	__u32 session;
+	__u32 life; /* of the session, which begins to count anew with each */
 	__u32 number;
-	__u32 bytes; /* 0: nothing */
-	__u32 pad;
+	__u32 bytes;			/* 0: nothing */
 	__u8 payload[PACKET_BYTES + 8]; /* with what a checksum reads behind it */
 };
 
@@ -81,9 +81,10 @@ static __always_inline struct kept *place_of(const struct graft_work *work, __u3
 static __noinline int keep(struct __sk_buff *skb, struct graft_work *work)
 {
 	struct kept *kept = place_of(work, work->number);
+	struct graft_shared *shared = graft_shared(work);
 	__u32 bytes = work->payload_bytes;
 
-	if (!kept)
+	if (!kept || !shared)
 		return -1;
 	kept->bytes = 0;
 	if (!is_size(&bytes, PACKET_BYTES - 1))
@@ -91,6 +92,7 @@ static __noinline int keep(struct __sk_buff *skb, struct graft_work *work)
 	if (bpf_skb_load_bytes(skb, work->udp_at + UDP_BYTES, kept->payload, bytes))
 		return -1;
 	kept->session = work->session;
+	kept->life = shared->life;
 	kept->number = work->number;
 	kept->bytes = bytes;
 	return 0;
@@ -193,12 +195,13 @@ static __noinline int finish(struct __sk_buff *skb, struct graft_work *work, __u
 static __noinline int resend(struct __sk_buff *skb, struct graft_work *work)
 {
 	struct kept *kept = place_of(work, work->number);
+	struct graft_shared *shared = graft_shared(work);
 	__u32 bytes, sum;
 
-	if (!kept)
+	if (!kept || !shared)
 		return GRAFT_ANSWERED;
 	bytes = kept->bytes;
-	if (kept->session != work->session || kept->number != work->number ||
+	if (kept->session != work->session || kept->life != shared->life || kept->number != work->number ||
 	    !is_size(&bytes, PACKET_BYTES - 1))
 		return GRAFT_ANSWERED;
 	if (bpf_skb_change_tail(skb, work->udp_at + UDP_BYTES + bytes + GRAFT_FRAME_BYTES, 0) ||

@@ -63,6 +63,10 @@ enum graft_reason {
 	GRAFT_TOO_LONG, /* with its frame, for the interface */
 	GRAFT_MERGED,	/* several datagrams in one buffer: UDP_SEGMENT or UDP_GRO */
 	GRAFT_NO_ROOM,	/* the kernel had no memory */
+	GRAFT_NO_KEYS,	/* of a sealed session whose ends have agreed on no keys yet */
+	GRAFT_UNOPENED, /* sealed with another key, or changed on the way */
+	GRAFT_REPLAYED, /* came sealed before, or is too old to tell */
+	GRAFT_FRAGMENT, /* may be of a sealed session, but is in fragments or behind headers that are not followed */
 	GRAFT_REASONS,
 };
 
@@ -93,6 +97,8 @@ struct graft_shared {
 	__u32 newest; /* one more than the newest number in */
 	__u64 sent_ns;
 	__u64 seen[GRAFT_WINDOW]; /* by number: GRAFT_SEEN | number */
+	__u32 life;		  /* another one whenever a session begins anew, and in each session */
+	__u32 pad;
 };
 
 #define GRAFT_SEEN (1ULL << 32)
@@ -118,6 +124,8 @@ struct graft_work {
 	__u32 udp_at;
 	__u32 payload_bytes; /* the application's */
 	__u32 mark;	     /* of what functions send themselves: it is not framed again */
+	__u8 is_sealed;	     /* the session: what leaves it is sealed behind the last function */
+	__u8 pad[7];
 };
 
 struct {

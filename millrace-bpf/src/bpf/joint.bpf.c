@@ -4,9 +4,11 @@
  * the last of them calls its verdict, entry 0 of the same program array. Nothing but the verdict decides.
  *
  *   graft_packet.h   what functions see; joint_intf.h: what userspace sees; joint_frame.h: frames
+ *   joint_seal.h     the stages of sealed sessions, which are in seal.bpf.c
  */
 #include "joint_frame.h"
 #include "joint_intf.h"
+#include "joint_seal.h"
 #include <bpf/bpf_core_read.h>
 #include <linux/pkt_cls.h>
 
@@ -19,6 +21,14 @@ struct {
 	__type(key, struct joint_key);
 	__type(value, struct joint_session);
 } sessions SEC(".maps");
+
+/* Addresses between which there are sealed sessions -> one of these. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, GRAFT_SESSIONS);
+	__type(key, struct joint_pair);
+	__type(value, __u32);
+} sealed_pairs SEC(".maps");
 
 /* Session and reason -> packets; what is of no session, behind the last. */
 struct {
@@ -55,12 +65,6 @@ static __always_inline void count(__u32 session, __u32 reason)
 	add_to(&counters, session * GRAFT_REASONS + reason, 1);
 }
 
-/* What daemons say; what is not read in time is said again. */
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 16 << 10);
-} words SEC(".maps");
-
 static __noinline int put_word(struct joint_word *word, const struct graft_work *work)
 {
 	*word = (struct joint_word){
@@ -80,31 +84,55 @@ static __always_inline void hear(const struct graft_work *work)
 
 /* --- The dispatcher --- */
 
-/* Not 0: not UDP, or a fragment. */
-static __always_inline int find_udp_in(struct net_cursor *cursor, struct udp_packet *packet,
-				       struct graft_work *work)
+enum found {
+	FOUND,
+	FOUND_OTHER, /* not UDP */
+	FOUND_ODD,   /* addresses only: UDP that has no frame which could be found, but which hosts accept */
+};
+
+/* Fragments say what is in them, or that it is behind more headers. */
+static __always_inline int may_be_udp(struct net_cursor *cursor, const struct udp_packet *packet)
+{
+	__u16 offset;
+	__u8 next;
+
+	if (packet->family == 4)
+		return 1;
+	return take_fragment(cursor, &next, &offset) || next == IPPROTO_UDP || is_extension(next);
+}
+
+static __always_inline enum found find_udp_in(struct net_cursor *cursor, struct udp_packet *packet,
+					      struct graft_work *work)
 {
 	struct net_udp udp;
 	enum parse result;
 	__be16 protocol;
 
 	if (take_ethernet(cursor, &protocol, NULL))
-		return -1;
+		return FOUND_OTHER;
 	work->ip_at = cursor->at;
 	if (protocol == bpf_htons(ETH_P_IP))
 		result = parse_ipv4(cursor, packet);
 	else if (protocol == bpf_htons(ETH_P_IPV6))
 		result = parse_ipv6(cursor, packet);
 	else
-		return -1;
+		return FOUND_OTHER;
+	if (result == PARSE_NOT_UDP || !packet->family)
+		return FOUND_OTHER;
+	if (result == PARSE_FRAGMENT)
+		return may_be_udp(cursor, packet) ? FOUND_ODD : FOUND_OTHER;
+	if (result)
+		return FOUND_ODD; /* more extension headers than are followed */
 	work->udp_at = cursor->at;
-	if (result || take_udp(cursor, &udp) || udp.bytes < UDP_BYTES)
-		return -1;
+	if (take_udp(cursor, &udp))
+		return FOUND_OTHER;
+	if (udp.bytes < UDP_BYTES)
+		return FOUND_ODD; /* of IPv6 it may be 0, for all that is there */
 	packet->source_port = udp.source;
 	packet->destination_port = udp.destination;
 	packet->udp_bytes = udp.bytes;
 	work->family = packet->family;
-	return 0;
+	return FOUND;
 }
 
 static __always_inline struct joint_session *find_session(const struct udp_packet *packet, int out)
@@ -119,12 +147,25 @@ static __always_inline struct joint_session *find_session(const struct udp_packe
 	return bpf_map_lookup_elem(&sessions, &key);
 }
 
+/* Whether what is odd is between the addresses of a sealed session: then it might be that one's, and it is dropped. XDP leaves that
+ * to TC, which sees it, too.
+ */
+static __always_inline int is_dropped(const struct udp_packet *packet, int out)
+{
+	struct joint_pair pair;
+	__u32 *session;
+
+	__builtin_memcpy(pair.local, out ? packet->source : packet->destination, sizeof(pair.local));
+	__builtin_memcpy(pair.remote, out ? packet->destination : packet->source, sizeof(pair.remote));
+	session = bpf_map_lookup_elem(&sealed_pairs, &pair);
+	if (session)
+		count(*session, GRAFT_FRAGMENT);
+	return session != NULL;
+}
+
 static __always_inline void begin(struct graft_work *work, const struct joint_session *session, __u32 joint,
 				  __u32 epoch)
 {
-	__u32 index = session->index * GRAFT_JOINTS + joint;
-	struct joint_time *time;
-
 	work->list = session->lists[epoch & 1][joint];
 	work->list_id = session->list_ids[epoch & 1];
 	work->key[0] = session->key[0];
@@ -135,8 +176,17 @@ static __always_inline void begin(struct graft_work *work, const struct joint_se
 	work->mark = config.mark;
 	work->number = 0;
 	work->is_numbered = work->is_late = 0;
+	work->is_sealed = session->is_sealed;
 	work->now_ns = bpf_ktime_get_coarse_ns();
 	work->start_ns = 0;
+}
+
+/* Time is taken of functions and framing. What sealing takes is not the graft's. */
+static __always_inline void start_time(struct graft_work *work, __u32 joint)
+{
+	__u32 index = work->session * GRAFT_JOINTS + joint;
+	struct joint_time *time;
+
 	time = bpf_map_lookup_elem(&times, &index);
 	if (time && time->packets++ % JOINT_SAMPLE_EVERY == 0)
 		work->start_ns = bpf_ktime_get_ns();
@@ -176,6 +226,32 @@ static __always_inline enum graft_reason prove(struct graft_work *work, const st
 
 /* --- TC egress --- */
 
+/* The stage seals, and calls joint_tx_out. */
+static __always_inline int seal(struct __sk_buff *skb, __u32 session, __u32 bytes, __u32 reason)
+{
+	struct seal_call *call = seal_call();
+
+	if (call) {
+		*call = (struct seal_call){.session = session, .bytes = bytes, .reason = reason};
+		bpf_tail_call(skb, &stages_tx, STAGE_SEAL);
+	}
+	count(session, GRAFT_NO_KEYS);
+	return TC_ACT_SHOT;
+}
+
+/* What functions and the daemon send. `works` is the one's whose run this is in, if it is in one. */
+static __always_inline int pass_own(struct __sk_buff *skb, const struct joint_session *session,
+				    const struct udp_packet *packet)
+{
+	__u32 mark = skb->mark;
+
+	skb->mark = 0;
+	if (session->is_sealed && mark != config.clear_mark)
+		return seal(skb, session->index, packet->udp_bytes - UDP_BYTES, GRAFT_SENT_BY_US);
+	count(session->index, GRAFT_SENT_BY_US);
+	return PASS_ON;
+}
+
 SEC("tcx/egress")
 int joint_tx(struct __sk_buff *skb)
 {
@@ -184,18 +260,22 @@ int joint_tx(struct __sk_buff *skb)
 	struct graft_work *work = graft_work(GRAFT_TX);
 	struct udp_packet packet = {};
 	struct joint_session *session;
+	enum found found;
 
-	if (!work || find_udp_in(&cursor, &packet, work))
+	if (!work)
+		goto other;
+	found = find_udp_in(&cursor, &packet, work);
+	if (found == FOUND_ODD && is_dropped(&packet, 1))
+		return TC_ACT_SHOT;
+	if (found)
 		goto other;
 	session = find_session(&packet, 1);
 	if (!session)
 		goto other;
-	if (skb->mark == config.mark) {
-		skb->mark = 0;
-		count(session->index, GRAFT_SENT_BY_US);
-		return PASS_ON;
-	}
+	if (skb->mark == config.mark || skb->mark == config.clear_mark)
+		return pass_own(skb, session, &packet);
 	begin(work, session, GRAFT_TX, session->epoch);
+	start_time(work, GRAFT_TX);
 	work->payload_bytes = packet.udp_bytes - UDP_BYTES;
 	work->kind = GRAFT_DATA;
 	if (skb->gso_segs > 1)
@@ -227,7 +307,7 @@ static __always_inline enum graft_reason send_framed(struct __sk_buff *skb, cons
 	struct graft_frame frame;
 	__u32 mtu = 0;
 
-	if (bpf_check_mtu(skb, 0, &mtu, GRAFT_FRAME_BYTES, 0))
+	if (bpf_check_mtu(skb, 0, &mtu, GRAFT_FRAME_BYTES + (work->is_sealed ? SEAL_BYTES : 0), 0))
 		return GRAFT_TOO_LONG;
 	put_own_context(skb, work, &context);
 	frame_make(&frame, work, work->kind, work->number, &context);
@@ -241,13 +321,12 @@ static __always_inline int goes_on(__u32 reason)
 	return reason <= GRAFT_NO_FUNCTION;
 }
 
-static __always_inline void conclude(const struct graft_work *work, __u32 joint, __u32 reason)
+static __always_inline void take_time(const struct graft_work *work, __u32 joint)
 {
 	__u32 index = work->session * GRAFT_JOINTS + joint;
 	struct joint_time *time;
 	__u64 ns;
 
-	count(work->session, reason < GRAFT_REASONS ? reason : GRAFT_MALFORMED);
 	if (!work->start_ns)
 		return;
 	ns = bpf_ktime_get_ns() - work->start_ns;
@@ -262,6 +341,12 @@ static __always_inline void conclude(const struct graft_work *work, __u32 joint,
 		time->over++;
 }
 
+static __always_inline void conclude(const struct graft_work *work, __u32 joint, __u32 reason)
+{
+	count(work->session, reason < GRAFT_REASONS ? reason : GRAFT_MALFORMED);
+	take_time(work, joint);
+}
+
 SEC("tcx/egress")
 int joint_tx_done(struct __sk_buff *skb)
 {
@@ -273,8 +358,24 @@ int joint_tx_done(struct __sk_buff *skb)
 	reason = work->reason;
 	if (goes_on(reason))
 		reason = send_framed(skb, work);
+	if (goes_on(reason) && work->is_sealed) {
+		take_time(work, GRAFT_TX);
+		return seal(skb, work->session, work->payload_bytes + GRAFT_FRAME_BYTES, reason);
+	}
 	conclude(work, GRAFT_TX, reason);
 	return goes_on(reason) ? PASS_ON : TC_ACT_SHOT;
+}
+
+/* Of what was to be sealed. */
+SEC("tcx/egress")
+int joint_tx_out(struct __sk_buff *skb)
+{
+	struct seal_call *call = seal_call();
+
+	if (!call)
+		return TC_ACT_SHOT;
+	count(call->session, call->reason < GRAFT_REASONS ? call->reason : GRAFT_MALFORMED);
+	return goes_on(call->reason) ? PASS_ON : TC_ACT_SHOT;
 }
 
 SEC("xdp.frags")
@@ -323,8 +424,7 @@ static __always_inline int copy_head(struct xdp_md *ctx, struct net_head *head)
 	return bpf_xdp_load_bytes(ctx, 0, head->bytes, bytes);
 }
 
-SEC("xdp.frags")
-int joint_rx(struct xdp_md *ctx)
+static __always_inline int receive(struct xdp_md *ctx, const int is_opened)
 {
 	__u32 zero = 0;
 	struct net_head *head = bpf_map_lookup_elem(&heads, &zero);
@@ -341,6 +441,12 @@ int joint_rx(struct xdp_md *ctx)
 	if (!session)
 		goto other;
 	begin(work, session, GRAFT_RX, 0);
+	if (session->is_sealed && !is_opened) {
+		work->payload_bytes = packet.udp_bytes - UDP_BYTES;
+		bpf_tail_call(ctx, &stages_rx, STAGE_OPEN);
+		return graft_done(ctx, rx, work, GRAFT_NO_KEYS);
+	}
+	start_time(work, GRAFT_RX);
 	work->payload_bytes = packet.udp_bytes - UDP_BYTES - GRAFT_FRAME_BYTES;
 	if (packet.udp_bytes < UDP_BYTES + GRAFT_FRAME_BYTES ||
 	    bpf_xdp_load_bytes(ctx, work->udp_at + packet.udp_bytes - GRAFT_FRAME_BYTES, &frame,
@@ -359,7 +465,30 @@ other:
 	return XDP_PASS;
 }
 
+SEC("xdp.frags")
+int joint_rx(struct xdp_md *ctx)
+{
+	return receive(ctx, 0);
+}
+
+/* What was sealed, and is now as its sender had it. */
+SEC("xdp.frags")
+int joint_rx_opened(struct xdp_md *ctx)
+{
+	return receive(ctx, 1);
+}
+
 /* --- TC ingress --- */
+
+/* Opening has left a whole checksum, where the interface is to complete that of the pseudo header. */
+static __always_inline int put_partial_checksum(struct __sk_buff *skb, const struct graft_work *work,
+						const struct udp_packet *packet)
+{
+	__u64 sum = csum_pseudo(packet->source, 2 * sizeof(packet->source), packet->udp_bytes);
+	__u16 check = csum_fold(sum);
+
+	return bpf_skb_store_bytes(skb, CHECK_AT(work), &check, sizeof(check), 0);
+}
 
 SEC("tcx/ingress")
 int joint_repair(struct __sk_buff *skb)
@@ -371,13 +500,20 @@ int joint_repair(struct __sk_buff *skb)
 	struct joint_session *session;
 	struct graft_frame frame;
 	enum graft_reason wrong;
+	enum found found;
 
-	if (!work || find_udp_in(&cursor, &packet, work))
+	if (!work)
+		goto other;
+	found = find_udp_in(&cursor, &packet, work);
+	if (found == FOUND_ODD && is_dropped(&packet, 0))
+		return TC_ACT_SHOT;
+	if (found)
 		goto other;
 	session = find_session(&packet, 0);
 	if (!session)
 		goto other;
 	begin(work, session, GRAFT_REPAIR, 0);
+	start_time(work, GRAFT_REPAIR);
 	if (skb->gso_segs > 1)
 		return graft_done(skb, repair, work, GRAFT_MERGED);
 	work->payload_bytes = packet.udp_bytes - UDP_BYTES - GRAFT_FRAME_BYTES;
@@ -391,6 +527,8 @@ int joint_repair(struct __sk_buff *skb)
 		return graft_done(skb, repair, work, wrong);
 	work->is_partial =
 		BPF_CORE_READ_BITFIELD_PROBED((struct sk_buff *)skb, ip_summed) == CHECKSUM_PARTIAL;
+	if (work->is_sealed && work->is_partial && put_partial_checksum(skb, work, &packet))
+		return graft_done(skb, repair, work, GRAFT_NO_ROOM);
 	if (work->kind >= GRAFT_SAYS) {
 		hear(work);
 		return graft_done(skb, repair, work, GRAFT_ANSWERED);

@@ -7,7 +7,8 @@
 
 /* Load-time configuration. */
 struct joint_config {
-	__u32 mark; /* of packets that functions send, unlike any other on this host */
+	__u32 mark;	  /* of packets that functions send, unlike any other on this host */
+	__u32 clear_mark; /* of words about keys, which cannot be sealed */
 };
 
 /* Addresses are IPv4 in the first 4 bytes, the rest zero, or IPv6. */
@@ -18,6 +19,11 @@ struct joint_key {
 	__be16 remote_port;
 };
 
+struct joint_pair {
+	__u8 local[16];
+	__u8 remote[16];
+};
+
 struct joint_session {
 	__u64 lists[2][GRAFT_JOINTS]; /* by epoch: functions, a byte each, the first one lowest */
 	__u64 key[2];
@@ -26,7 +32,8 @@ struct joint_session {
 	__u16 list_ids[2]; /* by epoch, in network order */
 	__u8 epoch;	   /* of what goes out */
 	__u8 live;	   /* bits: epochs of what may come in */
-	__u8 pad[2];
+	__u8 is_sealed;	   /* nothing leaves or comes in but sealed */
+	__u8 pad;
 };
 
 /* How long sampled packets took, from the dispatcher to the verdict. */

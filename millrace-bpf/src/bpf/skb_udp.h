@@ -37,12 +37,10 @@ static __always_inline enum parse parse_ipv4(struct net_cursor *cursor, struct u
 		return PARSE_MALFORMED;
 	if (ip.next != IPPROTO_UDP)
 		return PARSE_NOT_UDP;
-	if (ip.fragment & IPV4_FRAGMENT)
-		return PARSE_FRAGMENT;
 	packet->family = 4;
 	__builtin_memcpy(packet->source, ip.source, sizeof(__be32));
 	__builtin_memcpy(packet->destination, ip.destination, sizeof(__be32));
-	return PARSE_OK;
+	return ip.fragment & IPV4_FRAGMENT ? PARSE_FRAGMENT : PARSE_OK;
 }
 
 static __always_inline enum parse parse_ipv6(struct net_cursor *cursor, struct udp_packet *packet)

@@ -52,6 +52,10 @@ pub enum Error {
     Families { local: std::net::SocketAddr, remote: std::net::SocketAddr },
     #[error("cannot send a word of a session: {0}")]
     Say(std::io::Error),
+    #[error("the session is not sealed")]
+    Clear,
+    #[error("the session has no such keys")]
+    NoKeys,
     #[error("the clock of a session cannot be set")]
     Clock,
     #[error(transparent)]

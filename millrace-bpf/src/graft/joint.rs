@@ -11,6 +11,7 @@
 mod function;
 mod intf;
 mod reason;
+mod seal;
 mod word;
 
 use std::collections::BTreeMap;
@@ -23,6 +24,7 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle, RingBufferBuilder, num_possible_cp
 
 pub use function::Function;
 pub use reason::Reason;
+pub use seal::{KeyWord, Keys, Phase, SEAL_BYTES, SEALED_MAX, Wear};
 
 use super::Error;
 use crate::intf::Plain;
@@ -175,6 +177,7 @@ struct Slots {
 struct Open {
     ends: Ends,
     raw: intf::Session,
+    sealed: Option<seal::Sealed>,
 }
 
 struct Place {
@@ -192,13 +195,18 @@ pub struct Joints {
     shared: BTreeMap<&'static str, MapHandle>,
     table: MapHandle,
     mark: u32,
+    /// How often a session has begun, or begun anew.
+    lives: u32,
+    /// With the first sealed session.
+    stages: Option<seal::Stages>,
+    key_words: Vec<seal::Heard>,
 }
 
 impl Joints {
     pub fn load() -> Result<Self, Error> {
         let mut open = embedded!("joint.bpf.o").open()?;
         let mark = random().map_err(Error::Descriptor)? | 1;
-        open.configure(&intf::Config { mark })?;
+        open.configure(&intf::Config { mark, clear_mark: seal::clear_mark(mark) })?;
         let mut object = open.load()?;
         let mut shared = BTreeMap::new();
         for name in function::SHARED {
@@ -218,6 +226,9 @@ impl Joints {
             shared,
             table,
             mark,
+            lives: 0,
+            stages: None,
+            key_words: Vec::new(),
         })
     }
 
@@ -296,6 +307,10 @@ impl Joints {
 
     /// Datagrams of the session get a frame from now on, and only framed ones come in.
     pub fn open(&mut self, session: Session) -> Result<(), Error> {
+        self.open_with(session, None)
+    }
+
+    fn open_with(&mut self, session: Session, sealed: Option<seal::Sealed>) -> Result<(), Error> {
         let ends = session.ends;
         if self.sessions.contains_key(&ends) {
             return Err(Error::Session { local: ends.local, remote: ends.remote });
@@ -309,14 +324,18 @@ impl Joints {
             budget_ns: session.budget_ns,
             key: [u64::from_le_bytes(halves[0]), u64::from_le_bytes(halves[1])],
             live: 1,
+            is_sealed: sealed.is_some().into(),
             ..Default::default()
         };
         raw.lists[0] = self.encode(&session.list)?;
         raw.list_ids[0] = session.list.id.to_be_bytes();
         self.forget(index)?;
         self.count_anew(index)?;
+        if let Some(sealed) = &sealed {
+            self.begin_sealed(&ends, index, sealed)?;
+        }
         self.put(&ends, &raw)?;
-        self.sessions.insert(ends, Open { ends, raw });
+        self.sessions.insert(ends, Open { ends, raw, sealed });
         Ok(())
     }
 
@@ -388,7 +407,8 @@ impl Joints {
         let open =
             self.sessions.remove(ends).ok_or(Error::NoSession { local: ends.local, remote: ends.remote })?;
         self.set_clock_of(open.raw.index, Duration::ZERO)?;
-        self.table.delete(key(ends)?.as_bytes()).map_err(Error::State)
+        self.table.delete(key(ends)?.as_bytes()).map_err(Error::State)?;
+        self.end_sealed(ends, open.raw.index)
     }
 
     fn find(&self, ends: &Ends) -> Result<&Open, Error> {
@@ -411,8 +431,9 @@ impl Joints {
     }
 
     /// Numbers and states of a session begin anew.
-    fn forget(&self, index: u32) -> Result<(), Error> {
-        write(&self.shared["shared"], "shared", &index.to_ne_bytes(), &[0; intf::SHARED_BYTES])?;
+    fn forget(&mut self, index: u32) -> Result<(), Error> {
+        self.lives = self.lives.wrapping_add(1);
+        write(&self.shared["shared"], "shared", &index.to_ne_bytes(), &intf::shared_of(self.lives))?;
         self.functions.values().try_for_each(|slots| slots.loaded.forget(index))
     }
 
@@ -526,7 +547,8 @@ impl Joints {
 
     /// What the clocks have said since the last call.
     pub fn ticks(&mut self) -> Result<Vec<Tick>, Error> {
-        let raws: Vec<intf::Tick> = self.drain("ticks", Duration::ZERO)?;
+        let mut raws = Vec::<intf::Tick>::new();
+        self.drain("ticks", Duration::ZERO, |bytes| raws.extend(intf::Tick::from_bytes(bytes)))?;
         let tick = |raw: intf::Tick| {
             let intf::Tick { time_ns, sent_ns, next, newest, .. } = raw;
             Some(Tick { ends: self.ends_of(raw.session)?, time_ns, sent_ns, next, newest })
@@ -536,7 +558,13 @@ impl Joints {
 
     /// What the processes at other ends have said, as soon as there is something, or after `patience` nothing.
     pub fn words(&mut self, patience: Duration) -> Result<Vec<Heard>, Error> {
-        let raws: Vec<intf::Word> = self.drain("words", patience)?;
+        let mut raws = Vec::<intf::Word>::new();
+        let mut key_words = Vec::new();
+        self.drain("words", patience, |bytes| {
+            raws.extend(intf::Word::from_bytes(bytes));
+            key_words.extend(seal::Heard::from_bytes(bytes));
+        })?;
+        self.key_words.extend(key_words);
         let heard = |raw: intf::Word| {
             let intf::Word { number, epoch, .. } = raw;
             Some(Heard { ends: self.ends_of(raw.session)?, kind: raw.kind.checked_sub(SAYS)?, number, epoch })
@@ -548,14 +576,18 @@ impl Joints {
         self.sessions.values().find(|open| open.raw.index == session).map(|open| open.ends)
     }
 
-    fn drain<T: Plain>(&mut self, ring: &'static str, patience: Duration) -> Result<Vec<T>, Error> {
+    fn drain(
+        &mut self,
+        ring: &'static str,
+        patience: Duration,
+        mut take: impl FnMut(&[u8]),
+    ) -> Result<(), Error> {
         let error = |source| crate::Error::Read { what: ring, source };
-        let mut raws = Vec::new();
         let map = self.object.handle(ring)?;
         let mut builder = RingBufferBuilder::new();
         builder
             .add(&map, |bytes| {
-                raws.extend(T::from_bytes(bytes));
+                take(bytes);
                 0
             })
             .map_err(error)?;
@@ -567,8 +599,7 @@ impl Joints {
                 other => other.map_err(error)?,
             },
         }
-        drop(buffer);
-        Ok(raws)
+        Ok(())
     }
 
     // --- Without a network ---

@@ -7,18 +7,18 @@ use millrace_bpf::graft::joint::{Ends, FRAME_BYTES, Function, Joint, Joints, Rea
 use crate::net::root;
 use crate::{counted, ends, joints, list, open, other_side};
 
-const PASS_ON: i32 = -1;
-const SHOT: i32 = 2;
-const REDIRECT: i32 = 7;
-const XDP_DROP: i32 = 1;
-const XDP_PASS: i32 = 2;
-const ETHERNET: usize = 14;
+pub const PASS_ON: i32 = -1;
+pub const SHOT: i32 = 2;
+pub const REDIRECT: i32 = 7;
+pub const XDP_DROP: i32 = 1;
+pub const XDP_PASS: i32 = 2;
+pub const ETHERNET: usize = 14;
 
-fn v4() -> Ends {
+pub fn v4() -> Ends {
     ends("10.0.0.1:7000", "10.0.0.2:6000")
 }
 
-fn v6() -> Ends {
+pub fn v6() -> Ends {
     ends("[2001:db8::1]:7000", "[2001:db8::2]:6000")
 }
 
@@ -38,7 +38,7 @@ fn octets(address: IpAddr) -> Vec<u8> {
 }
 
 /// A datagram as its sender makes it, with checksums.
-fn datagram(ends: &Ends, payload: &[u8]) -> Vec<u8> {
+pub fn datagram(ends: &Ends, payload: &[u8]) -> Vec<u8> {
     let Ends { local, remote } = *ends;
     let addresses = [octets(local.ip()), octets(remote.ip())].concat();
     let udp_len = (payload.len() as u16 + 8).to_be_bytes();
@@ -60,20 +60,20 @@ fn datagram(ends: &Ends, payload: &[u8]) -> Vec<u8> {
     [&[2, 0, 0, 0, 0, 1], &[2, 0, 0, 0, 0, 2], &kind[..], &ip, &udp, payload].concat()
 }
 
-fn run(joints: &Joints, joint: Joint, frame: &[u8]) -> (i32, Vec<u8>) {
+pub fn run(joints: &Joints, joint: Joint, frame: &[u8]) -> (i32, Vec<u8>) {
     let run = joints.run(joint, frame).expect("a run");
     (run.verdict, run.frame)
 }
 
 /// As the sender's joint makes it.
-fn framed(sender: &Joints, ends: &Ends, payload: &[u8]) -> Vec<u8> {
+pub fn framed(sender: &Joints, ends: &Ends, payload: &[u8]) -> Vec<u8> {
     let (verdict, frame) = run(sender, Joint::Tx, &datagram(ends, payload));
     assert_eq!(verdict, PASS_ON);
     frame
 }
 
 /// What became of it, which must be the only thing that is counted.
-fn reason(joints: &mut Joints, ends: &Ends, joint: Joint, frame: &[u8]) -> (Reason, i32, Vec<u8>) {
+pub fn reason(joints: &mut Joints, ends: &Ends, joint: Joint, frame: &[u8]) -> (Reason, i32, Vec<u8>) {
     let before = counted(joints, ends);
     let (verdict, after) = run(joints, joint, frame);
     let is_new = |it: &&(Reason, u64)| !before.contains(it);
@@ -289,8 +289,29 @@ fn a_request_becomes_what_it_asks_for() {
     }
 }
 
+/// What was kept for another session, or before the session began anew, is nobody's any more.
+#[test]
+fn what_was_kept_before_is_not_sent() {
+    if !root("what_was_kept_before_is_not_sent") {
+        return;
+    }
+    let there = other_side(&v4());
+    let (mut sender, mut receiver) = (joints(), joints());
+    open(&mut sender, v6(), &["number", "repair"]);
+    framed(&sender, &v6(), b"another session's");
+    sender.close(&v6()).expect("closed");
+    open(&mut sender, v4(), &["number", "repair"]);
+    open(&mut receiver, there, &["number", "repair"]);
+    let request = request(&receiver, &there, 0);
+    assert_eq!(reason(&mut sender, &v4(), Joint::Repair, &request).0, Reason::Answered);
+    framed(&sender, &v4(), b"its own");
+    assert_eq!(reason(&mut sender, &v4(), Joint::Repair, &request).0, Reason::Resent);
+    sender.replace(&v4(), &list(&["number", "repair"]), 0).expect("replaced");
+    assert_eq!(reason(&mut sender, &v4(), Joint::Repair, &request).0, Reason::Answered);
+}
+
 /// As the kernel would make it.
-fn request(from: &Joints, ends: &Ends, number: u32) -> Vec<u8> {
+pub fn request(from: &Joints, ends: &Ends, number: u32) -> Vec<u8> {
     datagram(ends, &from.word(ends, Word::Request(number)).expect("a frame"))
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::UdpSocket;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ const LONG: Duration = Duration::from_secs(60);
 
 /// What the wire does with a datagram, by how many there were before it in its direction.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Fate {
+pub enum Fate {
     Pass,
     Lose,
     Double,
@@ -28,14 +28,14 @@ enum Fate {
     Hold,
 }
 
-struct Site {
-    network: Network,
-    ends: Ends,
+pub struct Site {
+    pub network: Network,
+    pub ends: Ends,
     family: u8,
 }
 
 impl Site {
-    fn new(name: &str, family: u8) -> Self {
+    pub fn new(name: &str, family: u8) -> Self {
         let network = Network::new(name);
         for (namespace, host) in [(&network.publisher, 1), (&network.subscriber, 2)] {
             let address =
@@ -44,6 +44,14 @@ impl Site {
             // What passes a packet socket needs its checksum.
             set_checksum_offload(namespace, "eth", false);
         }
+        // Nothing is dropped because a neighbour was not found in time.
+        for (namespace, other, host) in
+            [(&network.publisher, &network.subscriber, 2), (&network.subscriber, &network.publisher, 1)]
+        {
+            let address = if family == 4 { format!("10.99.0.{host}") } else { format!("fd99::{host}") };
+            let link = link_address(other, "eth").map(|byte| format!("{byte:02x}")).join(":");
+            ip(&format!("-n {namespace} neigh replace {address} lladdr {link} dev eth nud permanent"));
+        }
         let ends = match family {
             4 => ends("10.99.0.1:7000", "10.99.0.2:6000"),
             _ => ends("[fd99::1]:7000", "[fd99::2]:6000"),
@@ -51,7 +59,7 @@ impl Site {
         Self { network, ends, family }
     }
 
-    fn sockets(&self) -> (UdpSocket, UdpSocket) {
+    pub fn sockets(&self) -> (UdpSocket, UdpSocket) {
         let Ends { local, remote } = self.ends;
         let near = socket(&self.network.publisher, local);
         let far = socket(&self.network.subscriber, remote);
@@ -75,7 +83,7 @@ impl Site {
     }
 
     /// Nothing is lost from now on, and nothing is carried before it runs.
-    fn wire(&self) -> Wire {
+    pub fn wire(&self) -> Wire {
         let relay = &self.network.relay;
         let way = |from: &str, to: &str, host: &str| Way {
             from: Capture::on(relay, from),
@@ -88,11 +96,11 @@ impl Site {
     }
 }
 
-struct Wire([Way; 2]);
+pub struct Wire([Way; 2]);
 
 impl Wire {
     /// Copies frames both ways until told to stop.
-    fn run(mut self, stop: &AtomicBool, fate: impl Fn(u64) -> Fate) {
+    pub fn run(mut self, stop: &AtomicBool, fate: impl Fn(u64) -> Fate) {
         while !stop.load(Ordering::Relaxed) {
             let mut waiting: Vec<_> =
                 self.0.iter().map(|way| PollFd::new(way.from.as_fd(), PollFlags::POLLIN)).collect();
@@ -138,7 +146,7 @@ impl Way {
     }
 }
 
-fn is_datagram(frame: &[u8]) -> bool {
+pub fn is_datagram(frame: &[u8]) -> bool {
     matches!((&frame[12..14], frame[23], frame[20]), ([8, 0], 17, _) | ([0x86, 0xdd], _, 17))
 }
 
@@ -178,7 +186,46 @@ fn send(near: &UdpSocket, numbers: std::ops::Range<u32>) {
     }
 }
 
-fn assert_all_once(got: &[u32], sent: u32) {
+/// A sender and a receiver that is not left behind by more than functions remember, however slow this machine is.
+#[derive(Default)]
+pub struct Pace {
+    sent: AtomicU32,
+    received: AtomicU32,
+}
+
+impl Pace {
+    const AHEAD: u32 = 200;
+
+    /// Nothing is sent a second time here: that is up to the functions.
+    pub fn send(&self, near: &UdpSocket, count: u32) {
+        let until = Instant::now() + LONG;
+        for number in 0..count {
+            while number > self.received.load(Ordering::Relaxed) + Self::AHEAD && Instant::now() < until {
+                thread::sleep(Duration::from_millis(1));
+            }
+            near.send(&message(number)).expect("sent");
+            self.sent.store(number + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// Messages in the order of their arrival.
+    pub fn receive(&self, far: &UdpSocket, enough: u32) -> Vec<u32> {
+        let mut got = Vec::new();
+        let until = Instant::now() + LONG;
+        while got.len() < enough as usize && Instant::now() < until {
+            got.extend(receive(far, 1));
+            self.received.fetch_add(1, Ordering::Relaxed);
+        }
+        got
+    }
+
+    /// What was sent last has nothing behind it that would show that it is missing.
+    pub fn last(&self) -> Word {
+        Word::Last(self.sent.load(Ordering::Relaxed))
+    }
+}
+
+pub fn assert_all_once(got: &[u32], sent: u32) {
     let mut times = BTreeMap::<u32, u32>::new();
     got.iter().for_each(|number| *times.entry(*number).or_default() += 1);
     let missing: Vec<_> = (0..sent).filter(|number| !times.contains_key(number)).collect();
@@ -204,15 +251,15 @@ fn what_is_lost_is_sent_again() {
         let (near, far) = site.sockets();
         let [mut sender, mut receiver] = site.joints(&["number", "repair"]);
         let stop = AtomicBool::new(false);
+        let pace = Pace::default();
         let lossy = |count: u64| if count % 7 == 3 || count % 61 < 3 { Fate::Lose } else { Fate::Pass };
         let wire = site.wire();
         let got = thread::scope(|scope| {
             scope.spawn(|| wire.run(&stop, lossy));
-            let receiving = scope.spawn(|| receive(&far, SENT as usize));
-            send(&near, 0..SENT);
-            // What was sent last has nothing behind it that would show that it is missing.
+            let receiving = scope.spawn(|| pace.receive(&far, SENT));
+            scope.spawn(|| pace.send(&near, SENT));
             while !receiving.is_finished() {
-                inside(&site.network.publisher, || sender.say(&site.ends, Word::Last(SENT)).expect("said"));
+                inside(&site.network.publisher, || sender.say(&site.ends, pace.last()).expect("said"));
                 thread::sleep(Duration::from_millis(20));
             }
             stop.store(true, Ordering::Relaxed);

@@ -12,6 +12,7 @@ use ring::rand::{SecureRandom as _, SystemRandom};
 use super::agree::{Act, Agreement, Since, Why, Word};
 use super::budget::{Meter, measure};
 use super::function::Service;
+use super::keys::{self, Cipher, Secret};
 use super::settings::{Graft, Session, Settings};
 use super::{SessionStatus, Status};
 use crate::Error;
@@ -34,6 +35,8 @@ pub enum Event {
     OverBudget { session: String, graft: String, joint: Joint, ns: u64, fallback: Option<String> },
     /// Somebody had detached it, or the interface was made anew; with why it could not be attached again.
     Detached { interface: String, error: Option<String> },
+    /// A sealed session has keys, and passes datagrams; or, if it had some before, it has others.
+    Keys { session: String },
     /// The other end was started anew: this one begins anew, too, with the graft that its settings name.
     Restarted { session: String },
 }
@@ -54,6 +57,15 @@ struct Live {
     mute: Option<String>,
     swaps: u64,
     swaps_failed: u64,
+    sealed: Option<Sealed>,
+}
+
+struct Sealed {
+    cipher: Cipher,
+    secret: Secret,
+    agreement: keys::Agreement,
+    /// What the other end seals with, if that is something else.
+    other: Option<u8>,
 }
 
 /// What was said about the packets that were sent last.
@@ -176,7 +188,7 @@ impl Runtime {
     /// Waits for something to do, no longer than `patience`, and does it.
     pub fn step(&mut self, patience: Duration) -> Result<Vec<Event>, Error> {
         let mut events = Vec::new();
-        let due = self.live.values().filter_map(|live| live.agreement.next()).min();
+        let due = self.live.values().filter_map(Live::next).min();
         let patience = due.map_or(patience, |due| patience.min(due.saturating_sub(self.now())));
         for heard in self.joints.words(patience.max(Duration::from_millis(1)))? {
             let Some(word) = Word::decode(heard.kind, heard.number) else { continue };
@@ -189,11 +201,13 @@ impl Runtime {
             let acts = self.live.get_mut(&heard.ends).map(|live| live.agreement.hear(now, word, is_known));
             self.act(&heard.ends, acts.unwrap_or_default(), &mut events)?;
         }
+        self.hear_keys(&mut events)?;
         let ends: Vec<_> = self.live.keys().copied().collect();
         for ends in ends {
             let now = self.now();
             let acts = self.live.get_mut(&ends).map(|live| live.agreement.tick(now)).unwrap_or_default();
             self.act(&ends, acts, &mut events)?;
+            self.tick_keys(&ends, &mut events)?;
         }
         for tick in self.joints.ticks()? {
             self.say_last(&tick);
@@ -201,6 +215,7 @@ impl Runtime {
         if self.now() >= self.looked + LOOK {
             self.looked = self.now();
             self.greet_strangers();
+            self.look_at_keys()?;
             self.look_at_budgets(&mut events)?;
             self.look_at_places(&mut events);
         }
@@ -218,7 +233,8 @@ impl Runtime {
         for (ends, live) in &self.live {
             let counts = self.joints.counts(ends)?;
             let session = live.status(&counts, &self.settings);
-            for trouble in live.trouble.iter().chain(&live.mute) {
+            let keyless = live.sealed.as_ref().and_then(Sealed::trouble);
+            for trouble in live.trouble.iter().chain(&live.mute).chain(&keyless) {
                 status.trouble.push(format!("session {}: {trouble}", session.name));
             }
             if is_out_of_step(&counts) {
@@ -243,12 +259,15 @@ impl Runtime {
     fn open(&mut self, session: Session) -> Result<(), Error> {
         let graft = self.settings.graft(&session.graft)?;
         let Session { ends, key, .. } = session;
-        self.joints.open(joint::Session {
-            ends,
-            key,
-            list: graft.list.clone(),
-            budget_ns: graft.budget_ns,
-        })?;
+        let sealed = session.cipher.map(|cipher| Sealed::new(cipher, &session, self.now())).transpose()?;
+        let (list, budget_ns) = (graft.list.clone(), graft.budget_ns);
+        match &sealed {
+            None => self.joints.open(joint::Session { ends, key, list, budget_ns })?,
+            Some(Sealed { secret, .. }) => {
+                let key = secret.frame_key();
+                self.joints.open_sealed(joint::Session { ends, key, list, budget_ns }, secret.word_key())?;
+            }
+        }
         if graft.services.contains(&Service::Reliability) {
             self.joints.set_clock(&ends, PAUSE)?;
         }
@@ -267,6 +286,7 @@ impl Runtime {
             mute: None,
             swaps: 0,
             swaps_failed: 0,
+            sealed,
         };
         self.live.insert(ends, live);
         Ok(())
@@ -274,7 +294,7 @@ impl Runtime {
 
     /// Until the other end has answered. One that comes later greets first.
     fn greet_strangers(&mut self) {
-        let strangers = self.live.iter().filter(|(_, live)| live.peer.is_none());
+        let strangers = self.live.iter().filter(|(_, live)| live.peer.is_none() && live.is_open());
         let strangers: Vec<_> = strangers.map(|(ends, _)| *ends).collect();
         strangers.iter().for_each(|ends| self.say(ends, Word::Hello(self.started)));
     }
@@ -442,11 +462,24 @@ impl Runtime {
 }
 
 impl Live {
+    fn next(&self) -> Option<Duration> {
+        let keys = self.sealed.as_ref().and_then(|sealed| sealed.agreement.next());
+        self.agreement.next().into_iter().chain(keys).min()
+    }
+
+    /// Whether datagrams can pass.
+    fn is_open(&self) -> bool {
+        self.sealed.as_ref().is_none_or(|sealed| sealed.agreement.has_keys())
+    }
+
     fn can_become(&self, session: &Session, settings: &Settings, is_wanted: bool) -> Result<(), Error> {
         let name = &session.name;
-        if self.session.key != session.key || self.session.name != *name {
+        if self.session.key != session.key
+            || self.session.name != *name
+            || self.session.cipher != session.cipher
+        {
             return Err(Error::Settings(format!(
-                "session {name}: its name and its key do not change while it runs"
+                "session {name}: its name, key and cipher do not change while it runs"
             )));
         }
         if is_wanted && self.agreement.next().is_some() {
@@ -476,6 +509,8 @@ impl Live {
             remote: self.session.ends.remote.to_string(),
             graft: self.session.graft.clone(),
             functions: graft.map(|graft| graft.list.functions.clone()).unwrap_or_default(),
+            sealed: self.sealed.as_ref().map_or("clear", |sealed| sealed.cipher.name()).to_owned(),
+            has_keys: self.sealed.is_some() && self.is_open(),
             packets: packets.map(|(reason, count)| (reason.name().to_owned(), *count)).collect(),
             budget_ns: graft.map_or(0, |graft| graft.budget_ns),
             mean_ns: means.filter_map(|(joint, mean)| Some((joint.name().to_owned(), mean?))).collect(),
@@ -527,5 +562,6 @@ fn attach(joints: &mut Joints, name: &str, mode: Mode) -> Result<(i32, Mode), Er
     Ok((index, joints.attach(index, mode)?))
 }
 
+mod sealed;
 #[cfg(test)]
 mod tests;

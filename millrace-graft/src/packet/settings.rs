@@ -10,6 +10,7 @@ use ring::digest::{SHA256, digest};
 use serde::Deserialize;
 
 use super::function::{Functions, Service};
+use super::keys::Cipher;
 use crate::Error;
 use crate::identity::Key;
 
@@ -43,6 +44,8 @@ pub struct Session {
     pub ends: Ends,
     pub key: [u8; 16],
     pub graft: String,
+    /// `None`: by the operator's word, its payloads are in clear.
+    pub cipher: Option<Cipher>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -89,6 +92,9 @@ struct RawSession {
     remote: SocketAddr,
     key_file: PathBuf,
     graft: String,
+    cipher: Option<Cipher>,
+    #[serde(default)]
+    clear: bool,
 }
 
 impl Settings {
@@ -238,8 +244,15 @@ impl RawSession {
                 self.name
             )));
         }
+        if self.clear && self.cipher.is_some() {
+            return Err(Error::Settings(format!(
+                "session {}: clear and cipher exclude each other",
+                self.name
+            )));
+        }
         let ends = Ends { local: self.local, remote: self.remote };
-        Ok(Session { name: self.name, ends, key, graft: self.graft })
+        let cipher = (!self.clear).then(|| self.cipher.unwrap_or_default());
+        Ok(Session { name: self.name, ends, key, graft: self.graft, cipher })
     }
 }
 
@@ -294,6 +307,22 @@ mod tests {
         assert_eq!(settings.sessions[0].key[..3], [0, 0x11, 0x22]);
     }
 
+    /// In clear is what is said to be.
+    #[test]
+    fn sessions_are_sealed() {
+        let table = [
+            ("", Some(Cipher::Chacha20Poly1305)),
+            ("cipher = \"aes-128-gcm\"", Some(Cipher::Aes128Gcm)),
+            ("cipher = \"chacha20-poly1305\"", Some(Cipher::Chacha20Poly1305)),
+            ("clear = false", Some(Cipher::Chacha20Poly1305)),
+            ("clear = true", None),
+        ];
+        for (line, want) in table {
+            let settings = parse(&format!("{TEXT}{line}\n")).expect(line);
+            assert_eq!(settings.sessions[0].cipher, want, "{line}");
+        }
+    }
+
     #[test]
     fn what_is_wrong_is_said() {
         let table = [
@@ -314,6 +343,12 @@ mod tests {
             ("\"10.0.0.2:6000\"", "\"10.0.0.2\"", "socket address"),
             ("key-file = \"key\"", "key-file = \"bad\"", "32 hexadecimal digits"),
             ("key-file = \"key\"", "key-file = \"none\"", "No such file"),
+            (
+                "key-file",
+                "clear = true\ncipher = \"aes-128-gcm\"\nkey-file",
+                "clear and cipher exclude each other",
+            ),
+            ("key-file", "cipher = \"rot13\"\nkey-file", "unknown variant `rot13`"),
             ("[parameters.repair]", "[parameters.mend]", "there is no function mend"),
         ];
         for (from, to, wanted) in table {

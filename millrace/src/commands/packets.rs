@@ -115,12 +115,19 @@ fn text(status: &Status, width: usize) -> String {
             session.name.clone(),
             session.graft.clone(),
             session.functions.join("+"),
+            session.sealed.clone(),
             means.collect::<Vec<_>>().join(", "),
             session.over_budget.to_string(),
         ]
     });
-    let head =
-        [("SESSION", Name), ("GRAFT", Name), ("FUNCTIONS", Text), ("MEAN ns", Text), ("OVER BUDGET", Whole)];
+    let head = [
+        ("SESSION", Name),
+        ("GRAFT", Name),
+        ("FUNCTIONS", Text),
+        ("SEALED", Name),
+        ("MEAN ns", Text),
+        ("OVER BUDGET", Whole),
+    ];
     table(&mut out, width, &head, rows);
     for session in &status.sessions {
         let mut packets = String::new();

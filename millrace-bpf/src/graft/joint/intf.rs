@@ -8,7 +8,7 @@ pub(crate) const LIST: usize = 8;
 pub(crate) const JOINTS: usize = 3;
 pub(crate) const WINDOW: usize = 1024;
 
-mirror!(Config = "joint_config" { mark: u32 });
+mirror!(Config = "joint_config" { mark: u32, clear_mark: u32 });
 
 mirror!(Key = "joint_key" {
     local: [u8; 16],
@@ -16,6 +16,8 @@ mirror!(Key = "joint_key" {
     local_port: [u8; 2],
     remote_port: [u8; 2],
 });
+
+mirror!(Pair = "joint_pair" { local: [u8; 16], remote: [u8; 16] });
 
 mirror!(Session = "joint_session" {
     lists: [[u64; JOINTS]; 2],
@@ -25,7 +27,8 @@ mirror!(Session = "joint_session" {
     list_ids: [[u8; 2]; 2],
     epoch: u8,
     live: u8,
-    pad: [u8; 2],
+    is_sealed: u8,
+    pad: u8,
 });
 
 mirror!(Time = "joint_time" { packets: u64, samples: u64, total_ns: u64, most_ns: u64, over: u64 });
@@ -43,8 +46,10 @@ mirror!(Word = "joint_word" { session: u32, number: u32, kind: u8, epoch: u8, pa
 
 mirror!(ClockCall = "joint_clock_call" { period_ns: u64, session: u32, error: i32 });
 
-/// Of `graft_shared`, which is mostly the window.
-pub(crate) const SHARED_BYTES: usize = 16 + 8 * WINDOW;
+/// `graft_shared` of a session that begins.
+pub(crate) fn shared_of(life: u32) -> Vec<u8> {
+    [&[0; 16 + 8 * WINDOW][..], &life.to_ne_bytes(), &[0; 4]].concat()
+}
 
 #[cfg(test)]
 mod tests {
@@ -58,6 +63,7 @@ mod tests {
             &[
                 Config::LAYOUT,
                 Key::LAYOUT,
+                Pair::LAYOUT,
                 Session::LAYOUT,
                 Time::LAYOUT,
                 Tick::LAYOUT,

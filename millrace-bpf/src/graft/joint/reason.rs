@@ -52,4 +52,12 @@ reasons! {
     Merged = "merged",
     /// The kernel had no memory.
     NoRoom = "no-room",
+    /// Of a sealed session whose ends have agreed on no keys yet.
+    NoKeys = "no-keys",
+    /// Sealed with another key, or changed on the way.
+    Unopened = "unopened",
+    /// Came sealed before, or too old to know whether it did.
+    Replayed = "replayed",
+    /// May be of a sealed session, but is in fragments or behind headers that are not followed.
+    Fragment = "fragment",
 }

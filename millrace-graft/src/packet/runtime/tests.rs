@@ -1,5 +1,7 @@
 //! Two runtimes, each in a namespace of its own, with a cable between them. Needs root.
 
+mod sealed;
+
 use std::net::UdpSocket;
 use std::process::Command;
 
@@ -101,11 +103,16 @@ fn address(side: usize) -> String {
 }
 
 fn settings(side: usize, grafts: &str, graft: &str) -> Settings {
+    settings_with(side, grafts, graft, "clear = true")
+}
+
+/// With another line of the session.
+fn settings_with(side: usize, grafts: &str, graft: &str, line: &str) -> Settings {
     let directory = tempfile::tempdir().expect("a directory");
     std::fs::write(directory.path().join("key"), "00112233445566778899aabbccddeeff").expect("a key");
     let (local, remote) = (address(side), address(1 - side));
     let text = format!(
-        "{grafts}\n[[session]]\nname = \"s\"\nlocal = \"{local}\"\nremote = \"{remote}\"\nkey-file = \"key\"\ngraft = \"{graft}\""
+        "{grafts}\n[[session]]\nname = \"s\"\nlocal = \"{local}\"\nremote = \"{remote}\"\nkey-file = \"key\"\ngraft = \"{graft}\"\n{line}"
     );
     Settings::parse(&text, directory.path()).expect("settings")
 }

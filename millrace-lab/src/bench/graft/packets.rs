@@ -37,6 +37,9 @@ pub struct Packets {
         requires = "count"
     )]
     lists: Vec<String>,
+    /// Seal them; they are in clear without
+    #[arg(long, value_parser = ["chacha20-poly1305", "aes-128-gcm"], value_name = "CIPHER", requires = "count")]
+    cipher: Option<String>,
 }
 
 /// What came of a run.
@@ -76,7 +79,7 @@ impl Packets {
         let outcome = self.measure(&site, ends, [one, other], count)?;
         let (agreed, cut) = (Percentiles::of(outcome.agreed_us.clone()), Percentiles::of(outcome.cut_us));
         let row = json!({
-            "lists": self.lists, "rtt_ms": self.rtt_ms, "rate": self.rate, "swaps": outcome.agreed_us.len(),
+            "lists": self.lists, "cipher": self.cipher, "rtt_ms": self.rtt_ms, "rate": self.rate, "swaps": outcome.agreed_us.len(),
             "agreed_us": agreed, "cut_over_us": cut, "packets_sent": outcome.sent,
             "packets_received": outcome.received, "packets_lost": outcome.sent - outcome.received,
             "packets_wrong": outcome.wrong, "packets_twice": outcome.twice,
@@ -120,7 +123,11 @@ impl Packets {
         let key = site.directory().join("key");
         std::fs::write(&key, "00112233445566778899aabbccddeeff")?;
         let settings = |node: &Node, peer: &Node| {
-            let text = settings(node, &address(node), &address(peer), lists)?;
+            let seal = match &self.cipher {
+                Some(cipher) => format!("cipher = {cipher:?}"),
+                None => "clear = true".to_owned(),
+            };
+            let text = settings(node, &address(node), &address(peer), lists)? + &seal;
             Ok::<_, anyhow::Error>(Settings::parse(&text, site.directory())?)
         };
         let (near_settings, far_settings) = (settings(near, far)?, settings(far, near)?);
@@ -142,9 +149,10 @@ impl Packets {
             let is_ready = ready.0;
             let work = Some((ordered, events));
             let this = scope.spawn(move || near.enter(|| hold(near_settings, stop, work, &is_ready))?);
-            // A channel that is closed says that one of them could not start.
-            let both = (0..2).all(|_| ready.1.recv().is_ok());
+            // A channel that is closed says that one of them could not start; silence, that the other has no keys then.
+            let both = (0..2).all(|_| ready.1.recv_timeout(SWAP_LIMIT).is_ok());
             let done = if both {
+                forget_words(&to)?;
                 self.traffic(&from, &to, count, &orders, &swapped)
             } else {
                 Err(anyhow!("not started"))
@@ -235,9 +243,12 @@ fn hold(
     is_ready: &Sender<()>,
 ) -> anyhow::Result<()> {
     let mut runtime = Runtime::start(settings)?;
-    let _ = is_ready.send(());
+    let mut is_ready = Some(is_ready);
     let mut waiting: Option<String> = None;
     while !stop.load(Ordering::Relaxed) {
+        if let Some(ready) = is_ready.take_if(|_| runtime.is_open()) {
+            let _ = ready.send(());
+        }
         if let Some((orders, _)) = &work
             && waiting.is_none()
         {
@@ -258,6 +269,13 @@ fn hold(
         }
     }
     Ok(())
+}
+
+/// What one end's runtime has said before the other one's was there came to the application.
+fn forget_words(to: &UdpSocket) -> anyhow::Result<()> {
+    to.set_nonblocking(true)?;
+    while to.recv(&mut [0; PAYLOAD]).is_ok() {}
+    Ok(to.set_nonblocking(false)?)
 }
 
 fn message(number: u64) -> [u8; PAYLOAD] {

@@ -1,0 +1,371 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* Sealing, as stages of the dispatcher of packet grafts (joint.bpf.c): joint_seal is the last thing that happens to a datagram on
+ * the way out, joint_open the first on the way in. So functions see clear text, and nothing that did not open.
+ *
+ *   seal_intf.h   what is shared with userspace; what a sealed datagram looks like
+ *   joint_seal.h  what is shared with the dispatcher
+ *   aead.h        the AEADs
+ */
+#include "aead.h"
+#include "joint_frame.h"
+#include "joint_seal.h"
+#include <bpf/bpf_core_read.h>
+#include <linux/pkt_cls.h>
+
+struct key_map {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct seal_key);
+} no_key SEC(".maps");
+
+/* Session and place. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, GRAFT_SESSIONS *SEAL_PLACES);
+	__type(key, __u32);
+	__array(values, struct key_map);
+} seal_keys SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, GRAFT_SESSIONS);
+	__type(key, __u32);
+	__type(value, struct seal_session);
+} seal_sessions SEC(".maps");
+
+/* One for each direction: a datagram that came may be sent before its run ends. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 2);
+	__type(key, __u32);
+	__type(value, struct quic_buf);
+} seal_bufs SEC(".maps");
+
+#define CHECKSUM_PARTIAL 3
+
+/* The one field that is needed; libbpf finds its place in the running kernel. */
+struct sk_buff {
+	__u8 ip_summed : 2;
+} __attribute__((preserve_access_index));
+
+static __always_inline struct seal_key *find_key(__u32 session, __u32 place)
+{
+	__u32 index = session * SEAL_PLACES + place, zero = 0;
+	void *map = bpf_map_lookup_elem(&seal_keys, &index);
+
+	return map ? bpf_map_lookup_elem(map, &zero) : NULL;
+}
+
+static __always_inline struct quic_buf *find_buf(__u32 direction)
+{
+	return bpf_map_lookup_elem(&seal_bufs, &direction);
+}
+
+/* In the buffer: the tail, the text, the tag, and on the way out the tail again and zeroes for its sum. */
+#define TEXT_AT ((__u32)sizeof(struct seal_tail))
+
+static __always_inline struct quic_extent extent_of(__u32 text_bytes)
+{
+	return (struct quic_extent){.header_bytes = TEXT_AT, .plain_at = TEXT_AT, .text_bytes = text_bytes};
+}
+
+static __always_inline void put_tail(struct quic_buf *buf, __u32 phase, __u64 number)
+{
+	buf->bytes[0] = SEAL_MAGIC;
+	buf->bytes[1] = SEAL_VERSION << 4 | (phase & SEAL_PHASE);
+	store16(buf->bytes + 2, bpf_htons(number >> 32));
+	store32(buf->bytes + 4, bpf_htonl(number));
+}
+
+static __always_inline __u64 number_of(const struct quic_buf *buf)
+{
+	return (__u64)bpf_ntohs(load16(buf->bytes + 2)) << 32 | bpf_ntohl(load32(buf->bytes + 4));
+}
+
+/* Sum of the datagram in the buffer. */
+static __noinline __u32 sum_of(const struct quic_buf *buf, __u32 bytes)
+{
+	return csum_fold(csum_add(buf->bytes + TEXT_AT, bytes & 2047, 2048, 0));
+}
+
+/* --- Out --- */
+
+static __noinline int seal_text(struct seal_key *key, struct quic_buf *buf, __u32 bytes)
+{
+	struct quic_extent extent = extent_of(bytes);
+	__u64 number = __sync_fetch_and_add(&key->next, 1);
+	__u8 *end;
+
+	if (number >= key->limit)
+		return GRAFT_NO_KEYS;
+	put_tail(buf, key->phase, number);
+	if (quic_seal(&key->seals, number, buf, buf, &extent))
+		return GRAFT_TOO_LONG;
+	end = buf->bytes + TEXT_AT + SEAL_TAG + (bytes & QUIC_AT_MAX);
+	store64(end, load64(buf->bytes));
+	store32(end + sizeof(struct seal_tail), 0);
+	return 0;
+}
+
+static __always_inline int put_udp_around(struct __sk_buff *skb, const struct graft_work *work,
+					  const struct quic_buf *buf, __u32 bytes)
+{
+	__u32 udp_bytes = UDP_BYTES + bytes;
+	__u8 addresses[32] = {};
+	struct udphdr udp;
+	__u64 sum;
+
+	if (bpf_skb_load_bytes(skb, work->udp_at, &udp, sizeof(udp)) ||
+	    (work->family == 4 ? bpf_skb_load_bytes(skb, work->ip_at + 12, addresses, 8)
+			       : bpf_skb_load_bytes(skb, work->ip_at + 8, addresses, 32)))
+		return -1;
+	put_udp(&udp, udp.source, udp.dest, udp_bytes);
+	sum = csum_pseudo(addresses, sizeof(addresses), udp_bytes);
+	if (BPF_CORE_READ_BITFIELD_PROBED((struct sk_buff *)skb, ip_summed) == CHECKSUM_PARTIAL)
+		udp.check = csum_fold(sum);
+	else
+		put_udp_checksum(&udp, bpf_csum_diff(NULL, 0, (__be32 *)&udp, sizeof(udp), csum_fold(sum)) +
+					       sum_of(buf, bytes));
+	return bpf_skb_store_bytes(skb, work->udp_at, &udp, sizeof(udp), 0);
+}
+
+static __always_inline enum graft_reason seal(struct __sk_buff *skb, const struct graft_work *work,
+					      const struct seal_call *call, struct quic_buf *buf)
+{
+	struct seal_key *key = find_key(call->session, SEAL_SEALS);
+	__u32 bytes = call->bytes, mtu = 0, wrong;
+
+	if (!key)
+		return GRAFT_NO_KEYS;
+	OPAQUE(bytes);
+	if (!bytes || bytes > QUIC_TEXT_MAX || bpf_check_mtu(skb, 0, &mtu, SEAL_BYTES, 0))
+		return GRAFT_TOO_LONG;
+	if (bpf_skb_load_bytes(skb, work->udp_at + UDP_BYTES, buf->bytes + TEXT_AT, bytes))
+		return GRAFT_NO_ROOM;
+	wrong = seal_text(key, buf, bytes);
+	if (wrong)
+		return wrong;
+	bytes = call->bytes + SEAL_BYTES;
+	OPAQUE(bytes);
+	if (bytes <= SEAL_BYTES || bytes > QUIC_TEXT_MAX + SEAL_BYTES)
+		return GRAFT_TOO_LONG;
+	if (bpf_skb_change_tail(skb, work->udp_at + UDP_BYTES + bytes, 0) ||
+	    bpf_skb_store_bytes(skb, work->udp_at + UDP_BYTES, buf->bytes + TEXT_AT, bytes, 0) ||
+	    put_udp_around(skb, work, buf, bytes) || change_ip_length(skb, work, SEAL_BYTES))
+		return GRAFT_NO_ROOM;
+	return GRAFT_OTHER;
+}
+
+SEC("tcx/egress")
+int joint_seal(struct __sk_buff *skb)
+{
+	struct graft_work *work = graft_work(GRAFT_TX);
+	struct seal_call *call = seal_call();
+	struct quic_buf *buf = find_buf(0);
+	enum graft_reason wrong;
+
+	if (!call || !work || !buf)
+		return TC_ACT_SHOT;
+	wrong = seal(skb, work, call, buf);
+	if (wrong)
+		call->reason = wrong;
+	bpf_tail_call(skb, &stages_tx, STAGE_OUT);
+	return TC_ACT_SHOT;
+}
+
+/* --- In --- */
+
+static __always_inline __u64 *place_of(struct seal_key *key, __u64 number)
+{
+	return &key->seen[number % SEAL_WINDOW];
+}
+
+/* One that has come before, or is too old to tell. */
+static __always_inline int is_known(struct seal_key *key, __u64 number)
+{
+	return READ_ONCE(*place_of(key, number)) > number;
+}
+
+/* Not 0: another CPU was faster, with the same one or with one that has its place. */
+static __always_inline int remember(struct seal_key *key, __u64 number)
+{
+	__u64 *place = place_of(key, number);
+
+	for (int i = 0; i < 4; i++) {
+		__u64 old = READ_ONCE(*place);
+
+		if (old > number)
+			return -1;
+		if (__sync_val_compare_and_swap(place, old, number + 1) == old)
+			return 0;
+	}
+	return -1;
+}
+
+static __noinline int open_text(struct seal_key *key, struct quic_buf *buf, __u32 bytes)
+{
+	struct quic_extent extent = extent_of(bytes);
+	__u64 number = number_of(buf);
+
+	if (key->failures >= SEAL_FAILURES_MAX)
+		return GRAFT_NO_KEYS;
+	if (is_known(key, number))
+		return GRAFT_REPLAYED;
+	if (quic_open(&key->opens, number, buf, &extent)) {
+		__sync_fetch_and_add(&key->failures, 1);
+		return GRAFT_UNOPENED;
+	}
+	return remember(key, number) ? GRAFT_REPLAYED : 0;
+}
+
+/* The header's sum changes with its length (RFC 1624). */
+static __always_inline int shorten_ipv4(struct xdp_md *ctx, __u32 ip_at)
+{
+	struct iphdr ip;
+	__be16 old;
+
+	if (bpf_xdp_load_bytes(ctx, ip_at, &ip, sizeof(ip)))
+		return -1;
+	old = ip.tot_len;
+	ip.tot_len = bpf_htons(bpf_ntohs(old) - SEAL_BYTES);
+	ip.check = ~csum_fold((__u64)(__u16)~ip.check + (__u16)~old + ip.tot_len);
+	return bpf_xdp_store_bytes(ctx, ip_at, &ip, sizeof(ip));
+}
+
+static __always_inline int shorten_ipv6(struct xdp_md *ctx, __u32 ip_at)
+{
+	__u32 at = ip_at + __builtin_offsetof(struct ipv6hdr, payload_len);
+	__be16 length;
+
+	if (bpf_xdp_load_bytes(ctx, at, &length, sizeof(length)))
+		return -1;
+	length = bpf_htons(bpf_ntohs(length) - SEAL_BYTES);
+	return bpf_xdp_store_bytes(ctx, at, &length, sizeof(length));
+}
+
+/* The sum is made anew, but where there was none. If the interface was to complete it, joint_repair puts that right: it can
+ * tell.
+ */
+static __noinline int put_headers(struct xdp_md *ctx, const struct graft_work *work, struct quic_buf *buf,
+				  __u32 bytes)
+{
+	__u32 udp_bytes = UDP_BYTES + bytes;
+	__u8 addresses[32] = {};
+	struct udphdr udp;
+	__be16 check;
+	__u64 sum;
+
+	if (bpf_xdp_load_bytes(ctx, work->udp_at, &udp, sizeof(udp)) ||
+	    (work->family == 4 ? bpf_xdp_load_bytes(ctx, work->ip_at + 12, addresses, 8)
+			       : bpf_xdp_load_bytes(ctx, work->ip_at + 8, addresses, 32)))
+		return -1;
+	check = udp.check;
+	put_udp(&udp, udp.source, udp.dest, udp_bytes);
+	if (check || work->family != 4) {
+		store32(buf->bytes + TEXT_AT + (bytes & QUIC_AT_MAX), 0);
+		sum = csum_pseudo(addresses, sizeof(addresses), udp_bytes);
+		sum = bpf_csum_diff(NULL, 0, (__be32 *)&udp, sizeof(udp), csum_fold(sum));
+		put_udp_checksum(&udp, sum + sum_of(buf, bytes));
+	}
+	if (bpf_xdp_store_bytes(ctx, work->udp_at, &udp, sizeof(udp)))
+		return -1;
+	return work->family == 4 ? shorten_ipv4(ctx, work->ip_at) : shorten_ipv6(ctx, work->ip_at);
+}
+
+static __always_inline enum graft_reason open(struct xdp_md *ctx, const struct graft_work *work,
+					      struct quic_buf *buf)
+{
+	struct seal_key *key = find_key(work->session, buf->bytes[1] & SEAL_PHASE);
+	__u32 bytes = work->payload_bytes - sizeof(struct seal_tail), wrong;
+
+	if (!key)
+		return GRAFT_NO_KEYS;
+	OPAQUE(bytes);
+	if (bytes <= SEAL_TAG || bytes > QUIC_TEXT_MAX + SEAL_TAG)
+		return GRAFT_MALFORMED;
+	if (bpf_xdp_load_bytes(ctx, work->udp_at + UDP_BYTES, buf->bytes + TEXT_AT, bytes))
+		return GRAFT_MALFORMED;
+	bytes = work->payload_bytes - SEAL_BYTES;
+	wrong = open_text(key, buf, bytes);
+	if (wrong)
+		return wrong;
+	OPAQUE(bytes);
+	if (!bytes || bytes > QUIC_TEXT_MAX)
+		return GRAFT_MALFORMED;
+	if (bpf_xdp_store_bytes(ctx, work->udp_at + UDP_BYTES, buf->bytes + TEXT_AT, bytes) ||
+	    put_headers(ctx, work, buf, bytes))
+		return GRAFT_NO_ROOM;
+	return GRAFT_OTHER;
+}
+
+/* --- Words about keys --- */
+
+struct signed_word {
+	struct seal_tail tail;
+	struct seal_word word;
+};
+
+static __noinline int put_heard(struct seal_heard *heard, const struct seal_word *word, __u32 session)
+{
+	*heard = (struct seal_heard){
+		.session = session, .kind = word->kind, .suite = word->suite, .phase = word->phase};
+	__builtin_memcpy(heard->first, word->first, sizeof(heard->first));
+	__builtin_memcpy(heard->second, word->second, sizeof(heard->second));
+	return 0;
+}
+
+static __always_inline void report(const struct seal_word *word, __u32 session)
+{
+	struct seal_heard *heard = bpf_ringbuf_reserve(&words, sizeof(*heard), 0);
+
+	if (!heard)
+		return;
+	put_heard(heard, word, session);
+	bpf_ringbuf_submit(heard, 0);
+}
+
+static __always_inline enum graft_reason hear(struct xdp_md *ctx, const struct graft_work *work,
+					      const struct quic_buf *buf)
+{
+	__u32 session = work->session;
+	struct seal_session *keys = bpf_map_lookup_elem(&seal_sessions, &session);
+	struct signed_word said;
+	struct bytes16 tag;
+
+	if (!keys)
+		return GRAFT_NO_KEYS;
+	if (work->payload_bytes != sizeof(said) ||
+	    bpf_xdp_load_bytes(ctx, work->udp_at + UDP_BYTES, &said.word, sizeof(said.word)))
+		return GRAFT_MALFORMED;
+	*(__u64 *)&said.tail = load64(buf->bytes);
+	tag = siphash128(keys->word_key, (const __u8 *)&said, SEAL_SIGNED_WORDS);
+	if (differ128(tag, load128(said.word.tag)))
+		return GRAFT_FORGED;
+	report(&said.word, session);
+	return GRAFT_ANSWERED;
+}
+
+SEC("xdp.frags")
+int joint_open(struct xdp_md *ctx)
+{
+	struct graft_work *work = graft_work(GRAFT_RX);
+	struct quic_buf *buf = find_buf(1);
+	enum graft_reason wrong;
+
+	if (!work || !buf)
+		return XDP_DROP;
+	if (work->payload_bytes <= SEAL_BYTES ||
+	    bpf_xdp_load_bytes(ctx, work->udp_at + UDP_BYTES + work->payload_bytes - sizeof(struct seal_tail),
+			       buf->bytes, sizeof(struct seal_tail)) ||
+	    buf->bytes[0] != SEAL_MAGIC || buf->bytes[1] >> 4 != SEAL_VERSION)
+		return graft_done(ctx, rx, work, GRAFT_MALFORMED);
+	wrong = buf->bytes[1] & SEAL_WORD ? hear(ctx, work, buf) : open(ctx, work, buf);
+	if (wrong)
+		return graft_done(ctx, rx, work, wrong);
+	bpf_tail_call(ctx, &stages_rx, STAGE_OPENED);
+	return XDP_DROP;
+}
+
+char LICENSE[] SEC("license")
+= "Dual BSD/GPL";
