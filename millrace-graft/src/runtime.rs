@@ -240,6 +240,15 @@ impl Runtime {
         })
     }
 
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Whose sockets.
+    pub fn cgroup(&self) -> &FilePath {
+        &self.cgroup
+    }
+
     pub fn paths(&self) -> Vec<status::Path> {
         self.monitor.paths()
     }
@@ -268,6 +277,7 @@ impl Runtime {
             age_s: Some(age_ns as f64 / 1e9),
             path,
             agreement,
+            ..Why::default()
         })
     }
 

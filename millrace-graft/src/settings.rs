@@ -2,20 +2,25 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
     ops::RangeInclusive,
     path::{Path, PathBuf},
 };
 
 use millrace_bpf::{
     gate::{ParseError, Prefix},
-    graft::{self as kernel, RULES},
+    graft::{self as kernel, RULES, hook::Lead},
 };
 use serde::{Deserialize, Serialize};
 
-pub use self::agreement::{Agreement, Fetch, Peer, Trust};
+pub use self::{
+    agreement::{Agreement, Fetch, Peer, Trust},
+    carry::{Carry, Tier},
+};
 use crate::{Error, identity::Key};
 
 mod agreement;
+mod carry;
 
 /// Of a congestion control's name.
 const CONGESTION_MAX: usize = 15;
@@ -38,6 +43,8 @@ pub struct Settings {
     pub classes: Vec<Class>,
     /// With whom, by TLS.
     pub agreement: Option<Agreement>,
+    /// What is carried for applications.
+    pub carry: Option<Carry>,
 }
 
 /// A graft that is loaded whether or not a rule uses it.
@@ -60,7 +67,7 @@ pub enum Agree {
     Bound,
 }
 
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Side {
     Client,
@@ -75,6 +82,7 @@ pub struct Rule {
     pub ports: Vec<RangeInclusive<u16>>,
     pub peers: Vec<Prefix>,
     pub agree: Agree,
+    pub tier: Tier,
     /// Of the pool.
     pub graft: Option<String>,
     /// Of the pool: what the peer's side is to use, if it is to be bound.
@@ -113,6 +121,7 @@ struct Raw {
     peer: Vec<agreement::RawPeer>,
     #[serde(default)]
     fetch: Vec<agreement::RawFetch>,
+    carry: Option<carry::Raw>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -123,6 +132,8 @@ struct RawRule {
     port: Many<Port>,
     peer: Option<Many<String>>,
     agree: Option<RawAgree>,
+    #[serde(default)]
+    tier: Tier,
     graft: Option<String>,
     peer_graft: Option<String>,
     congestion: Option<String>,
@@ -215,7 +226,9 @@ impl Settings {
             .map(|key| key.parse().map_err(|error| format!("trusted-keys: {key:?} {error}")));
         let mut classes = raw.class.unwrap_or_else(default_classes);
         classes.sort_by_key(|class| class.min_rtt_us);
-        let agreement = Agreement::of(raw.agreement, raw.peer, raw.fetch, directory)?;
+        let carry = raw.carry.map(carry::Raw::checked).transpose()?;
+        let carry_hears = carry.as_ref().map(|carry| carry.listen.is_some());
+        let agreement = Agreement::of(raw.agreement, raw.peer, raw.fetch, carry_hears, directory)?;
         let settings = Self {
             pool: raw.pool.iter().map(|path| directory.join(path)).chain(fetched_to(&agreement)).collect(),
             trusted_keys: keys.collect::<Result<_, _>>()?,
@@ -224,6 +237,7 @@ impl Settings {
             rules: raw.rule.into_iter().map(RawRule::checked).collect::<Result<_, _>>()?,
             classes,
             agreement,
+            carry,
         };
         settings.check()?;
         Ok(settings)
@@ -246,6 +260,7 @@ impl Settings {
             ));
         }
         self.check_agreement()?;
+        self.check_carry()?;
         match self.classes.first() {
             Some(class) if class.min_rtt_us == 0 => Ok(()),
             _ => Err("one class has min-rtt-us = 0".to_owned()),
@@ -270,6 +285,15 @@ impl Settings {
         Ok(())
     }
 
+    fn check_carry(&self) -> Result<(), String> {
+        let mut carried = self.rules.iter().filter(|rule| rule.tier == Tier::Carried);
+        match (&self.carry, &self.agreement, carried.next()) {
+            (None, _, Some(rule)) => Err(format!("rule {}: tier = \"carried\" wants [carry]", rule.name)),
+            (Some(_), None, _) => Err("[carry] wants an [agreement] with this host's key".to_owned()),
+            _ => Ok(()),
+        }
+    }
+
     /// For the control connections themselves, so that it is known whether options come through to each peer.
     pub(crate) fn own_rules(&self) -> Vec<kernel::Rule> {
         let Some(agreement) = &self.agreement else { return Vec::new() };
@@ -287,6 +311,11 @@ impl Settings {
         let clients = called.into_iter().map(|port| rule(kernel::Side::Client, port));
         let server = agreement.listen.map(|at| rule(kernel::Side::Server, at.port()));
         clients.chain(server).collect()
+    }
+
+    /// Rules of this side whose connections are carried.
+    pub fn carried(&self, side: Side) -> impl Iterator<Item = &Rule> {
+        self.rules.iter().filter(move |rule| rule.tier == Tier::Carried && rule.side == side)
     }
 
     /// One that is to come from a peer.
@@ -352,6 +381,7 @@ impl RawRule {
             ports,
             peers,
             agree,
+            tier: self.tier,
             graft: self.graft,
             peer_graft: self.peer_graft,
             congestion: self.congestion,
@@ -392,6 +422,19 @@ impl Rule {
                 settings: settings.clone(),
             })
             .collect()
+    }
+}
+
+impl Rule {
+    /// Pairs of a port and a peer that are led to the broker.
+    pub fn leads(&self) -> impl Iterator<Item = Lead> {
+        let lead = |peer: &Prefix, ports: &RangeInclusive<u16>| Lead { peer: *peer, ports: ports.clone() };
+        self.peers.iter().flat_map(move |peer| self.ports.iter().map(move |ports| lead(peer, ports)))
+    }
+
+    /// Whether it is for this port and this peer.
+    pub fn is_for(&self, port: u16, peer: IpAddr) -> bool {
+        self.leads().any(|lead| lead.ports.contains(&port) && kernel::covers(lead.peer, peer))
     }
 }
 

@@ -5,6 +5,7 @@ mod connect;
 pub mod cost;
 pub mod gate;
 pub mod graft;
+mod hook;
 mod packets;
 pub mod parse;
 pub mod privilege;

@@ -7,12 +7,13 @@ use std::{
     time::Duration,
 };
 
+use anyhow::bail;
 use millrace_bpf::{
     clock,
-    graft::{Pins, remove_leftovers},
+    graft::{Pins, hook::Lead, remove_leftovers},
 };
 use millrace_graft::{
-    Identity, Runtime, Settings,
+    Identity, Runtime, Settings, Side,
     settings::Agreement,
     status::{Path, Reload, Status, Why},
 };
@@ -22,6 +23,7 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::{
+    carry::Broker,
     probe::{Probed, Probes, Target},
     tls::Tls,
 };
@@ -51,6 +53,9 @@ pub struct Daemon {
     /// Why there are no agreements, if there should be.
     disagrees: Mutex<Option<String>>,
     probes: Probes,
+    broker: Mutex<Option<Broker>>,
+    /// Why there is none, if there should be.
+    no_broker: Mutex<Option<String>>,
 }
 
 /// How long the steps of loading took.
@@ -88,6 +93,8 @@ impl Daemon {
             unfetched: Mutex::default(),
             disagrees: Mutex::default(),
             probes: Probes::default(),
+            broker: Mutex::default(),
+            no_broker: Mutex::default(),
         })
     }
 
@@ -110,6 +117,32 @@ impl Daemon {
         *self.disagrees.lock() = reason;
     }
 
+    /// Begins, goes on, or ends, as the settings say. Has to be called from the runtime of tasks.
+    pub fn follow_carry(&self) -> anyhow::Result<()> {
+        let (settings, cgroup) = {
+            let runtime = self.runtime.lock();
+            (runtime.settings().clone(), runtime.cgroup().to_owned())
+        };
+        let mut broker = self.broker.lock();
+        let done = match &*broker {
+            Some(running) if running.fits(&settings) => running.apply(&settings),
+            _ => {
+                // Its ports are free before another takes them.
+                *broker = None;
+                Broker::start(&settings, &cgroup).map(|started| *broker = started)
+            }
+        };
+        *self.no_broker.lock() = done.as_ref().err().map(|error| format!("nothing is carried: {error:#}"));
+        done
+    }
+
+    pub fn hook(&self, cgroup: &std::path::Path, side: Side, leads: Vec<Lead>) -> anyhow::Result<()> {
+        match &*self.broker.lock() {
+            Some(broker) => broker.hook(cgroup, side, leads),
+            None => bail!("this daemon carries nothing: its settings have no [carry]"),
+        }
+    }
+
     pub fn may_fetch(&self, identity: Identity) -> bool {
         !self.unfetched.lock().contains(&identity)
     }
@@ -121,6 +154,9 @@ impl Daemon {
     pub fn tick(&self) {
         if let Err(error) = self.runtime.lock().tick() {
             warn!("the sockets cannot be read: {error}");
+        }
+        if let Some(broker) = &*self.broker.lock() {
+            broker.tick();
         }
     }
 
@@ -171,6 +207,7 @@ impl Daemon {
             trouble: self.trouble(),
             reload: Some(self.reloaded.lock().clone()),
             log_lines_dropped: log::dropped(),
+            carry: self.broker.lock().as_ref().map(Broker::status),
             ..status
         })
     }
@@ -178,6 +215,7 @@ impl Daemon {
     pub fn trouble(&self) -> Vec<String> {
         let mut trouble = self.runtime.lock().trouble();
         trouble.extend(self.disagrees.lock().clone());
+        trouble.extend(self.no_broker.lock().clone());
         let failed = self.reloaded.lock().error.clone();
         trouble.extend(
             failed.map(|error| format!("the latest reload failed, the settings before stay: {error}")),
@@ -186,7 +224,9 @@ impl Daemon {
     }
 
     pub fn why(&self, peer: IpAddr) -> anyhow::Result<Why> {
-        Ok(self.runtime.lock().why(peer)?)
+        let why = self.runtime.lock().why(peer)?;
+        let carrier = self.broker.lock().as_ref().and_then(|broker| broker.carrier_to(peer));
+        Ok(Why { carrier, ..why })
     }
 
     pub fn probe(&self, target: Target, period: Duration, duration: Duration) -> anyhow::Result<()> {

@@ -7,7 +7,10 @@ use millrace_graft::{
     status::{Nat, Path, Peer, Status, Why},
 };
 
-use super::probe::{Probed, Record};
+use super::{
+    carry,
+    probe::{Probed, Record},
+};
 use crate::render::{
     Fit::{self, Name, Text, Whole},
     bytes, line, span, table,
@@ -76,6 +79,9 @@ pub fn status(status: &Status, width: usize) -> String {
     }
     if !status.peers.is_empty() {
         peers(&mut out, &status.peers, width);
+    }
+    if let Some(carry) = &status.carry {
+        carry::text::status(&mut out, carry, width);
     }
     out
 }
@@ -222,6 +228,7 @@ pub fn why(why: &Why, width: usize) -> String {
             line(&mut out, width, &format!("  {name}: {value}"));
         }
     };
+    line("tier", why.carrier.as_ref().map(carry::text::tier));
     line("outcome", why.outcome.clone());
     line("rule", why.rule.clone());
     line("its graft", why.peer_graft.clone());

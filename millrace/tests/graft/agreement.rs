@@ -24,11 +24,11 @@ use crate::site::{CLIENT, Daemon, LONG, PORT, SERVER, Site, congestion, inside, 
 const CONTROL: u16 = 9187;
 
 /// Makes both hosts' keys; returns what they are known by.
-fn keys(site: &Site) -> [String; 2] {
+pub fn keys(site: &Site) -> [String; 2] {
     [0, 1].map(|side| key(site, &format!("host{side}.key")))
 }
 
-fn key(site: &Site, name: &str) -> String {
+pub fn key(site: &Site, name: &str) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
     let output = command.args(["graft", "key", "--new"]).arg(site.path(name)).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
