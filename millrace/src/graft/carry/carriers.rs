@@ -95,14 +95,22 @@ impl Carriers {
         let mut states = self.peers.lock();
         states.retain(|name, state| {
             let stays = peers.iter().any(|peer| peer.name == *name && peer == &state.settings);
-            if let Some(carrier) = state.current.borrow().as_ref().filter(|_| !stays) {
-                carrier.addresses.iter().for_each(|address| self.hooks.forget_peer(*address));
-                carrier.connection.close(0_u32.into(), b"the settings have changed");
+            if !stays {
+                self.forget(state);
             }
             stays
         });
-        for peer in peers {
-            states.entry(peer.name.clone()).or_insert_with(|| State::new(peer.clone()));
+        for peer in peers.iter().filter(|peer| !states.contains_key(&peer.name)).collect::<Vec<_>>() {
+            peer.all_addresses().for_each(|address| self.hooks.set_peer(address, near(address), false));
+            states.insert(peer.name.clone(), State::new(peer.clone()));
+        }
+    }
+
+    fn forget(&self, state: &State) {
+        state.settings.all_addresses().for_each(|address| self.hooks.forget_peer(address));
+        if let Some(carrier) = state.current.borrow().as_ref() {
+            carrier.addresses.iter().for_each(|address| self.hooks.forget_peer(*address));
+            carrier.connection.close(0_u32.into(), b"the settings have changed");
         }
     }
 
