@@ -286,6 +286,12 @@ impl Settings {
     }
 
     fn check_carry(&self) -> Result<(), String> {
+        let mut addresses = BTreeSet::new();
+        for peer in self.agreement.iter().flat_map(|it| &it.peers) {
+            if let Some(address) = peer.all_addresses().find(|address| !addresses.insert(*address)) {
+                return Err(format!("peer {}: another peer has the address {address}", peer.name));
+            }
+        }
         let mut carried = self.rules.iter().filter(|rule| rule.tier == Tier::Carried);
         match (&self.carry, &self.agreement, carried.next()) {
             (None, _, Some(rule)) => Err(format!("rule {}: tier = \"carried\" wants [carry]", rule.name)),

@@ -95,6 +95,14 @@ mod tests {
             (format!("{OURS}{}", peer("carry = \"b\"")), "peer b: carry \"b\" is an address"),
             (format!("{OURS}{}", peer("addresses = [\"b\"]")), "invalid IP address"),
             (
+                format!(
+                    "{OURS}{}{}",
+                    peer("addresses = [\"192.0.2.1\"]"),
+                    peer("addresses = [\"192.0.2.1\"]").replace("\"b\"", "\"c\"").replace("ab", "cd")
+                ),
+                "peer c: another peer has the address 192.0.2.1",
+            ),
+            (
                 format!("[agreement]\nkey = \"k\"\n{}", peer("carry = \"192.0.2.1:1\"")),
                 "peer b: carry wants [carry]",
             ),

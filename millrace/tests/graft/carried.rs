@@ -14,7 +14,7 @@ use ring::digest::{Context, SHA256};
 use socket2::SockRef;
 
 use crate::{
-    agreement::{key, keys},
+    agreement::{BEFORE, flush, key, keys, middlebox},
     site::{CLIENT, CLIENT6, Daemon, LONG, PORT, SERVER, SERVER6, Site, wait_for},
 };
 
@@ -147,8 +147,26 @@ fn both_ends_see_each_other_and_all_bytes() {
     assert_eq!((there.sent_bytes, there.received_bytes, there.kept_bytes), (6_000_000, 6_000_000, 0));
     let why: Why = serde_json::from_str(&near.succeed(&["why", SERVER, "--json"])).unwrap();
     assert_eq!(why.carrier.unwrap().state, "warm");
-    assert!(near.succeed(&["why", SERVER]).contains("tier: carried by server"));
+    assert!(near.succeed(&["why", SERVER]).contains(&format!("{SERVER}: carried by server")));
     assert!(near.succeed(&["status"]).contains("CARRIER TO"));
+}
+
+/// Most clients speak first: their bytes travel with the opening of the connection.
+#[test]
+fn what_is_said_before_there_is_an_answer_arrives() {
+    let Some(site) = Site::new("early") else { return };
+    let [_near, _far] = warm(&site, ["", ""]);
+    let listener = site.listen();
+    for length in [1, 1000, 100_000] {
+        let said = noise(8, length);
+        let mut here = site.try_connect(at(SERVER, PORT)).unwrap();
+        here.write_all(&said).unwrap();
+        let (mut there, _) = listener.accept().unwrap();
+        let mut heard = vec![0; length];
+        there.set_read_timeout(Some(LONG)).unwrap();
+        there.read_exact(&mut heard).unwrap();
+        assert_eq!(hash(&heard), hash(&said));
+    }
 }
 
 /// A socket of IPv6 to an IPv4 address, as Java and many others do.
@@ -178,7 +196,7 @@ fn without_a_carrier_tcp_is_as_it_was() {
     exchange(&here, &there, 100_000);
     let (cold, state) = (verdict(&near, "cold"), carrier(&near));
     assert_eq!((cold, state.state.as_str()), (1, "cold"));
-    assert!(near.succeed(&["why", SERVER]).contains("tier: in place, since the carrier server is cold"));
+    assert!(near.succeed(&["why", SERVER]).contains("in place, since the carrier server is cold"));
 
     // Somebody else has the address, or this host's key is not known there.
     key(&site, "other.key");
@@ -392,6 +410,52 @@ fn there_is_room_for_so_many() {
     assert_eq!((verdict(&near, "led"), verdict(&near, "cold"), carry(&near).connections), (4, 1, 4));
     drop(carried);
     wait_for_state(&near, "warm");
+}
+
+/// A carrier that does not carry is noticed by the first connection; those after it go in place. When it carries again, so
+/// does the first.
+#[test]
+fn what_does_not_carry_is_left_alone() {
+    let Some(site) = Site::new("blocked") else { return };
+    let [near, _far] = warm(&site, ["", ""]);
+    let listener = site.listen();
+    let drops = format!("udp dport {CARRIERS} drop");
+    if !middlebox(&site.namespaces[1], BEFORE, &[&drops]) {
+        println!("SKIP what_does_not_carry_is_left_alone: no nft");
+        return;
+    }
+    let mut first = site.try_connect(at(SERVER, PORT)).unwrap();
+    first.write_all(b"first").unwrap();
+    wait_for_state(&near, "suspect");
+    let (here, there, seen) = connect(&site, &listener);
+    assert_eq!(seen.ip().to_string(), CLIENT);
+    exchange(&here, &there, 100_000);
+    assert_eq!((verdict(&near, "led"), verdict(&near, "cold")), (1, 1));
+    assert!(flush(&site.namespaces[1]));
+    let (mut there, seen) = listener.accept().unwrap();
+    there.set_read_timeout(Some(LONG)).unwrap();
+    there.read_exact(&mut [0; 5]).unwrap();
+    assert_eq!(seen.ip().to_string(), CLIENT);
+    wait_for_state(&near, "warm");
+}
+
+/// Other limits: another broker, on the same port.
+#[test]
+fn other_limits_begin_anew() {
+    let Some(site) = Site::new("limits") else { return };
+    let [near, far] = warm(&site, ["", ""]);
+    let listener = site.listen();
+    let (mut before, _other, _) = connect(&site, &listener);
+    let text = std::fs::read_to_string(site.path("graft1.toml")).unwrap();
+    let text = text.split_once('\n').unwrap().1.replace("[carry]", "[carry]\nconnections = 7");
+    site.configure_on(1, &text);
+    far.succeed(&["reload"]);
+    wait_for("new limits", || (carry(&far).connections_max == 7).then_some(()));
+    wait_for_state(&near, "warm");
+    assert_eq!(before.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    let (here, there, _) = connect(&site, &listener);
+    exchange(&here, &there, 100_000);
+    assert_eq!((verdict(&near, "led"), far.status().trouble), (2, Vec::new()));
 }
 
 #[test]

@@ -39,12 +39,14 @@ const LOOK: Duration = Duration::from_millis(500);
 const HANDSHAKES_MAX: usize = 64;
 /// Of both directions of the socket: what comes while this process does not run.
 const SOCKET_BYTES: usize = 4 << 20;
+/// For greetings, and for saying that there is no room.
+const OTHER_STREAMS: u32 = 64;
 const SEND_WINDOW: u64 = 64 << 20;
 
 /// A carrier's way of sending, and what a peer may use of it.
 fn transport(carry: &Carry) -> Arc<TransportConfig> {
     let mut transport = TransportConfig::default();
-    let streams = u32::try_from(carry.connections).unwrap_or(u32::MAX);
+    let streams = u32::try_from(carry.connections).unwrap_or(u32::MAX).saturating_add(OTHER_STREAMS);
     // Confirmations come behind as much as a window.
     let stream_window = WINDOW_MAX + (1 << 20);
     let window = VarInt::try_from(carry.memory.max(stream_window)).unwrap_or(VarInt::MAX);

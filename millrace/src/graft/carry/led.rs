@@ -23,6 +23,8 @@ use super::{
 const BACKLOG: u32 = 4096;
 /// So long a server that has refused a carried connection is asked in place: its refusal is the application's then.
 const AVOID: Duration = Duration::from_secs(2);
+/// For a stream. The peer says how many there may be.
+const ROOM: Duration = Duration::from_millis(50);
 /// For a server that is asked in place.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -91,14 +93,15 @@ async fn begin(context: &Context, mut local: TcpStream, from: SocketAddr) {
             context.table.count(Reason::Busy.name());
             return;
         };
-        if context.table.is_full() {
+        if context.table.note_room() {
             context.carriers.refresh();
         }
         carry(context, &mut local, from, arrival).await
     };
     context.table.count(ended.name());
-    // There may be room again.
-    context.carriers.refresh();
+    if context.table.note_room() {
+        context.carriers.refresh();
+    }
 }
 
 async fn carry(context: &Context, local: &mut TcpStream, from: SocketAddr, arrival: Arrival) -> Ended {
@@ -137,7 +140,9 @@ async fn by(
     open: Open,
     carrier: Arc<Carrier>,
 ) -> Result<(Ended, Vec<Bytes>), NoStream> {
-    let stream = carrier.connection.open_bi().await.map_err(|_| NoStream)?;
+    // It waits only where the peer takes no more.
+    let stream = timeout(ROOM, carrier.connection.open_bi()).await.map_err(|_| NoStream)?;
+    let stream = stream.map_err(|_| NoStream)?;
     let mut pump = Pump::new(context, local, Stream::new(stream), Role::Client { open, carrier });
     let ended = pump.run().await;
     let given = match ended {

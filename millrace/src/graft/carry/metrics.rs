@@ -61,3 +61,59 @@ fn by_peer(
         })
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use millrace_bpf::graft::hook::Verdict;
+    use millrace_graft::status::Status;
+    use millrace_proto::graft::carry::frame::Reason;
+
+    use super::*;
+
+    const DOCUMENTED: &str = include_str!("../../../../docs/carried.md");
+
+    #[test]
+    fn names_follow_the_documentation() {
+        let carrier = Carrier { peer: "a".into(), state: "warm".into(), lost_packets: 3, ..Carrier::default() };
+        let carry = Carry {
+            verdicts: [("led".to_owned(), 1)].into(),
+            carriers: vec![Carrier { sent_bytes: 4, received_bytes: 5, ..carrier }],
+            connections: 6,
+            ended: [("done".to_owned(), 7)].into(),
+            resumed: 8,
+            sent_bytes: 9,
+            received_bytes: 10,
+            kept_bytes: 11,
+            ..Carry::default()
+        };
+        let status = Status { carry: Some(carry), ..Status::default() };
+        let text = crate::graft::metrics::encode(status, Vec::new()).unwrap();
+        for line in [
+            r#"millrace_graft_hook_verdicts_total{verdict="led"} 1"#,
+            r#"millrace_graft_carried_ended_total{how="done"} 7"#,
+            r#"millrace_graft_carriers{state="warm"} 1"#,
+            r#"millrace_graft_carriers{state="cold"} 0"#,
+            "millrace_graft_carried_connections 6",
+            "millrace_graft_carried_kept_bytes 11",
+            r#"millrace_graft_carried_bytes_total{way="sent"} 9"#,
+            r#"millrace_graft_carried_bytes_total{way="received"} 10"#,
+            "millrace_graft_carried_resumed_total 8",
+            r#"millrace_graft_carrier_bytes_total{peer="a"} 9"#,
+            r#"millrace_graft_carrier_lost_packets_total{peer="a"} 3"#,
+        ] {
+            assert!(text.contains(line), "{line} is not in\n{text}");
+            let name = line.split(['{', ' ']).next().unwrap();
+            assert!(DOCUMENTED.contains(name), "{name} is not in docs/carried.md");
+        }
+    }
+
+    #[test]
+    fn what_is_counted_is_documented() {
+        for verdict in Verdict::ALL {
+            assert!(DOCUMENTED.contains(&format!("| `{}` |", verdict.name())), "{}", verdict.name());
+        }
+        for reason in Reason::ALL {
+            assert!(DOCUMENTED.contains(&format!("`{}`", reason.name())), "{}", reason.name());
+        }
+    }
+}

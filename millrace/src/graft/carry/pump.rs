@@ -136,7 +136,7 @@ impl<'a> Pump<'a> {
                         self.context.table.resumed.fetch_add(1, Relaxed);
                         continue;
                     }
-                    Ok(false) => return Ended::Done,
+                    Ok(false) => return self.finish(),
                     Err(ended) => ended,
                 },
                 Err(Stop::Broken(Broken::Reset)) => Ended::PeerReset,
@@ -162,8 +162,13 @@ impl<'a> Pump<'a> {
     }
 
     async fn go_on(&mut self) -> Result<(), Stop> {
-        while !self.is_done() {
+        loop {
+            // Some may have come with the first frame of the stream.
+            self.hear()?;
             self.fill();
+            if self.is_done() {
+                return Ok(());
+            }
             let room = self.out.room(self.context.table.window());
             let (sends, delivers) = (!self.stream.sender.is_empty(), self.inn.front().is_some());
             let Stream { sender, receiver } = &mut self.stream;
@@ -183,17 +188,13 @@ impl<'a> Pump<'a> {
                 sent = sender.send(), if sends => sent?,
                 received = receiver.receive() => match received {
                     Err(Broken::Closed) if self.inn.is_done() && self.out.is_done() => return Ok(()),
-                    received => {
-                        received?;
-                        self.hear()?;
-                    }
+                    received => received?,
                 },
                 () = until(self.confirm_at) => self.confirm(1),
                 () = until(self.answer_by.map(|(at, _)| at)) => self.suspect(),
                 resumption = resumption(&mut self.role) => self.switch(resumption)?,
             }
         }
-        Ok(())
     }
 
     /// What is to go next, if nothing is.
@@ -289,8 +290,8 @@ impl<'a> Pump<'a> {
 
     /// Frames that have come.
     fn hear(&mut self) -> Result<(), Stop> {
-        self.answer_by = None;
         while let Some(frame) = self.stream.receiver.frame()? {
+            self.answer_by = None;
             match frame {
                 Frame::Data(bytes) if self.is_accepted => self.inn.receive(bytes)?,
                 Frame::End if self.is_accepted => self.inn.end()?,

@@ -88,15 +88,18 @@ impl Table {
         self.connections_max
     }
 
-    /// Whether no more are to be led here. It is not so again for every one that goes.
+    /// Whether no more are to be led here.
     pub fn is_full(&self) -> bool {
+        self.is_full.load(Relaxed)
+    }
+
+    /// After one has come or gone: whether that changed. It does not with every one.
+    pub fn note_room(&self) -> bool {
         let room = self.connections_max - self.live().min(self.connections_max);
-        let is_full = match self.is_full.load(Relaxed) {
-            true => room <= self.connections_max / 16,
-            false => room <= self.connections_max / 64,
-        };
-        self.is_full.store(is_full, Relaxed);
-        is_full
+        let was_full = self.is_full();
+        let least = self.connections_max / if was_full { 16 } else { 64 };
+        self.is_full.store(room <= least, Relaxed);
+        was_full != (room <= least)
     }
 
     /// Unconfirmed bytes that a connection may have: less where there are many.
@@ -164,9 +167,10 @@ mod tests {
         assert_eq!(table.window(), 256 << 10);
         drop(places);
         let places: Vec<_> = (0..200).map_while(|_| table.enter()).collect();
-        assert_eq!((places.len(), table.is_full(), table.window()), (100, true, 20971));
+        assert_eq!((places.len(), table.note_room(), table.window()), (100, true, 20971));
+        assert!(table.is_full() && !table.note_room());
         drop(places);
-        assert_eq!((table.live(), table.is_full()), (0, false));
+        assert_eq!((table.live(), table.note_room(), table.is_full()), (0, true, false));
     }
 
     #[test]
