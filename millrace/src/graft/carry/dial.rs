@@ -127,7 +127,10 @@ async fn call_once(
     let run = match Stream::new(stream).ask(&Frame::Hello { run: context.run }).await {
         Ok(Frame::Hello { run }) => run,
         Ok(_) => bail!("{at} does not speak as a broker"),
-        Err(error) => bail!("{at} has connected and does not carry: {error}"),
+        Err(error) => match connection.close_reason() {
+            Some(reason) => bail!("{at} does not take this host: {reason}"),
+            None => bail!("{at} has connected and does not carry: {error}"),
+        },
     };
     begin(context, peer.name.clone(), connection, run, true);
     Ok(())

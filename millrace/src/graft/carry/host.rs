@@ -58,7 +58,7 @@ async fn begin(context: &Context, carrier: &Arc<Carrier>, mut stream: Stream) {
 }
 
 async fn resume(context: &Context, carrier: &Carrier, stream: Stream, (id, received): (u64, u64)) {
-    match context.table.find(&(carrier.peer.clone(), id)) {
+    match context.table.find(&(carrier.peer.clone(), carrier.run, id)) {
         Found::Live(streams) => drop(streams.send((stream, received)).await),
         Found::Finished(received) => answer(stream, &Frame::Accepted { received }).await,
         Found::Nothing => answer(stream, &Frame::Refused(Reason::Unknown)).await,
@@ -92,7 +92,7 @@ async fn host(
         }
     };
     let _counted = context.carriers.count(&carrier.peer);
-    let key = (carrier.peer.clone(), open.id);
+    let key = (carrier.peer.clone(), carrier.run, open.id);
     let streams = context.table.host(key.clone());
     let mut pump = Pump::new(context, &local, stream, Role::Server { streams });
     let ended = pump.run().await;

@@ -74,7 +74,8 @@ mod tests {
 
     #[test]
     fn names_follow_the_documentation() {
-        let carrier = Carrier { peer: "a".into(), state: "warm".into(), lost_packets: 3, ..Carrier::default() };
+        let carrier =
+            Carrier { peer: "a".into(), state: "warm".into(), lost_packets: 3, ..Carrier::default() };
         let carry = Carry {
             verdicts: [("led".to_owned(), 1)].into(),
             carriers: vec![Carrier { sent_bytes: 4, received_bytes: 5, ..carrier }],

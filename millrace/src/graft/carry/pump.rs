@@ -317,10 +317,10 @@ impl<'a> Pump<'a> {
     /// The time for an answer is over. If nothing at all has come by this carrier, it carries no more connections for now.
     fn suspect(&mut self) {
         let Some((_, heard)) = self.answer_by.take() else { return };
-        if let Role::Client { carrier, .. } = &self.role {
-            if carrier.heard() == heard {
-                self.context.carriers.suspect(carrier);
-            }
+        if let Role::Client { carrier, .. } = &self.role
+            && carrier.heard() == heard
+        {
+            self.context.carriers.suspect(carrier);
         }
     }
 

@@ -16,8 +16,8 @@ const WINDOW_LEAST: u64 = 16 << 10;
 /// Connections that are over and of which the other end may not know yet.
 const FINISHED_MAX: usize = 4096;
 
-/// By the peer that has the client, and its number there.
-pub type Key = (String, u64);
+/// By the peer that has the client, the run of its broker, and the number in that run.
+pub type Key = (String, u64, u64);
 
 /// A stream by which a connection goes on, and what the other end has received.
 pub type Resumption = (Stream, u64);
@@ -176,12 +176,13 @@ mod tests {
     #[test]
     fn what_is_finished_is_known_for_a_while() {
         let table = Table::new(1, 1 << 20, 1 << 20);
-        let key = |id| ("a".to_owned(), id);
+        let key = |id| ("a".to_owned(), 1, id);
         let _live = table.host(key(0));
         assert!(matches!(table.find(&key(0)), Found::Live(_)));
         (0..5000).for_each(|id| table.finish(key(id), Some(id)));
         assert!(matches!(table.find(&key(0)), Found::Nothing));
         assert!(matches!(table.find(&key(4999)), Found::Finished(4999)));
+        assert!(matches!(table.find(&("a".to_owned(), 2, 4999)), Found::Nothing), "of another run");
         table.finish(key(6000), None);
         assert!(matches!(table.find(&key(6000)), Found::Nothing));
     }
