@@ -117,6 +117,12 @@ impl Runtime {
         if cgroup.as_ref() != Some(&self.cgroup) {
             return Err(Error::Settings("cgroup does not change while it runs".to_owned()));
         }
+        // What is carried would be cut off.
+        if let (Some(old), Some(new)) = (&self.settings.carry, &settings.carry)
+            && old != new
+        {
+            return Err(Error::Settings("[carry] does not change while it runs: start it anew".to_owned()));
+        }
         let pool = Pool::read(&settings.pool, &settings.trusted_keys)?;
         known(&settings, &pool)?;
         let needed = present(&settings, &pool);

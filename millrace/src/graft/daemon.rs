@@ -125,10 +125,10 @@ impl Daemon {
         };
         let mut broker = self.broker.lock();
         let done = match &*broker {
-            Some(running) if running.fits(&settings) => running.apply(&settings),
+            Some(running) if settings.carry.is_some() => running.apply(&settings),
             _ => {
-                let had_one = broker.take().is_some();
-                start_broker(&settings, &cgroup, had_one).map(|started| *broker = started)
+                *broker = None;
+                Broker::start(&settings, &cgroup).map(|started| *broker = started)
             }
         };
         *self.no_broker.lock() = done.as_ref().err().map(|error| format!("nothing is carried: {error:#}"));
@@ -241,22 +241,6 @@ impl Daemon {
 
     pub fn paths(&self) -> Vec<Path> {
         self.runtime.lock().paths()
-    }
-}
-
-/// The port of one before is free when all its connections are closed.
-fn start_broker(
-    settings: &Settings,
-    cgroup: &std::path::Path,
-    after_one: bool,
-) -> anyhow::Result<Option<Broker>> {
-    let mut left = if after_one { 60 } else { 0 };
-    loop {
-        match Broker::start(settings, cgroup) {
-            Err(_) if left > 0 => std::thread::sleep(Duration::from_millis(50)),
-            done => return done,
-        }
-        left -= 1;
     }
 }
 

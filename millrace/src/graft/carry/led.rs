@@ -16,7 +16,7 @@ use tracing::{debug, warn};
 use super::{
     carriers::Carrier,
     context::Context,
-    pump::{Ended, Pump, Role, canonical, prepare},
+    pump::{Ended, Pump, Role, prepare},
     stream::Stream,
 };
 
@@ -77,6 +77,11 @@ pub async fn accept(context: Arc<Context>, listeners: Listeners) {
             }
         }
     }
+}
+
+/// As the kernel knows it.
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
 async fn begin(context: &Context, mut local: TcpStream, from: SocketAddr) {

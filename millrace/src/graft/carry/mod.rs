@@ -73,11 +73,6 @@ impl Broker {
         Ok(Some(broker))
     }
 
-    /// Whether it goes on with these settings; if not, another is to be started.
-    pub fn fits(&self, settings: &Settings) -> bool {
-        settings.carry.as_ref() == Some(&self.carry) && settings.agreement.is_some()
-    }
-
     /// Other rules and peers. Connections with peers that stay go on.
     pub fn apply(&self, settings: &Settings) -> anyhow::Result<()> {
         let agreement = settings.agreement.as_ref().context("no [agreement]")?;

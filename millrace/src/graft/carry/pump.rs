@@ -3,7 +3,7 @@
 //! It holds at most a window of bytes in each direction, and always reads the stream on, since confirmations of one direction
 //! come behind the bytes of the other. When the carrier is gone it waits for another, and goes on where the other end says.
 
-use std::{io, net::SocketAddr, sync::Arc, sync::atomic::Ordering::Relaxed, time::Duration};
+use std::{io, sync::Arc, sync::atomic::Ordering::Relaxed, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use millrace_proto::graft::carry::{
@@ -356,7 +356,8 @@ impl<'a> Pump<'a> {
             let Role::Client { open, carrier } = &mut self.role else { return Err(Ended::Lost) };
             let mut carriers = self.context.carriers.watch(&carrier.peer).ok_or(Ended::Lost)?;
             let fresh = carriers.wait_for(|it| it.as_ref().is_some_and(|it| !it.is_closed())).await;
-            let fresh = fresh.ok().and_then(|fresh| fresh.clone()).ok_or(Ended::Lost)?;
+            // The peer's entry in the settings is another now, or gone.
+            let Some(fresh) = fresh.ok().and_then(|fresh| fresh.clone()) else { continue };
             let same_run = fresh.run == carrier.run;
             *carrier = fresh;
             let Ok(stream) = carrier.connection.open_bi().await else { continue };
@@ -446,9 +447,4 @@ pub fn prepare(socket: &TcpStream) -> io::Result<()> {
     socket.set_linger(Some(Duration::ZERO))?;
     socket.set_tcp_nodelay(true)?;
     socket.set_out_of_band_inline(true)
-}
-
-/// The end that a socket has on the network.
-pub fn canonical(address: SocketAddr) -> SocketAddr {
-    SocketAddr::new(address.ip().to_canonical(), address.port())
 }
