@@ -37,7 +37,7 @@ use millrace_proto::{
 type Check = fn(&[u8]);
 
 /// Every check by the name of its fuzz target and of its directory of fixtures.
-pub const ALL: [(&str, Check); 9] = [
+pub const ALL: [(&str, Check); 10] = [
     ("graft_carry", graft_carry),
     ("graft_message", graft_message),
     ("moq_message", moq_message),
