@@ -6,8 +6,10 @@ mod fct;
 mod fct_plot;
 mod fct_rows;
 mod flow;
+mod host;
 mod negotiate;
 mod packets;
+mod redirect;
 mod swap;
 
 use millrace_bpf::graft::{Control, SHIPPED};
@@ -30,6 +32,8 @@ enum Command {
     Fairness(Fairness),
     /// Time until two daemons have agreed, by steps, and what that costs TCP's handshakes
     Negotiate(negotiate::Args),
+    /// What it costs a connection on a good link to be carried, beside haproxy
+    Redirect(redirect::Args),
     /// Time to swap grafts under a live transfer, of which nothing may be lost
     Swap(swap::Args),
 }
@@ -57,6 +61,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             fairness::run(fairness::Args::of_tcp(controls, bottleneck))
         }
         Command::Negotiate(args) => negotiate::run(args),
+        Command::Redirect(args) => redirect::run(args),
         Command::Swap(args) => swap::run(args),
     }
 }
