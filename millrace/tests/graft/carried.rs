@@ -524,12 +524,14 @@ fn commands_are_hooked() {
     let mut fails = hooked(0, &["--", "sh", "-c", "exit 7"]);
     fails.stdin(Stdio::null());
     assert_eq!(site.spawn(0, fails).wait().unwrap().code(), Some(7));
-    let left = || {
-        let children = std::fs::read_dir(site.cgroup(1)).unwrap().filter_map(Result::ok);
+    let left = |side: usize| {
+        let children = std::fs::read_dir(site.cgroup(side)).unwrap().filter_map(Result::ok);
         children.filter(|child| child.file_name().to_string_lossy().starts_with("millrace-hook")).count()
     };
-    assert_eq!(left(), 1);
+    wait_for("end of curl's", || (left(0) == 0).then_some(()));
+    assert_eq!(verdict(&near, "led"), 1, "what it counted stays");
+    assert_eq!(left(1), 1);
     web.kill().unwrap();
     web.wait().unwrap();
-    wait_for("end", || (left() == 0).then_some(()));
+    wait_for("end of the server's", || (left(1) == 0).then_some(()));
 }

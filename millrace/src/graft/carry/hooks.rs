@@ -27,6 +27,8 @@ struct State {
     commands: Vec<Command>,
     /// What each hook is told of hosts with a broker.
     peers: BTreeMap<IpAddr, (IpAddr, bool)>,
+    /// What commands had counted that have ended.
+    past: BTreeMap<String, u64>,
 }
 
 struct Command {
@@ -47,7 +49,8 @@ impl Hooks {
     pub fn attach(config: Config, cgroup: &Path) -> anyhow::Result<Self> {
         let mut own = Hook::load(&config)?;
         own.attach(cgroup)?;
-        Ok(Self { config, state: Mutex::new(State { own, commands: Vec::new(), peers: BTreeMap::new() }) })
+        let (commands, peers, past) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
+        Ok(Self { config, state: Mutex::new(State { own, commands, peers, past }) })
     }
 
     /// For good.
@@ -85,10 +88,13 @@ impl Hooks {
 
     /// Those whose cgroup is gone, or has no process any more.
     pub fn prune(&self) {
-        self.state.lock().commands.retain(|command| {
+        let mut state = self.state.lock();
+        let State { commands, past, .. } = &mut *state;
+        commands.retain_mut(|command| {
             let events = std::fs::read_to_string(command.cgroup.join("cgroup.events"));
             let lives = events.is_ok_and(|events| events.lines().any(|line| line == "populated 1"));
             if !lives {
+                add_verdicts(past, &mut command.hook);
                 let _ = std::fs::remove_dir(&command.cgroup);
             }
             lives
@@ -147,13 +153,10 @@ impl Hooks {
 
     pub fn verdicts(&self) -> BTreeMap<String, u64> {
         let mut state = self.state.lock();
-        let State { own, commands, .. } = &mut *state;
-        let mut sums = BTreeMap::new();
-        for hook in std::iter::once(own).chain(commands.iter_mut().map(|command| &mut command.hook)) {
-            for (verdict, count) in hook.verdicts().unwrap_or_default() {
-                *sums.entry(verdict.name().to_owned()).or_default() += count;
-            }
-        }
+        let State { own, commands, past, .. } = &mut *state;
+        let mut sums = past.clone();
+        let hooks = std::iter::once(own).chain(commands.iter_mut().map(|command| &mut command.hook));
+        hooks.for_each(|hook| add_verdicts(&mut sums, hook));
         sums
     }
 }
@@ -167,6 +170,12 @@ impl Drop for Shown<'_> {
     fn drop(&mut self) {
         let done = self.hooks.state.lock().all().try_for_each(|hook| hook.show_no_more(self.guest));
         said("a client cannot be taken from the kernel", done);
+    }
+}
+
+fn add_verdicts(sums: &mut BTreeMap<String, u64>, hook: &mut Hook) {
+    for (verdict, count) in hook.verdicts().unwrap_or_default() {
+        *sums.entry(verdict.name().to_owned()).or_default() += count;
     }
 }
 
