@@ -15,6 +15,7 @@
 //! | `graft_tcp`, `graft_sockets` | sock_ops, TCP iterator | [`graft::Tcp`], [`graft::Sockets`] | agree with peers in TCP options, set and read sockets |
 //! | `graft_hybla`, `graft_westwood`, `graft_longhaul` | struct_ops | [`graft::Control`] | congestion controls, of the pool that is shipped |
 //! | `joint` | XDP, TC both ways | [`graft::joint::Joints`] | frames datagrams of sessions, and has their functions run |
+//! | `seal` | as `joint` | [`graft::joint::Joints`] | its stages that seal and open, loaded with the first sealed session |
 //! | `function_number`, `function_order`, `function_repair` | as `joint` | [`graft::joint::Function`] | functions on packets, of the pool that is shipped |
 //! | `root` | XDP | none | shares an interface between gate and joints |
 //! | `cost` | tracepoints, functions, perf events | [`cost::Cost`] | times networking and samples its stacks |
