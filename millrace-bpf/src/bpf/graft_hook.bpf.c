@@ -211,6 +211,12 @@ static __always_inline enum hook_verdict remember(struct bpf_sock *sk, const str
 	return HOOK_LED;
 }
 
+static __noinline int count(enum hook_verdict verdict)
+{
+	add_to(&verdicts, verdict, 1);
+	return 0;
+}
+
 /* Whether this connection is to go to the broker. The one place that counts. */
 static __always_inline bool leads(struct bpf_sock_addr *ctx, const struct hook_end *to)
 {
@@ -226,7 +232,7 @@ static __always_inline bool leads(struct bpf_sock_addr *ctx, const struct hook_e
 		verdict = judge(ctx, to, peer);
 		if (verdict == HOOK_LED && sk)
 			verdict = remember(sk, to, peer);
-		add_to(&verdicts, verdict, 1);
+		count(verdict);
 	}
 	if (verdict == HOOK_LED)
 		return true;
