@@ -7,6 +7,7 @@
  */
 #include "joint_frame.h"
 #include "joint_intf.h"
+#include "joint_kept.h"
 #include <bpf/bpf_core_read.h>
 #include <linux/pkt_cls.h>
 
@@ -134,7 +135,9 @@ static __always_inline void begin(struct graft_work *work, const struct joint_se
 	work->epoch = epoch;
 	work->mark = config.mark;
 	work->number = 0;
-	work->is_numbered = work->is_late = 0;
+	work->is_numbered = work->is_late = work->is_behind = work->is_marked_later = 0;
+	work->again = work->is_kept = work->was_given_up = 0;
+	work->limit = 0;
 	work->now_ns = bpf_ktime_get_coarse_ns();
 	work->start_ns = 0;
 	time = bpf_map_lookup_elem(&times, &index);
@@ -159,13 +162,13 @@ static __always_inline enum graft_reason prove(struct graft_work *work, const st
 	__u32 epoch = frame->bits & 1;
 	struct frame_context context;
 
-	if (frame->magic != GRAFT_MAGIC || frame->bits >> 4 != GRAFT_VERSION)
+	if (frame->magic != GRAFT_MAGIC || frame->bits >> 5 != GRAFT_VERSION)
 		return GRAFT_MALFORMED;
 	put_context(&context, packet, work->payload_bytes);
 	if (frame_tag(work->key, frame, &context) != frame->tag)
 		return GRAFT_FORGED;
 	work->epoch = epoch;
-	work->kind = frame->bits >> 1 & 7;
+	work->kind = frame->bits >> 1 & (GRAFT_KINDS - 1);
 	work->number = bpf_ntohl(frame->number);
 	/* Daemons hear each other whatever they take: so they find out that one was started anew. */
 	if (work->kind < GRAFT_SAYS &&
@@ -184,6 +187,7 @@ int joint_tx(struct __sk_buff *skb)
 	struct graft_work *work = graft_work(GRAFT_TX);
 	struct udp_packet packet = {};
 	struct joint_session *session;
+	__u32 mtu = 0;
 
 	if (!work || find_udp_in(&cursor, &packet, work))
 		goto other;
@@ -200,6 +204,9 @@ int joint_tx(struct __sk_buff *skb)
 	work->kind = GRAFT_DATA;
 	if (skb->gso_segs > 1)
 		return graft_done(skb, tx, work, GRAFT_MERGED);
+	/* Before functions see it: what has a number is sent. */
+	if (bpf_check_mtu(skb, 0, &mtu, GRAFT_FRAME_BYTES, 0))
+		return graft_done(skb, tx, work, GRAFT_TOO_LONG);
 	work->reason = GRAFT_SENT;
 	return graft_next(skb, tx, work);
 other:
@@ -225,10 +232,7 @@ static __always_inline enum graft_reason send_framed(struct __sk_buff *skb, cons
 {
 	struct frame_context context = {};
 	struct graft_frame frame;
-	__u32 mtu = 0;
 
-	if (bpf_check_mtu(skb, 0, &mtu, GRAFT_FRAME_BYTES, 0))
-		return GRAFT_TOO_LONG;
 	put_own_context(skb, work, &context);
 	frame_make(&frame, work, work->kind, work->number, &context);
 	return frame_put(skb, work, &frame) ? GRAFT_NO_ROOM : work->reason;
@@ -262,6 +266,23 @@ static __always_inline void conclude(const struct graft_work *work, __u32 joint,
 		time->over++;
 }
 
+/* The packet leaves as a copy, and a function puts one of its own in its place. */
+static __always_inline int follow(struct __sk_buff *skb, struct graft_work *work)
+{
+	__u32 again = work->again;
+
+	work->again = 0;
+	work->start_ns = 0;
+	skb->mark = work->mark;
+	if (bpf_clone_redirect(skb, skb->ifindex, 0) < 0)
+		return TC_ACT_SHOT;
+	skb->mark = 0;
+	work->is_behind = 1;
+	work->list = 0;
+	bpf_tail_call(skb, &programs_tx, again);
+	return TC_ACT_STOLEN;
+}
+
 SEC("tcx/egress")
 int joint_tx_done(struct __sk_buff *skb)
 {
@@ -274,6 +295,11 @@ int joint_tx_done(struct __sk_buff *skb)
 	if (goes_on(reason))
 		reason = send_framed(skb, work);
 	conclude(work, GRAFT_TX, reason);
+	if (work->again && goes_on(reason))
+		return follow(skb, work);
+	/* The application's own packet has left: its sender hears of no error. */
+	if (!goes_on(reason) && work->is_behind)
+		return TC_ACT_STOLEN;
 	return goes_on(reason) ? PASS_ON : TC_ACT_SHOT;
 }
 
@@ -431,6 +457,8 @@ static __noinline int put_tick(struct joint_tick *event, const struct graft_shar
 	event->sent_ns = state->sent_ns;
 	event->next = state->next;
 	event->newest = state->newest;
+	event->acked = state->acked;
+	event->srtt_us = state->srtt_us;
 	return 0;
 }
 
