@@ -405,7 +405,7 @@ fn parity_becomes_what_is_missing() {
             for lost in 0..4 {
                 let mut pair = Pair::new("fec", ends, &["number", "fec"], &[("fec", "packets", 4)]);
                 let payloads =
-                    sizes.map(|bytes| (0..bytes).map(|at| (at ^ bytes * 7) as u8).collect::<Vec<_>>());
+                    sizes.map(|bytes| (0..bytes).map(|at| (at ^ (bytes * 7)) as u8).collect::<Vec<_>>());
                 let (frames, parity) = block(&mut pair, &payloads);
                 for (_, frame) in frames.iter().enumerate().filter(|(at, _)| *at != lost) {
                     assert_eq!(pair.at_receiver(frame).reason, Reason::Delivered);

@@ -67,7 +67,6 @@ impl Site {
     }
 
     /// Nothing but these functions.
-
     fn joints_of(&self, functions: &[&str], parameters: &[(&str, &str, u64)]) -> [Joints; 2] {
         self.made(functions, || joints_of(functions, parameters))
     }
