@@ -13,9 +13,8 @@ use millrace_bpf::graft::joint::{
 use millrace_bpf::xdp::Mode;
 use ring::aead::{AES_128_GCM, Aad, Algorithm, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
 
-use crate::frames::{
-    ETHERNET, PASS_ON, REDIRECT, SHOT, XDP_DROP, XDP_PASS, datagram, framed, reason, request, run, v4, v6,
-};
+use crate::datagrams::{ETHERNET, PASS_ON, REDIRECT, SHOT, XDP_DROP, XDP_PASS, datagram, v4, v6};
+use crate::frames::{framed, reason, request, run};
 use crate::net::{Capture, ifindex, inside, root};
 use crate::traffic::{Fate, Pace, Site, assert_all_once};
 use crate::{KEY, count, counted, joints, list, other_side};

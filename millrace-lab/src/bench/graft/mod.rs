@@ -8,6 +8,7 @@ mod fct_rows;
 mod flow;
 mod negotiate;
 mod packets;
+mod repair;
 mod swap;
 
 use millrace_bpf::graft::{Control, SHIPPED};
@@ -30,6 +31,8 @@ enum Command {
     Fairness(Fairness),
     /// Time until two daemons have agreed, by steps, and what that costs TCP's handshakes
     Negotiate(negotiate::Args),
+    /// Lost packets, sent again or made out of others: by window, loss and round trip
+    Repair(repair::Args),
     /// Time to swap grafts under a live transfer, of which nothing may be lost
     Swap(swap::Args),
 }
@@ -57,6 +60,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             fairness::run(fairness::Args::of_tcp(controls, bottleneck))
         }
         Command::Negotiate(args) => negotiate::run(args),
+        Command::Repair(args) => repair::run(args),
         Command::Swap(args) => swap::run(args),
     }
 }
