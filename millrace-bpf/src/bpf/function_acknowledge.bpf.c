@@ -48,29 +48,45 @@ int acknowledge_tx(struct __sk_buff *skb)
 	return graft_next(skb, tx, work);
 }
 
-static __always_inline __u64 tag_of(const struct graft_work *work, __u64 frame_tag,
-				    const struct graft_ack *ack)
-{
-	__u64 message[1 + __builtin_offsetof(struct graft_ack, tag) / 8];
+/* What an acknowledgement's tag is over, and the tag. */
+struct proof {
+	__u64 frame_tag;
+	struct graft_ack ack;
+};
 
-	message[0] = frame_tag;
-	__builtin_memcpy(message + 1, ack, __builtin_offsetof(struct graft_ack, tag));
-	return siphash128(work->key, (const __u8 *)message, sizeof(message) / 8).low;
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct proof);
+} proofs SEC(".maps");
+
+static __always_inline struct proof *proof_of_cpu(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&proofs, &zero);
+}
+
+static __always_inline __u64 tag_of(const struct graft_work *work, const struct proof *proof)
+{
+	return siphash128(work->key, (const __u8 *)proof, __builtin_offsetof(struct proof, ack.tag) / 8).low;
 }
 
 static __noinline int hear(struct __sk_buff *skb, struct graft_work *work, struct graft_shared *shared)
 {
 	__u32 at = work->udp_at + UDP_BYTES;
-	struct graft_ack ack;
-	__u64 frame_tag;
+	struct proof *proof = proof_of_cpu();
 
-	if (work->payload_bytes != sizeof(ack) || bpf_skb_load_bytes(skb, at, &ack, sizeof(ack)) ||
-	    bpf_skb_load_bytes(skb, at + sizeof(ack) + __builtin_offsetof(struct graft_frame, tag),
-			       &frame_tag, sizeof(frame_tag)))
+	if (!proof || work->payload_bytes != sizeof(proof->ack) ||
+	    bpf_skb_load_bytes(skb, at, &proof->ack, sizeof(proof->ack)) ||
+	    bpf_skb_load_bytes(skb, at + sizeof(proof->ack) + __builtin_offsetof(struct graft_frame, tag),
+			       &proof->frame_tag, sizeof(proof->frame_tag)))
 		return GRAFT_MALFORMED;
-	if (tag_of(work, frame_tag, &ack) != ack.tag)
+	if (tag_of(work, proof) != proof->ack.tag)
 		return GRAFT_FORGED;
-	return ack_take(shared, work->number, &ack, bpf_ktime_get_ns()) ? GRAFT_MALFORMED : GRAFT_ANSWERED;
+	return ack_take(shared, work->number, &proof->ack, bpf_ktime_get_ns()) ? GRAFT_MALFORMED
+									       : GRAFT_ANSWERED;
 }
 
 /* --- The receiver --- */
@@ -167,25 +183,32 @@ static __noinline int say(struct __sk_buff *skb, struct graft_work *work, struct
 {
 	struct letter letter = {
 		.kind = GRAFT_ACK, .number = shared->complete, .bytes = sizeof(struct graft_ack)};
-	struct graft_ack ack = {
+	struct proof *proof = proof_of_cpu();
+	struct filling filling = {.shared = shared};
+	struct graft_ack *ack;
+
+	if (!proof)
+		return -1;
+	ack = &proof->ack;
+	*ack = (struct graft_ack){
 		.newest = bpf_htonl(shared->newest),
 		.echo = bpf_htonl(work->kind == GRAFT_DATA ? work->number
 							   : shared->complete - GRAFT_WINDOW - 1),
 		.room = bpf_htonl(shared->complete + room),
 	};
-	struct filling filling = {.shared = shared, .ack = &ack};
-
 	if (!graft_not_before(shared->newest, letter.number))
 		letter.number = shared->newest;
 	filling.number = letter.number;
+	filling.ack = ack;
 	if (letter.number != shared->newest)
 		bpf_loop(ACK_COME, fill, &filling, 0);
 	if (make_frame(skb, work, &letter))
 		return -1;
-	ack.tag = tag_of(work, letter.frame.tag, &ack);
-	if (bpf_skb_store_bytes(skb, work->udp_at + UDP_BYTES, &ack, sizeof(ack), 0))
+	proof->frame_tag = letter.frame.tag;
+	ack->tag = tag_of(work, proof);
+	if (bpf_skb_store_bytes(skb, work->udp_at + UDP_BYTES, ack, sizeof(*ack), 0))
 		return -1;
-	letter.sum = csum_fold(bpf_csum_diff(NULL, 0, (__be32 *)&ack, sizeof(ack), 0));
+	letter.sum = csum_fold(bpf_csum_diff(NULL, 0, (__be32 *)ack, sizeof(*ack), 0));
 	return finish(skb, work, &letter) || bpf_clone_redirect(skb, skb->ifindex, 0);
 }
 

@@ -135,9 +135,9 @@ static __noinline int protect(struct __sk_buff *skb, struct graft_work *work, st
 				      .lengths = bpf_htons(sum->lengths)};
 	__u32 at = work->udp_at + UDP_BYTES, bytes = sum->bytes, total, of_head, mtu = 0;
 
-	OPAQUE(bytes);
 	if (!bytes || bytes >= KEPT_BYTES)
 		return GRAFT_NO_ROOM;
+	bytes = KEPT_BOUNDED(bytes);
 	total = at + sizeof(parity) + bytes;
 	if (bpf_check_mtu(skb, 0, &mtu, (__s32)(total + graft_more_bytes(work) - skb->len), 0))
 		return GRAFT_TOO_LONG;
@@ -145,6 +145,7 @@ static __noinline int protect(struct __sk_buff *skb, struct graft_work *work, st
 	    bpf_skb_store_bytes(skb, at + sizeof(parity), sum->bits, bytes, 0))
 		return GRAFT_NO_ROOM;
 	bytes &= KEPT_BYTES - 1;
+	OPAQUE(bytes);
 	work->is_partial =
 		BPF_CORE_READ_BITFIELD_PROBED((struct sk_buff *)skb, ip_summed) == CHECKSUM_PARTIAL;
 	of_head = csum_fold(bpf_csum_diff(NULL, 0, (__be32 *)&parity, sizeof(parity), 0));
@@ -219,9 +220,9 @@ static __noinline int find_missing(struct __sk_buff *skb, struct block *block)
 	if (work->payload_bytes <= sizeof(parity) || bpf_skb_load_bytes(skb, at, &parity, sizeof(parity)))
 		return -1;
 	packets = bpf_ntohs(parity.packets);
-	OPAQUE(bytes);
 	if (packets < 2 || packets >= BLOCK_MAX || !bytes || bytes >= KEPT_BYTES)
 		return -1;
+	bytes = KEPT_BOUNDED(bytes);
 	clear(block->sum);
 	if (bpf_skb_load_bytes(skb, at + sizeof(parity), block->sum->bits, bytes))
 		return -1;
@@ -237,9 +238,9 @@ static __noinline int recover(struct __sk_buff *skb, struct block *block)
 	__u64 *seen = &block->shared->seen[block->missing % GRAFT_WINDOW], mark = GRAFT_SEEN | block->missing;
 	__u32 bytes = block->sum->lengths;
 
-	OPAQUE(bytes);
 	if (!bytes || bytes >= KEPT_BYTES)
 		return GRAFT_ANSWERED;
+	bytes = KEPT_BOUNDED(bytes);
 	/* It may come at this moment. */
 	if (__sync_lock_test_and_set(seen, mark) == mark)
 		return GRAFT_ANSWERED;
@@ -249,6 +250,7 @@ static __noinline int recover(struct __sk_buff *skb, struct block *block)
 	    bpf_skb_store_bytes(skb, work->udp_at + UDP_BYTES, block->sum->bits, bytes, 0))
 		return GRAFT_NO_ROOM;
 	bytes &= KEPT_BYTES - 1;
+	OPAQUE(bytes);
 	store64(block->sum->bits + bytes, 0);
 	letter.bytes = bytes;
 	letter.sum = csum_fold(csum_add(block->sum->bits, bytes, KEPT_BYTES, 0));

@@ -15,13 +15,14 @@ static __noinline int become(struct __sk_buff *skb, struct graft_work *work, __u
 	if (!kept)
 		return -1;
 	bytes = kept->bytes;
-	OPAQUE(bytes);
 	if (!bytes || bytes >= KEPT_BYTES)
 		return -1;
+	bytes = KEPT_BOUNDED(bytes);
 	if (bpf_skb_change_tail(skb, work->udp_at + UDP_BYTES + bytes + GRAFT_FRAME_BYTES, 0) ||
 	    bpf_skb_store_bytes(skb, work->udp_at + UDP_BYTES, kept->payload, bytes, 0))
 		return -1;
 	bytes &= KEPT_BYTES - 1;
+	OPAQUE(bytes);
 	store32(kept->payload + bytes, 0);
 	letter.bytes = bytes;
 	letter.sum = csum_fold(csum_add(kept->payload, bytes, KEPT_BYTES, 0));

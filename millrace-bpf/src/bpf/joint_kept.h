@@ -12,6 +12,15 @@
 #define KEPT_EACH     GRAFT_WINDOW /* packets of a session */
 #define KEPT_BYTES    2048	   /* more than a payload may have to be kept, a power of two */
 
+/* Of a payload: the same number, so that every verifier sees that it is from 1 to KEPT_BYTES. It has been compared before. */
+#define KEPT_BOUNDED(bytes)                         \
+	({                                          \
+		__u32 less_one_ = (bytes) - 1;      \
+                                                    \
+		OPAQUE(less_one_);                  \
+		(less_one_ & (KEPT_BYTES - 1)) + 1; \
+	})
+
 struct kept {
 	__u32 session;
 	__u32 number;
@@ -57,9 +66,9 @@ static __noinline int kept_put(struct __sk_buff *skb, struct graft_work *work, s
 	__u32 bytes = work->payload_bytes;
 
 	kept->bytes = 0;
-	OPAQUE(bytes);
 	if (!shared || !bytes || bytes >= KEPT_BYTES)
 		return -1;
+	bytes = KEPT_BOUNDED(bytes);
 	if (bpf_skb_load_bytes(skb, work->udp_at + UDP_BYTES, kept->payload, bytes))
 		return -1;
 	kept->session = work->session;

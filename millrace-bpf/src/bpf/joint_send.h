@@ -141,9 +141,9 @@ static __always_inline int borrow(struct __sk_buff *skb, struct graft_work *work
 	loan->saved = saved;
 	loan->total = work->udp_at + UDP_BYTES + bytes;
 	loan->mark = skb->mark;
-	OPAQUE(bytes);
 	if (bytes < GRAFT_FRAME_BYTES || bytes >= KEPT_BYTES)
 		return -1;
+	bytes = KEPT_BOUNDED(bytes);
 	if (bpf_skb_load_bytes(skb, work->udp_at + UDP_BYTES, saved->payload, bytes) ||
 	    bpf_skb_load_bytes(skb, CHECK_AT(work), &loan->check, sizeof(loan->check)))
 		return -1;
@@ -161,9 +161,9 @@ static __always_inline int give_back(struct __sk_buff *skb, struct graft_work *w
 	struct kept *saved = loan->saved;
 
 	skb->mark = loan->mark;
-	OPAQUE(bytes);
 	if (bytes < GRAFT_FRAME_BYTES || bytes >= KEPT_BYTES || !saved)
 		return -1;
+	bytes = KEPT_BOUNDED(bytes);
 	if (turn(skb, work) || bpf_skb_change_tail(skb, loan->total, 0) ||
 	    bpf_skb_store_bytes(skb, work->udp_at + UDP_BYTES, saved->payload, bytes, 0) ||
 	    put_datagram(skb, work, bytes, 0))

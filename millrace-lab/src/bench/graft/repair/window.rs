@@ -118,17 +118,14 @@ const HEAD: [&str; 9] = [
 
 impl Cell {
     fn medians(&self) -> [f64; 4] {
-        let median = |figures: &[Figures], of: fn(&Figures) -> f64| {
-            let values: Vec<_> = figures.iter().map(of).collect();
-            Spread::of(&values).map_or(f64::NAN, |spread| spread.median)
-        };
-        let (packets, transmissions): (fn(&Figures) -> f64, fn(&Figures) -> f64) =
-            (|it| it.packets, |it| it.transmissions);
+        let median = |values: Vec<f64>| Spread::of(&values).map_or(f64::NAN, |spread| spread.median);
+        let packets = |figures: &[Figures]| median(figures.iter().map(|it| it.packets).collect());
+        let transmissions = |figures: &[Figures]| median(figures.iter().map(|it| it.transmissions).collect());
         [
-            median(&self.selective, packets),
-            median(&self.go_back, packets),
-            median(&self.selective, transmissions),
-            median(&self.go_back, transmissions),
+            packets(&self.selective),
+            packets(&self.go_back),
+            transmissions(&self.selective),
+            transmissions(&self.go_back),
         ]
     }
 
