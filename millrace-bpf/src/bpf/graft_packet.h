@@ -60,14 +60,14 @@ enum graft_reason {
 	GRAFT_FORGED,	   /* not with this session's key */
 	GRAFT_STALE,	   /* of an epoch that is over */
 	GRAFT_DUPLICATE,
-	GRAFT_OLD,	   /* too old to know whether it is one */
-	GRAFT_LATE,	   /* behind one that was sent later */
-	GRAFT_TOO_LONG,	   /* with its frame, for the interface */
-	GRAFT_MERGED,	   /* several datagrams in one buffer: UDP_SEGMENT or UDP_GRO */
-	GRAFT_NO_ROOM,	   /* the kernel had no memory */
-	GRAFT_NO_KEYS,	   /* of a sealed session whose ends have agreed on no keys yet */
-	GRAFT_UNOPENED,	   /* sealed with another key, or changed on the way */
-	GRAFT_REPLAYED,	   /* came sealed before, or is too old to tell */
+	GRAFT_OLD,	/* too old to know whether it is one */
+	GRAFT_LATE,	/* behind one that was sent later */
+	GRAFT_TOO_LONG, /* with its frame, for the interface */
+	GRAFT_MERGED,	/* several datagrams in one buffer: UDP_SEGMENT or UDP_GRO */
+	GRAFT_NO_ROOM,	/* the kernel had no memory */
+	GRAFT_NO_KEYS,	/* of a sealed session whose ends have agreed on no keys yet */
+	GRAFT_UNOPENED, /* sealed with another key, or changed on the way */
+	GRAFT_REPLAYED, /* came sealed before, or is too old to tell */
 	GRAFT_FRAGMENT, /* may be of a sealed session, but is in fragments or behind headers that are not followed */
 	GRAFT_WINDOW_FULL, /* not sent: as much is under way as may be */
 	GRAFT_OUT_OF_TURN, /* behind one that is missing, where order is full */

@@ -229,10 +229,12 @@ static __always_inline enum graft_reason prove(struct graft_work *work, const st
 
 /* --- TC egress --- */
 
-/* Where the application's own packet has left already, its sender hears of no error. */
+/* Where the application's own packet has left already, its sender hears of no error: the other one goes to an interface that
+ * there is not. (TCX passes on what is TC_ACT_STOLEN.)
+ */
 static __always_inline int drop(__u32 is_behind)
 {
-	return is_behind ? TC_ACT_STOLEN : TC_ACT_SHOT;
+	return is_behind ? bpf_redirect(0, 0) : TC_ACT_SHOT;
 }
 
 /* The stage seals, and calls joint_tx_out. */
@@ -381,7 +383,7 @@ static __always_inline int follow(struct __sk_buff *skb, struct graft_work *work
 	work->is_behind = 1;
 	work->list = 0;
 	bpf_tail_call(skb, &programs_tx, again);
-	return TC_ACT_STOLEN;
+	return drop(1);
 }
 
 SEC("tcx/egress")

@@ -148,7 +148,8 @@ static long look_at_next(__u32 index, struct asking *asking)
 
 	if (graft_not_before(number, asking->shared->newest))
 		return 1;
-	if (graft_is_missing(asking->shared, number)) {
+	/* Another CPU may have looked at it at this moment. */
+	if (graft_is_missing(asking->shared, number) && !(open->tries && open->number == number)) {
 		if (asking->count >= ASK_MAX)
 			return 1;
 		if (open->tries)

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use millrace_bpf::graft::joint::{Ends, FRAME_BYTES, Joint, Joints, Progress, Reason, Word};
 
-use crate::datagrams::{ETHERNET, PASS_ON, SHOT, XDP_DROP, datagram, v4, v6};
+use crate::datagrams::{ETHERNET, PASS_ON, REDIRECT, SHOT, XDP_DROP, datagram, v4, v6};
 use crate::net::{Capture, check_frame, inside, ip, root};
 use crate::{count, counted, joints_of, list, open, other_side};
 
@@ -16,8 +16,6 @@ const ACK: u8 = 3;
 const GONE: u8 = 4;
 const PARITY: u8 = 5;
 const ACK_BYTES: usize = 88;
-/// Of a parity packet that cannot be sent.
-const STOLEN: i32 = 4;
 
 /// Two ends, and what their functions send.
 struct Pair {
@@ -457,11 +455,12 @@ fn parity_is_of_no_use_for_more_or_less_than_one() {
         }
         assert_eq!(pair.at_receiver(&parity).reason, want, "{arrivals:?}");
     }
-    // Too long for the interface with what a parity packet has in addition: the packet itself has left.
+    // Too long for the interface with what a parity packet has in addition: the packet itself has left, and the
+    // other one goes to no interface.
     let mut pair = Pair::new("fecl", v4(), functions, &[("fec", "packets", 2)]);
     pair.frame(b"short");
     let (reason, verdict, sent) = pair.send(&[7; 1456]);
-    assert_eq!((reason, verdict, kinds(&sent)), (Reason::Sent, STOLEN, vec![(DATA, 1)]));
+    assert_eq!((reason, verdict, kinds(&sent)), (Reason::Sent, REDIRECT, vec![(DATA, 1)]));
     assert_eq!(count(&mut pair.sender, &v4(), Reason::TooLong), 1);
     // Too long itself: it has no number.
     assert_eq!(pair.send(&[7; 1457]).0, Reason::TooLong);

@@ -173,7 +173,7 @@ fn number_of(bytes: &[u8]) -> u32 {
 }
 
 /// Messages in the order of their arrival, until `enough` of them have come or, if it is `None`, nothing comes any more.
-fn receive(far: &UdpSocket, enough: usize) -> Vec<u32> {
+pub fn receive(far: &UdpSocket, enough: usize) -> Vec<u32> {
     let mut buffer = [0; 2048];
     let mut got = Vec::new();
     let until = Instant::now() + LONG;
@@ -235,7 +235,7 @@ impl Pace {
 }
 
 /// Before it is known, packets wait for the other end's link address, and nobody hears what becomes of them then.
-fn get_to_know(site: &Site, sender: &Joints, receiver: &mut Joints) {
+pub fn get_to_know(site: &Site, sender: &Joints, receiver: &mut Joints) {
     let until = Instant::now() + LONG;
     while count(receiver, &other_side(&site.ends), Reason::Answered) == 0 {
         assert!(Instant::now() < until, "no word arrives");
@@ -245,7 +245,7 @@ fn get_to_know(site: &Site, sender: &Joints, receiver: &mut Joints) {
 }
 
 /// Waits when there is no room in the window. Returns how often it was told so.
-fn send_into_window(near: &UdpSocket, numbers: std::ops::Range<u32>) -> u64 {
+pub fn send_into_window(near: &UdpSocket, numbers: std::ops::Range<u32>) -> u64 {
     let mut refused = 0;
     for number in numbers {
         let until = Instant::now() + LONG;
@@ -391,8 +391,8 @@ fn lists_are_swapped_without_loss() {
     }
 }
 
-const SELECTIVE: &[&str] = &["window", "number", "repair", "acknowledge"];
-const GO_BACK: &[&str] = &["window", "gobackn", "number", "acknowledge"];
+pub const SELECTIVE: &[&str] = &["window", "number", "repair", "acknowledge"];
+pub const GO_BACK: &[&str] = &["window", "gobackn", "number", "acknowledge"];
 
 /// All comes once, in order where that is promised, and the sender is told when there is no room.
 #[test]
