@@ -1,6 +1,6 @@
 //! Functions on a path that loses, doubles and reorders packets: two hosts, and a wire between them that does as it is told.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::UdpSocket;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -195,11 +195,11 @@ fn send(near: &UdpSocket, numbers: std::ops::Range<u32>) {
     }
 }
 
-/// A sender and a receiver that is not left behind by more than functions remember, however slow this machine is.
+/// A sender that is not ahead of the first missing message by more than functions remember, however slow this machine is.
 #[derive(Default)]
 pub struct Pace {
     sent: AtomicU32,
-    received: AtomicU32,
+    complete: AtomicU32,
 }
 
 impl Pace {
@@ -209,7 +209,7 @@ impl Pace {
     pub fn send(&self, near: &UdpSocket, count: u32) {
         let until = Instant::now() + LONG;
         for number in 0..count {
-            while number > self.received.load(Ordering::Relaxed) + Self::AHEAD && Instant::now() < until {
+            while number > self.complete.load(Ordering::Relaxed) + Self::AHEAD && Instant::now() < until {
                 thread::sleep(Duration::from_millis(1));
             }
             near.send(&message(number)).expect("sent");
@@ -219,11 +219,16 @@ impl Pace {
 
     /// Messages in the order of their arrival.
     pub fn receive(&self, far: &UdpSocket, enough: u32) -> Vec<u32> {
-        let mut got = Vec::new();
+        let (mut got, mut waiting, mut complete) = (Vec::new(), BTreeSet::<u32>::new(), 0);
         let until = Instant::now() + LONG;
         while got.len() < enough as usize && Instant::now() < until {
-            got.extend(receive(far, 1));
-            self.received.fetch_add(1, Ordering::Relaxed);
+            let message = receive(far, 1);
+            waiting.extend(message.iter().filter(|number| **number >= complete));
+            got.extend(message);
+            while waiting.remove(&complete) {
+                complete += 1;
+            }
+            self.complete.store(complete, Ordering::Relaxed);
         }
         got
     }
