@@ -8,6 +8,9 @@ use millrace_proto::quic::{
     packet,
 };
 
+#[path = "kernel_ack.rs"]
+mod ack;
+pub use ack::{Controlled, kernel_ack};
 #[path = "kernel_gate.rs"]
 mod gate;
 pub use gate::{gate_verdict, kernel_gate};
@@ -21,7 +24,8 @@ pub use subgroup::kernel_subgroup;
 type Check = fn(&[u8]);
 
 /// Every check by the name of its fuzz target and of its directory of fixtures.
-pub const ALL: [(&str, Check); 6] = [
+pub const ALL: [(&str, Check); 7] = [
+    ("kernel_ack", kernel_ack),
     ("kernel_frames", kernel_frames),
     ("kernel_gate", kernel_gate),
     ("kernel_graft", kernel_graft),

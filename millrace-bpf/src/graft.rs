@@ -26,7 +26,7 @@ pub use tcp::{Connection, Outcome, Peer, Tcp};
 /// What `bpf/graft.h` is at.
 pub const ABI: u32 = 1;
 /// What `bpf/graft_packet.h` is at.
-pub const PACKET_ABI: u32 = 2;
+pub const PACKET_ABI: u32 = 3;
 
 /// The grafts that are compiled in: name and object file.
 pub const SHIPPED: [(&str, &[u8]); 4] = [
@@ -36,9 +36,12 @@ pub const SHIPPED: [(&str, &[u8]); 4] = [
     ("westwood", include_bytes!(concat!(env!("OUT_DIR"), "/graft_westwood.bpf.o"))),
 ];
 
-/// The functions on packets that are compiled in: name and object file.
-pub const FUNCTIONS: [(&str, &[u8]); 3] = [
-    ("number", include_bytes!(concat!(env!("OUT_DIR"), "/function_number.bpf.o"))),
-    ("order", include_bytes!(concat!(env!("OUT_DIR"), "/function_order.bpf.o"))),
-    ("repair", include_bytes!(concat!(env!("OUT_DIR"), "/function_repair.bpf.o"))),
-];
+macro_rules! functions {
+    ($($name:literal),* $(,)?) => {
+        /// The functions on packets that are compiled in: name and object file.
+        pub const FUNCTIONS: &[(&str, &[u8])] =
+            &[$(($name, include_bytes!(concat!(env!("OUT_DIR"), "/function_", $name, ".bpf.o")))),*];
+    };
+}
+
+functions!("number", "order", "window", "acknowledge", "repair", "partial", "gobackn", "fec", "congestion");

@@ -215,3 +215,30 @@ fn options_of_grafts_pass() {
         }
     }
 }
+
+/// RFC 5681, with time as an argument: slow start, halving, additive increase, a time-out, and a window that is not used.
+#[test]
+fn congestion_follows_what_has_come() {
+    for start in [0, u32::MAX - 100] {
+        let mut path = checks::Controlled::new(start);
+        let mut windows = vec![path.look(0, 0, 0)];
+        windows.extend([(20, 10), (40, 20), (60, 40)].map(|(ms, come)| path.look(ms, come, 0)));
+        assert_eq!(windows, [10, 20, 40, 80]);
+        assert_eq!(path.look(80, 80, 1), 40, "half");
+        assert_eq!(path.look(100, 40, 0), 41, "a packet more in a round trip");
+        assert_eq!(path.look(120, 41, 0), 42);
+        // Longer than any time-out of 200 ms; then again, each time from when it was noticed.
+        assert_eq!(path.look(319, 0, 0), 42);
+        assert_eq!(path.look(321, 0, 0), 1);
+        // Up to half of what it was quickly, then slowly.
+        assert_eq!(path.look(340, 1, 0), 2);
+        assert_eq!(path.look(360, 100, 0), 21);
+        assert_eq!(path.look(380, 21, 0), 22);
+        // Never less than two by losses.
+        let least = (0..9).map(|step| path.look(400 + step, 1, 1)).min();
+        assert_eq!(least, Some(2));
+        // What is not used does not grow, and what is not waited for is not late.
+        let mut idle = checks::Controlled::new(start);
+        (0..5).for_each(|step| assert_eq!(idle.look_idle(step * 1000, 2), 10));
+    }
+}

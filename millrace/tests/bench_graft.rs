@@ -124,3 +124,30 @@ fn lists_are_swapped_under_datagrams() {
     assert!(row["swaps"].as_u64().is_some_and(|swaps| swaps > 0), "{row}");
     assert!(row["agreed_us"]["p50"].as_f64().is_some_and(|us| us > 40_000.0), "two round trips: {row}");
 }
+
+/// What lists promise holds on a link that loses; figures are for measurements.
+#[test]
+fn what_is_lost_is_repaired_as_lists_say() {
+    let arguments = "repair --windows 1,16 --loss 5 --rtt-ms 10 --delay-rtt-ms 20 --delay-loss 5 --rate 100 --seconds 3 --rounds 1";
+    let Some(rows) = rows("what_is_lost_is_repaired_as_lists_say", arguments) else { return };
+    let (windows, messages): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| row["part"] == "window");
+    assert_eq!(windows.iter().map(|row| row["window"].clone()).collect::<Vec<_>>(), [1, 16]);
+    for row in &windows {
+        for list in ["selective_repeat", "go_back_n"] {
+            let round = &row[list][0];
+            assert!(round["packets_s"].as_f64().is_some_and(|packets| packets > 0.0), "{row}");
+            assert!(round["transmissions"].as_f64().is_some_and(|sent| sent >= 1.0), "{row}");
+        }
+    }
+    let names: Vec<_> = messages.iter().filter_map(|row| row["arm"].as_str()).collect();
+    assert_eq!(names, ["repair", "gobackn", "partial", "fec", "TCP cubic", "TCP bbr"]);
+    for row in &messages {
+        let [sent, lost] = ["sent", "lost"].map(|what| row[what].as_u64().expect("a count"));
+        assert!(sent > 0 && row["delay_ms"]["p50"].as_f64().is_some_and(|ms| ms >= 10.0), "{row}");
+        match row["arm"].as_str() {
+            Some("partial") => assert!(lost * 1000 <= sent * 20, "more than the bound: {row}"),
+            Some("fec") => assert!(lost * 100 <= sent * 5, "more than without: {row}"),
+            _ => assert_eq!(lost, 0, "{row}"),
+        }
+    }
+}

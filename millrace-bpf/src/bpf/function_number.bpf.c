@@ -2,6 +2,8 @@
 /* Numbers packets, and drops those that come twice. */
 #include "graft_packet.h"
 
+#define BEGINNING 64 /* numbers below it are those of a session that begins */
+
 SEC("tcx/egress")
 int number_tx(struct __sk_buff *skb)
 {
@@ -12,7 +14,9 @@ int number_tx(struct __sk_buff *skb)
 		return GRAFT_PASS_tx;
 	shared = graft_shared(work);
 	if (shared) {
-		work->number = __sync_fetch_and_add(&shared->next, 1);
+		/* `window` has drawn it where it is in the list. */
+		if (!work->is_numbered)
+			work->number = __sync_fetch_and_add(&shared->next, 1);
 		work->is_numbered = 1;
 		shared->sent_ns = work->now_ns;
 	}
@@ -31,6 +35,15 @@ static __always_inline void advance(struct graft_shared *shared, __u32 number)
 	}
 }
 
+static __always_inline int has_come(struct graft_shared *shared, struct graft_work *work)
+{
+	__u64 *seen = &shared->seen[work->number % GRAFT_WINDOW], mark = GRAFT_SEEN | work->number;
+	__u64 before = work->is_marked_later ? *seen : __sync_lock_test_and_set(seen, mark);
+
+	work->was_given_up = before == (GRAFT_GIVEN_UP | work->number);
+	return before == mark;
+}
+
 SEC("xdp.frags")
 int number_rx(struct xdp_md *ctx)
 {
@@ -44,11 +57,14 @@ int number_rx(struct xdp_md *ctx)
 	if (!shared || work->kind != GRAFT_DATA)
 		return graft_next(ctx, rx, work);
 	number = work->number;
+	/* This end was started later than the other one, which it does not ask for what was before. */
+	if (!shared->begun && number >= BEGINNING)
+		shared->complete = number;
+	shared->begun = 1;
 	newest = shared->newest;
 	if (!graft_not_before(number, newest - GRAFT_WINDOW))
 		return graft_done(ctx, rx, work, GRAFT_OLD);
-	if (__sync_lock_test_and_set(&shared->seen[number % GRAFT_WINDOW], GRAFT_SEEN | number) ==
-	    (GRAFT_SEEN | number))
+	if (has_come(shared, work))
 		return graft_done(ctx, rx, work, GRAFT_DUPLICATE);
 	work->is_late = !graft_not_before(number, newest);
 	advance(shared, number);

@@ -14,5 +14,18 @@ int order_rx(struct xdp_md *ctx)
 	return graft_next(ctx, rx, work);
 }
 
+/* What a function in front of it has recovered. */
+SEC("tcx/ingress")
+int order_repair(struct __sk_buff *skb)
+{
+	struct graft_work *work = graft_work(GRAFT_REPAIR);
+
+	if (!work)
+		return GRAFT_PASS_repair;
+	if (work->is_late)
+		return graft_done(skb, repair, work, GRAFT_LATE);
+	return graft_next(skb, repair, work);
+}
+
 char LICENSE[] SEC("license")
 = "Dual BSD/GPL";

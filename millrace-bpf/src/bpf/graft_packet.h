@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What a function on packets is written against: ABI 2 of grafts. It needs the kernel's UAPI headers and libbpf's, and nothing
+/* What a function on packets is written against: ABI 3 of grafts. It needs the kernel's UAPI headers and libbpf's, and nothing
  * else. (Congestion controls are written against graft.h.)
  *
  * A function is an object file with up to three programs, one for each joint that it has part in:
@@ -23,7 +23,7 @@
 #include <linux/types.h>
 #include <bpf/bpf_helpers.h>
 
-#define GRAFT_PACKET_ABI 2
+#define GRAFT_PACKET_ABI 3
 
 #ifndef __always_inline
 #define __always_inline inline __attribute__((always_inline))
@@ -51,6 +51,8 @@ enum graft_reason {
 	GRAFT_SENT_BY_US,  /* a request or a retransmission of a function */
 	GRAFT_LET_IN,	   /* by XDP */
 	GRAFT_DELIVERED,   /* its frame was taken off */
+	GRAFT_RECOVERED,   /* the same, and it was made out of a parity packet */
+	GRAFT_PROTECTED,   /* a parity packet, behind those that it protects */
 	GRAFT_NO_FUNCTION, /* a function of the list was not there: went on with framing only */
 	GRAFT_RESENT,	   /* a request became the packet that it asked for */
 	GRAFT_ANSWERED,	   /* a request that nothing could be sent for, or a word between the two ends */
@@ -67,41 +69,62 @@ enum graft_reason {
 	GRAFT_UNOPENED, /* sealed with another key, or changed on the way */
 	GRAFT_REPLAYED, /* came sealed before, or is too old to tell */
 	GRAFT_FRAGMENT, /* may be of a sealed session, but is in fragments or behind headers that are not followed */
+	GRAFT_WINDOW_FULL, /* not sent: as much is under way as may be */
+	GRAFT_OUT_OF_TURN, /* behind one that is missing, where order is full */
 	GRAFT_REASONS,
 };
 
 enum graft_kind {
 	GRAFT_DATA,
-	GRAFT_REQUEST, /* for a packet by its number */
-	GRAFT_LAST,    /* the number of the sender's next packet, when there was none for a while */
-	GRAFT_SAYS,    /* this one and those behind it: between the daemons at both ends */
-	GRAFT_KINDS = 8,
+	GRAFT_REQUEST,	/* for a packet by its number */
+	GRAFT_LAST,	/* the number of the sender's next packet, when there was none for a while */
+	GRAFT_ACK,	/* what has come: graft_ack */
+	GRAFT_GONE,	/* a packet that was asked for, by its number, is not kept any more */
+	GRAFT_PARITY,	/* of packets up to this number */
+	GRAFT_SAYS = 8, /* this one and those behind it: between the daemons at both ends */
+	GRAFT_KINDS = 16,
 };
 
 /* Behind the payload, in the datagram. */
 struct graft_frame {
 	__u8 magic;
-	__u8 bits;   /* version, kind, epoch */
+	__u8 bits;   /* version (3 bits), kind (4), epoch (1) */
 	__be16 list; /* both ends must have agreed on the same one */
 	__be32 number;
 	__u64 tag; /* SipHash over what is above, and ports and length; not over the payload */
 };
 
 #define GRAFT_MAGIC	  0x67
-#define GRAFT_VERSION	  1
+#define GRAFT_VERSION	  2
 #define GRAFT_FRAME_BYTES 16
+#define GRAFT_SEAL_BYTES  24 /* that sealing adds to a datagram */
 
 /* Of a session, all its functions', of either epoch. Numbers start from 0 and wrap around. */
 struct graft_shared {
 	__u32 next;   /* number of the next packet out */
 	__u32 newest; /* one more than the newest number in */
 	__u64 sent_ns;
-	__u64 seen[GRAFT_WINDOW]; /* by number: GRAFT_SEEN | number */
-	__u32 life;		  /* another one whenever a session begins anew, and in each session */
+	__u64 seen[GRAFT_WINDOW]; /* by number: GRAFT_SEEN or GRAFT_GIVEN_UP, and the number */
+	/* In: all below have come, or are given up. Functions that need it call graft_advance(). */
+	__u32 complete;
+	__u32 begun;
+	__u32 birth; /* another one each time that a session begins anew, with numbers from 0 */
 	__u32 pad;
+	/* Out, as the other end's acknowledgements say: */
+	__u32 acked;	 /* all below have come, or were given up there */
+	__u32 delivered; /* packets that have come or were given up there, modulo 2^32 */
+	__u32 losses;	 /* times that something was missing, at most one in a round trip */
+	__u32 recover;	 /* the next number at the latest of these */
+	__u32 room;	 /* the number up to which the receiver has room */
+	__u32 srtt_us;	 /* round trip, smoothed as in RFC 6298; 0: not known */
+	__u32 rttvar_us;
+	__u32 min_rtt_us;
+	__u64 acked_ns;		     /* of the latest that said something new */
+	__u64 went_ns[GRAFT_WINDOW]; /* by number; 0: it was sent again, and its round trip cannot be told */
 };
 
-#define GRAFT_SEEN (1ULL << 32)
+#define GRAFT_SEEN     (1ULL << 32)
+#define GRAFT_GIVEN_UP (2ULL << 32)
 
 /* A packet on its way through a joint, in memory of the CPU. */
 struct graft_work {
@@ -124,8 +147,15 @@ struct graft_work {
 	__u32 udp_at;
 	__u32 payload_bytes; /* the application's */
 	__u32 mark;	     /* of what functions send themselves: it is not framed again */
+	__u32 limit;	     /* packets that may be under way; 0: no function said so */
 	__u8 is_sealed;	     /* the session: what leaves it is sealed behind the last function */
-	__u8 pad[7];
+	__u8 current;	     /* the place of the function that runs, in its program array */
+	__u8 again; /* at GRAFT_TX: one that wants to send a packet of its own behind this one; graft_follow() */
+	__u8 is_behind;	      /* it does so now, in this packet's place */
+	__u8 is_kept;	      /* at GRAFT_TX: a function has kept it */
+	__u8 was_given_up;    /* at GRAFT_RX: nobody waits for it any more */
+	__u8 is_marked_later; /* at GRAFT_RX: `number` leaves it to another function to say that it has come */
+	__u8 pad[5];
 };
 
 struct {
@@ -166,6 +196,12 @@ static __always_inline struct graft_shared *graft_shared(const struct graft_work
 	return bpf_map_lookup_elem(&shared, &session);
 }
 
+/* By which a packet grows behind the last function. */
+static __always_inline __u32 graft_more_bytes(const struct graft_work *work)
+{
+	return GRAFT_FRAME_BYTES + (work->is_sealed ? GRAFT_SEAL_BYTES : 0);
+}
+
 /* The first of both numbers is newer, or the same. */
 static __always_inline int graft_not_before(__u32 one, __u32 other)
 {
@@ -175,7 +211,29 @@ static __always_inline int graft_not_before(__u32 one, __u32 other)
 /* Whether the packet of this number has not come, as far as is remembered. */
 static __always_inline int graft_is_missing(const struct graft_shared *shared, __u32 number)
 {
-	return shared->seen[number % GRAFT_WINDOW] != (GRAFT_SEEN | number);
+	__u64 seen = shared->seen[number % GRAFT_WINDOW];
+
+	return seen != (GRAFT_SEEN | number) && seen != (GRAFT_GIVEN_UP | number);
+}
+
+static long graft_advance_once(__u32 index, struct graft_shared **shared)
+{
+	__u32 number = (*shared)->complete;
+
+	if (graft_not_before(number, (*shared)->newest) || graft_is_missing(*shared, number))
+		return 1;
+	(*shared)->complete = number + 1;
+	return 0;
+}
+
+/* Brings `complete` up to the first packet that is missing. What is further behind than is remembered is given up. */
+static __always_inline void graft_advance(struct graft_shared *shared)
+{
+	__u32 oldest = shared->newest - GRAFT_WINDOW;
+
+	if (!graft_not_before(shared->complete, oldest))
+		shared->complete = oldest;
+	bpf_loop(GRAFT_WINDOW, graft_advance_once, &shared, 0);
 }
 
 /* A session's state, as the version before has it. */
@@ -202,6 +260,7 @@ struct graft_migrate_call {
 		__u32 next_ = (work)->list & 0xff;                    \
                                                                       \
 		(work)->list >>= 8;                                   \
+		(work)->current = next_;                              \
 		if (next_) {                                          \
 			bpf_tail_call(ctx, &programs_##joint, next_); \
 			(work)->reason = GRAFT_NO_FUNCTION;           \

@@ -8,6 +8,7 @@
  */
 #include "joint_frame.h"
 #include "joint_intf.h"
+#include "joint_kept.h"
 #include "joint_seal.h"
 #include <bpf/bpf_core_read.h>
 #include <linux/pkt_cls.h>
@@ -175,8 +176,10 @@ static __always_inline void begin(struct graft_work *work, const struct joint_se
 	work->epoch = epoch;
 	work->mark = config.mark;
 	work->number = 0;
-	work->is_numbered = work->is_late = 0;
+	work->is_numbered = work->is_late = work->is_behind = work->is_marked_later = 0;
+	work->again = work->is_kept = work->was_given_up = 0;
 	work->is_sealed = session->is_sealed;
+	work->limit = 0;
 	work->now_ns = bpf_ktime_get_coarse_ns();
 	work->start_ns = 0;
 }
@@ -209,13 +212,13 @@ static __always_inline enum graft_reason prove(struct graft_work *work, const st
 	__u32 epoch = frame->bits & 1;
 	struct frame_context context;
 
-	if (frame->magic != GRAFT_MAGIC || frame->bits >> 4 != GRAFT_VERSION)
+	if (frame->magic != GRAFT_MAGIC || frame->bits >> 5 != GRAFT_VERSION)
 		return GRAFT_MALFORMED;
 	put_context(&context, packet, work->payload_bytes);
 	if (frame_tag(work->key, frame, &context) != frame->tag)
 		return GRAFT_FORGED;
 	work->epoch = epoch;
-	work->kind = frame->bits >> 1 & 7;
+	work->kind = frame->bits >> 1 & (GRAFT_KINDS - 1);
 	work->number = bpf_ntohl(frame->number);
 	/* Daemons hear each other whatever they take: so they find out that one was started anew. */
 	if (work->kind < GRAFT_SAYS &&
@@ -226,17 +229,25 @@ static __always_inline enum graft_reason prove(struct graft_work *work, const st
 
 /* --- TC egress --- */
 
+/* Where the application's own packet has left already, its sender hears of no error: the other one goes to an interface that
+ * there is not. (TCX passes on what is TC_ACT_STOLEN.)
+ */
+static __always_inline int drop(__u32 is_behind)
+{
+	return is_behind ? bpf_redirect(0, 0) : TC_ACT_SHOT;
+}
+
 /* The stage seals, and calls joint_tx_out. */
-static __always_inline int seal(struct __sk_buff *skb, __u32 session, __u32 bytes, __u32 reason)
+static __always_inline int seal(struct __sk_buff *skb, struct seal_call what)
 {
 	struct seal_call *call = seal_call();
 
 	if (call) {
-		*call = (struct seal_call){.session = session, .bytes = bytes, .reason = reason};
+		*call = what;
 		bpf_tail_call(skb, &stages_tx, STAGE_SEAL);
 	}
-	count(session, GRAFT_NO_KEYS);
-	return TC_ACT_SHOT;
+	count(what.session, GRAFT_NO_KEYS);
+	return drop(what.is_behind);
 }
 
 /* What functions and the daemon send. `works` is the one's whose run this is in, if it is in one. */
@@ -247,9 +258,20 @@ static __always_inline int pass_own(struct __sk_buff *skb, const struct joint_se
 
 	skb->mark = 0;
 	if (session->is_sealed && mark != config.clear_mark)
-		return seal(skb, session->index, packet->udp_bytes - UDP_BYTES, GRAFT_SENT_BY_US);
+		return seal(skb, (struct seal_call){.session = session->index,
+						    .bytes = packet->udp_bytes - UDP_BYTES,
+						    .reason = GRAFT_SENT_BY_US});
 	count(session->index, GRAFT_SENT_BY_US);
 	return PASS_ON;
+}
+
+static __always_inline int is_too_long(struct __sk_buff *skb, const struct graft_work *work)
+{
+	__u32 mtu = 0;
+
+	if (work->is_sealed && work->payload_bytes + GRAFT_FRAME_BYTES > QUIC_TEXT_MAX)
+		return 1;
+	return bpf_check_mtu(skb, 0, &mtu, graft_more_bytes(work), 0) != 0;
 }
 
 SEC("tcx/egress")
@@ -280,6 +302,9 @@ int joint_tx(struct __sk_buff *skb)
 	work->kind = GRAFT_DATA;
 	if (skb->gso_segs > 1)
 		return graft_done(skb, tx, work, GRAFT_MERGED);
+	/* Before functions see it: what has a number is sent. */
+	if (is_too_long(skb, work))
+		return graft_done(skb, tx, work, GRAFT_TOO_LONG);
 	work->reason = GRAFT_SENT;
 	return graft_next(skb, tx, work);
 other:
@@ -305,10 +330,7 @@ static __always_inline enum graft_reason send_framed(struct __sk_buff *skb, cons
 {
 	struct frame_context context = {};
 	struct graft_frame frame;
-	__u32 mtu = 0;
 
-	if (bpf_check_mtu(skb, 0, &mtu, GRAFT_FRAME_BYTES + (work->is_sealed ? SEAL_BYTES : 0), 0))
-		return GRAFT_TOO_LONG;
 	put_own_context(skb, work, &context);
 	frame_make(&frame, work, work->kind, work->number, &context);
 	return frame_put(skb, work, &frame) ? GRAFT_NO_ROOM : work->reason;
@@ -347,6 +369,23 @@ static __always_inline void conclude(const struct graft_work *work, __u32 joint,
 	take_time(work, joint);
 }
 
+/* The packet leaves as a copy, which is sealed where its session is, and a function puts one of its own in its place. */
+static __always_inline int follow(struct __sk_buff *skb, struct graft_work *work)
+{
+	__u32 again = work->again;
+
+	work->again = 0;
+	work->start_ns = 0;
+	skb->mark = work->mark;
+	if (bpf_clone_redirect(skb, skb->ifindex, 0) < 0)
+		return TC_ACT_SHOT;
+	skb->mark = 0;
+	work->is_behind = 1;
+	work->list = 0;
+	bpf_tail_call(skb, &programs_tx, again);
+	return drop(1);
+}
+
 SEC("tcx/egress")
 int joint_tx_done(struct __sk_buff *skb)
 {
@@ -358,12 +397,17 @@ int joint_tx_done(struct __sk_buff *skb)
 	reason = work->reason;
 	if (goes_on(reason))
 		reason = send_framed(skb, work);
-	if (goes_on(reason) && work->is_sealed) {
+	if (goes_on(reason) && work->is_sealed && !work->again) {
 		take_time(work, GRAFT_TX);
-		return seal(skb, work->session, work->payload_bytes + GRAFT_FRAME_BYTES, reason);
+		return seal(skb, (struct seal_call){.session = work->session,
+						    .bytes = work->payload_bytes + GRAFT_FRAME_BYTES,
+						    .reason = reason,
+						    .is_behind = work->is_behind});
 	}
 	conclude(work, GRAFT_TX, reason);
-	return goes_on(reason) ? PASS_ON : TC_ACT_SHOT;
+	if (work->again && goes_on(reason))
+		return follow(skb, work);
+	return goes_on(reason) ? PASS_ON : drop(work->is_behind);
 }
 
 /* Of what was to be sealed. */
@@ -375,7 +419,7 @@ int joint_tx_out(struct __sk_buff *skb)
 	if (!call)
 		return TC_ACT_SHOT;
 	count(call->session, call->reason < GRAFT_REASONS ? call->reason : GRAFT_MALFORMED);
-	return goes_on(call->reason) ? PASS_ON : TC_ACT_SHOT;
+	return goes_on(call->reason) ? PASS_ON : drop(call->is_behind);
 }
 
 SEC("xdp.frags")
@@ -569,6 +613,8 @@ static __noinline int put_tick(struct joint_tick *event, const struct graft_shar
 	event->sent_ns = state->sent_ns;
 	event->next = state->next;
 	event->newest = state->newest;
+	event->acked = state->acked;
+	event->srtt_us = state->srtt_us;
 	return 0;
 }
 

@@ -35,7 +35,7 @@ static __always_inline void frame_make(struct graft_frame *frame, const struct g
 				       __u32 number, const struct frame_context *context)
 {
 	frame->magic = GRAFT_MAGIC;
-	frame->bits = GRAFT_VERSION << 4 | kind << 1 | (work->epoch & 1);
+	frame->bits = GRAFT_VERSION << 5 | kind << 1 | (work->epoch & 1);
 	frame->list = work->list_id;
 	frame->number = bpf_htonl(number);
 	frame->tag = frame_tag(work->key, frame, context);

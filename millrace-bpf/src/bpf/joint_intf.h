@@ -52,6 +52,8 @@ struct joint_tick {
 	__u32 session;
 	__u32 next;   /* number of the next packet out */
 	__u32 newest; /* one more than the newest number in */
+	__u32 acked;  /* all below have come at the other end, where a function says so */
+	__u32 srtt_us;
 	__u32 pad;
 };
 

@@ -41,9 +41,9 @@ struct {
 /* A datagram to be sealed: of an application, or of a function. So it has memory of its own beside `works`. */
 struct seal_call {
 	__u32 session;
-	__u32 bytes;  /* behind the UDP header */
-	__u32 reason; /* what it is counted as, and what went wrong afterwards */
-	__u32 pad;
+	__u32 bytes;	 /* behind the UDP header */
+	__u32 reason;	 /* what it is counted as, and what went wrong afterwards */
+	__u32 is_behind; /* graft_work's */
 };
 
 struct {

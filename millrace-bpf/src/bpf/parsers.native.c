@@ -25,6 +25,8 @@ static long native_load_bytes(const struct __sk_buff *skb, __u32 offset, void *t
 
 #define bpf_skb_load_bytes native_load_bytes
 
+#include "ack.h"
+#include "congestion.h"
 #include "frames.h"
 #include "gate_bucket.h"
 #include "gate_packet.h"
@@ -47,6 +49,9 @@ int udp_native_parse(const __u8 *frame, __u32 bytes, const __u16 *vlan_tci, stru
 int gate_native_read(const __u8 *frame, __u32 bytes, __u8 fill, struct gate_packet *out);
 int gate_native_take(__u64 *full_at, const struct gate_rate *rate, __u64 units, __u64 now_ns);
 int graft_native_read(const __u8 *found, __u32 bytes);
+int ack_native_take(struct graft_shared *shared, __u32 number, const struct graft_ack *ack, __u64 now_ns);
+__u32 congestion_native_look(struct congestion *own, const struct graft_shared *shared, __u32 initial,
+			     __u64 now_ns);
 int quic_native_unprotect(const __u8 key[32], __u8 *packet, __u32 bytes, __u32 at, __u32 id_bytes,
 			  __u64 expected, struct quic_short *header, __u64 *number);
 int quic_native_protect(const __u8 key[32], __u8 *packet, __u32 bytes, __u32 at, __u32 id_bytes);
@@ -188,4 +193,16 @@ int graft_native_read(const __u8 *found, __u32 bytes)
 
 	memcpy(&option, found, bytes < sizeof(option) ? bytes : sizeof(option));
 	return graft_read(&option, bytes);
+}
+
+/* Not 0: it is about what was never sent. */
+int ack_native_take(struct graft_shared *shared, __u32 number, const struct graft_ack *ack, __u64 now_ns)
+{
+	return ack_take(shared, number, ack, now_ns);
+}
+
+__u32 congestion_native_look(struct congestion *own, const struct graft_shared *shared, __u32 initial,
+			     __u64 now_ns)
+{
+	return congestion_look(own, shared, initial, now_ns);
 }

@@ -20,7 +20,7 @@ struct seal_tail {
 #define SEAL_WORD    2 /* it is no text, but a word about keys */
 #define SEAL_PHASE   1 /* which of two keys */
 #define SEAL_TAG     16
-#define SEAL_BYTES   24 /* that sealing adds to a datagram */
+#define SEAL_BYTES   GRAFT_SEAL_BYTES
 
 /* What both ends say to each other about keys. The tag is SipHash-2-4 of 128 bits over the tail and what is above it. */
 struct seal_word {

@@ -25,21 +25,6 @@
  */
 #define OPAQUE(number) asm volatile("" : "+r"(number))
 
-/* Whether a size is from 1 to `most`, as the verifiers of 6.1 and 6.12 understand it: they learn no lower bound from a comparison with 0, and
- * nothing of a copy that was put onto the stack before it. */
-static __always_inline int is_size(__u32 *bytes, __u32 most)
-{
-	__u32 less = *bytes - 1;
-
-	OPAQUE(less);
-	if (less >= most)
-		return 0;
-	less++;
-	OPAQUE(less);
-	*bytes = less;
-	return 1;
-}
-
 /* Adds to a counter of this CPU, in a per-CPU array of u64. */
 static __always_inline void add_to(void *counters, __u32 index, __u64 amount)
 {

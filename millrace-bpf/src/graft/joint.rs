@@ -44,9 +44,9 @@ pub const FRAME_BYTES: usize = 16;
 /// Bytes that a packet may become longer by in [`Joints::run`].
 const RUN_ROOM: usize = 2048;
 const MAGIC: u8 = 0x67;
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 /// The first kind of what processes say.
-const SAYS: u8 = 3;
+const SAYS: u8 = 8;
 
 /// Where functions run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -159,6 +159,30 @@ pub struct Tick {
     pub next: u32,
     /// One more than the newest number in.
     pub newest: u32,
+    /// All below it have come at the other end, where a function of the list says so.
+    pub acked: u32,
+    /// The round trip, smoothed, where it is known.
+    pub round_trip: Option<Duration>,
+}
+
+/// What is known of a session's other end by its acknowledgements, and of what has come here.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Number of the next packet out.
+    pub next: u32,
+    /// All below it have come at the other end, or were given up.
+    pub acked: u32,
+    /// Packets that have come there, or were given up.
+    pub delivered: u32,
+    /// Times that something was missing there, at most one in a round trip.
+    pub losses: u32,
+    /// Smoothed, as in RFC 6298.
+    pub round_trip: Option<Duration>,
+    pub least_round_trip: Option<Duration>,
+    /// One more than the newest number in.
+    pub newest: u32,
+    /// All below it have come here, or are given up.
+    pub complete: u32,
 }
 
 /// A packet's way through a joint.
@@ -195,8 +219,8 @@ pub struct Joints {
     shared: BTreeMap<&'static str, MapHandle>,
     table: MapHandle,
     mark: u32,
-    /// How often a session has begun, or begun anew.
-    lives: u32,
+    /// Of sessions, each time that one begins, or begins anew.
+    births: u32,
     /// With the first sealed session.
     stages: Option<seal::Stages>,
     key_words: Vec<seal::Heard>,
@@ -209,7 +233,7 @@ impl Joints {
         open.configure(&intf::Config { mark, clear_mark: seal::clear_mark(mark) })?;
         let mut object = open.load()?;
         let mut shared = BTreeMap::new();
-        for name in function::SHARED {
+        for name in function::SHARED.into_iter().chain([function::KEPT]) {
             shared.insert(name, object.handle(name)?);
         }
         for joint in Joint::ALL {
@@ -226,7 +250,7 @@ impl Joints {
             shared,
             table,
             mark,
-            lives: 0,
+            births: 0,
             stages: None,
             key_words: Vec::new(),
         })
@@ -281,6 +305,11 @@ impl Joints {
         }
         self.functions.insert(name, Slots { loaded, slot });
         Ok(())
+    }
+
+    /// Whether lists may name it.
+    pub fn has(&self, function: &str) -> bool {
+        self.functions.contains_key(function)
     }
 
     /// Lists that name it go on with framing only, which is counted.
@@ -430,10 +459,11 @@ impl Joints {
         Ok(write(&self.table, "sessions", key(ends)?.as_bytes(), raw.as_bytes())?)
     }
 
-    /// Numbers and states of a session begin anew.
+    /// Numbers and states of a session begin anew. What functions have kept of before is known by its birth.
     fn forget(&mut self, index: u32) -> Result<(), Error> {
-        self.lives = self.lives.wrapping_add(1);
-        write(&self.shared["shared"], "shared", &index.to_ne_bytes(), &intf::shared_of(self.lives))?;
+        self.births = self.births.wrapping_add(1);
+        let begun = intf::Shared { birth: self.births, ..Default::default() };
+        write(&self.shared["shared"], "shared", &index.to_ne_bytes(), begun.as_bytes())?;
         self.functions.values().try_for_each(|slots| slots.loaded.forget(index))
     }
 
@@ -482,7 +512,7 @@ impl Joints {
         };
         let mut frame = [0; FRAME_BYTES];
         frame[0] = MAGIC;
-        frame[1] = VERSION << 4 | kind << 1 | raw.epoch;
+        frame[1] = VERSION << 5 | kind << 1 | raw.epoch;
         frame[2..4].copy_from_slice(&raw.list_ids[usize::from(raw.epoch)]);
         frame[4..8].copy_from_slice(&number.to_be_bytes());
         let key = key(ends)?;
@@ -511,6 +541,25 @@ impl Joints {
     pub fn others(&mut self) -> Result<u64, Error> {
         let counters = self.object.counters("counters")?;
         Ok(counters.get(SESSIONS * Reason::ALL.len()).copied().unwrap_or_default())
+    }
+
+    pub fn progress(&self, ends: &Ends) -> Result<Progress, Error> {
+        let index = self.find(ends)?.raw.index;
+        let error = |source| crate::Error::Read { what: "shared", source };
+        let bytes = self.shared["shared"].lookup(&index.to_ne_bytes(), MapFlags::ANY).map_err(error)?;
+        let Some(raw) = bytes.and_then(|bytes| intf::Shared::from_bytes(&bytes)) else {
+            return Ok(Progress::default());
+        };
+        Ok(Progress {
+            next: raw.next,
+            acked: raw.acked,
+            delivered: raw.delivered,
+            losses: raw.losses,
+            round_trip: micros(raw.srtt_us),
+            least_round_trip: micros(raw.min_rtt_us),
+            newest: raw.newest,
+            complete: raw.complete,
+        })
     }
 
     pub fn times(&mut self, ends: &Ends, joint: Joint) -> Result<Times, Error> {
@@ -550,8 +599,9 @@ impl Joints {
         let mut raws = Vec::<intf::Tick>::new();
         self.drain("ticks", Duration::ZERO, |bytes| raws.extend(intf::Tick::from_bytes(bytes)))?;
         let tick = |raw: intf::Tick| {
-            let intf::Tick { time_ns, sent_ns, next, newest, .. } = raw;
-            Some(Tick { ends: self.ends_of(raw.session)?, time_ns, sent_ns, next, newest })
+            let intf::Tick { time_ns, sent_ns, next, newest, acked, srtt_us, .. } = raw;
+            let (ends, round_trip) = (self.ends_of(raw.session)?, micros(srtt_us));
+            Some(Tick { ends, time_ns, sent_ns, next, newest, acked, round_trip })
         };
         Ok(raws.into_iter().filter_map(tick).collect())
     }
@@ -625,6 +675,11 @@ impl Joints {
             frame: output.data.map_or_else(Vec::new, |data| data.to_vec()),
         })
     }
+}
+
+/// 0: not known.
+fn micros(us: u32) -> Option<Duration> {
+    (us > 0).then(|| Duration::from_micros(us.into()))
 }
 
 fn random() -> std::io::Result<u32> {

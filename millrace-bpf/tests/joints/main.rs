@@ -1,7 +1,9 @@
 //! Packet grafts: the XDP root that they share with the gate, frames one by one, and functions on a path that loses packets.
 //! Needs root.
 
+mod datagrams;
 mod frames;
+mod functions;
 #[path = "../support/net.rs"]
 mod net;
 mod sealed;
@@ -15,17 +17,22 @@ use millrace_bpf::graft::joint::{Ends, Function, Joints, List, Reason, Session};
 
 pub const KEY: [u8; 16] = *b"sixteen bytes, !";
 
-/// With all functions that are compiled in.
+/// With functions that may be in any list of a test.
 pub fn joints() -> Joints {
+    // Round trips are short here, and what is asked for too late is too old. A machine that is busy with something else is
+    // not a reason to give up.
+    let parameters = [("repair", "retry_us", 5000), ("repair", "tries", 0)];
+    joints_of(&["number", "order", "repair"], &parameters)
+}
+
+/// With these functions, and other values of their parameters: function, parameter, value.
+pub fn joints_of(functions: &[&str], parameters: &[(&str, &str, u64)]) -> Joints {
     let mut joints = Joints::load().unwrap_or_else(|error| panic!("{error}"));
-    for (name, image) in FUNCTIONS {
+    for &(name, image) in FUNCTIONS.iter().filter(|(name, _)| functions.contains(name)) {
         let mut function = Function::open(image).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert_eq!(function.name(), name);
-        if name == "repair" {
-            // Round trips are short here, and what is asked for too late is too old.
-            function.set("retry_us", 5000).expect("a parameter");
-            // A machine that is busy with something else is not a reason to give up.
-            function.set("tries", 1 << 20).expect("a parameter");
+        for (_, parameter, value) in parameters.iter().filter(|(of, ..)| *of == name) {
+            function.set(parameter, *value).expect("a parameter");
         }
         joints.add(function).unwrap_or_else(|error| panic!("{name}: {error}"));
     }

@@ -11,14 +11,16 @@ use millrace_bpf::graft::joint::{
     Ends, FRAME_BYTES, Joint, Joints, KeyWord, Keys, Reason, SEAL_BYTES, SEALED_MAX, Session, Word,
 };
 use millrace_bpf::xdp::Mode;
+use nix::sys::socket::{setsockopt, sockopt};
 use ring::aead::{AES_128_GCM, Aad, Algorithm, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
 
-use crate::frames::{
-    ETHERNET, PASS_ON, REDIRECT, SHOT, XDP_DROP, XDP_PASS, datagram, framed, reason, request, run, v4, v6,
-};
+use crate::datagrams::{ETHERNET, PASS_ON, REDIRECT, SHOT, XDP_DROP, XDP_PASS, datagram, v4, v6};
+use crate::frames::{framed, reason, request, run};
 use crate::net::{Capture, ifindex, inside, root};
-use crate::traffic::{Fate, Pace, Site, assert_all_once};
-use crate::{KEY, count, counted, joints, list, other_side};
+use crate::traffic::{
+    Fate, GO_BACK, Pace, SELECTIVE, Site, assert_all_once, get_to_know, receive, send_into_window,
+};
+use crate::{KEY, count, counted, joints, joints_of, list, other_side};
 
 const WORD_KEY: [u8; 16] = *b"words about keys";
 const MAGIC: u8 = 0x73;
@@ -117,7 +119,11 @@ fn install(joints: &mut Joints, ends: &Ends, directions: [Direction; 2], phase: 
 
 /// Both ends of a session, with keys.
 fn pair(ends: Ends, cipher: Cipher, functions: &[&str]) -> (Joints, Joints) {
-    let (mut sender, mut receiver) = (joints(), joints());
+    pair_of(ends, cipher, functions, joints)
+}
+
+fn pair_of(ends: Ends, cipher: Cipher, functions: &[&str], make: impl Fn() -> Joints) -> (Joints, Joints) {
+    let (mut sender, mut receiver) = (make(), make());
     let [there, back] = directions(cipher);
     for (joints, ends, directions) in
         [(&mut sender, ends, [there, back]), (&mut receiver, other_side(&ends), [back, there])]
@@ -595,14 +601,127 @@ fn what_is_lost_is_sent_again() {
             assert_eq!(count(&mut receiver, &there, reason), 0, "{reason:?}");
         }
         let frames = captured.into_inner().expect("frames");
-        assert_sealed(&site.ends, &frames, directions(cipher));
+        let [out, back] = assert_sealed(&site.ends, &frames, directions(cipher));
+        assert!(out + back > 3000 && back > 100, "{out} out, {back} back");
     }
 }
 
-/// Every datagram opens with one direction's key, and none of these has a number of another one.
-fn assert_sealed(ends: &Ends, frames: &[Vec<u8>], [there, back]: [Direction; 2]) {
+/// What functions send is sealed, too: acknowledgements, what is repeated, parity behind its packets.
+#[test]
+fn what_functions_send_is_sealed() {
+    const SENT: u32 = 1500;
+    if !root("what_functions_send_is_sealed") {
+        return;
+    }
+    let parity: &[&str] = &["window", "number", "fec", "repair", "acknowledge"];
+    for (family, cipher, functions) in [
+        (4, Cipher::ChaCha20Poly1305, SELECTIVE),
+        (6, Cipher::Aes128Gcm, GO_BACK),
+        (4, Cipher::Aes128Gcm, parity),
+        (6, Cipher::ChaCha20Poly1305, parity),
+    ] {
+        let parameters = [
+            ("window", "packets", 64),
+            ("repair", "retry_us", 20_000),
+            ("repair", "tries", 0),
+            ("gobackn", "retry_us", 20_000),
+            ("fec", "packets", 8),
+        ];
+        let site = Site::new("sealedf", family);
+        let (near, far) = site.sockets();
+        match family {
+            4 => setsockopt(&near, sockopt::Ipv4RecvErr, &true).expect("errors"),
+            _ => setsockopt(&near, sockopt::Ipv6RecvErr, &true).expect("errors"),
+        }
+        let there = other_side(&site.ends);
+        let make = || joints_of(functions, &parameters);
+        let (mut sender, mut receiver) = pair_of(site.ends, cipher, functions, make);
+        for (namespace, joints) in
+            [(&site.network.publisher, &mut sender), (&site.network.subscriber, &mut receiver)]
+        {
+            let eth = ifindex(namespace, "eth");
+            inside(namespace, || joints.attach(eth, Mode::Auto).expect("attached"));
+        }
+        let stop = AtomicBool::new(false);
+        let lossy = |count: u64| if count % 17 == 3 { Fate::Lose } else { Fate::Pass };
+        let wire = site.wire();
+        let capture = Capture::on(&site.network.relay, "west");
+        let captured = Mutex::new(Vec::new());
+        let got = thread::scope(|scope| {
+            scope.spawn(|| wire.run(&stop, lossy));
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    captured.lock().expect("frames").extend(capture.frames());
+                    thread::sleep(Duration::from_millis(1));
+                }
+            });
+            get_to_know(&site, &sender, &mut receiver);
+            let receiving = scope.spawn(|| receive(&far, SENT as usize));
+            let sending = scope.spawn(|| send_into_window(&near, 0..SENT));
+            while !receiving.is_finished() || !sending.is_finished() {
+                let next = sender.progress(&site.ends).expect("progress").next;
+                inside(&site.network.publisher, || {
+                    sender.say(&site.ends, Word::Last(next)).expect("said");
+                });
+                thread::sleep(Duration::from_millis(20));
+            }
+            stop.store(true, Ordering::Relaxed);
+            sending.join().expect("sent");
+            receiving.join().expect("messages")
+        });
+        println!("{functions:?} sender {:?}", counted(&mut sender, &site.ends));
+        println!("{functions:?} receiver {:?}", counted(&mut receiver, &there));
+        assert_all_once(&got, SENT);
+        assert!(functions != GO_BACK || got.is_sorted(), "out of order");
+        assert_eq!(count(&mut sender, &site.ends, Reason::Sent), u64::from(SENT));
+        if functions == parity {
+            assert_eq!(count(&mut sender, &site.ends, Reason::Protected), u64::from(SENT) / 8);
+            assert!(count(&mut receiver, &there, Reason::Recovered) > 0);
+        }
+        for reason in [
+            Reason::Unopened,
+            Reason::Replayed,
+            Reason::Malformed,
+            Reason::Forged,
+            Reason::NoKeys,
+            Reason::NoRoom,
+            Reason::NoFunction,
+        ] {
+            assert_eq!(count(&mut sender, &site.ends, reason), 0, "{functions:?} {reason:?}");
+            assert_eq!(count(&mut receiver, &there, reason), 0, "{functions:?} {reason:?}");
+        }
+        let frames = captured.into_inner().expect("frames");
+        let [out, back] = assert_sealed(&site.ends, &frames, directions(cipher));
+        assert!(out > 1400 && back > 500, "{functions:?}: {out} out, {back} back");
+    }
+}
+
+/// Nor does one leave as long as there are no keys, and the second of both says nothing to the application.
+#[test]
+fn what_functions_send_needs_keys() {
+    if !root("what_functions_send_needs_keys") {
+        return;
+    }
+    let site = Site::new("keyless", 4);
+    let functions = ["number", "fec"];
+    let mut sender = joints_of(&functions, &[("fec", "packets", 2)]);
+    open_keyless(&mut sender, site.ends, &functions);
+    let eth = ifindex(&site.network.publisher, "eth");
+    inside(&site.network.publisher, || sender.attach(eth, Mode::Auto).expect("attached"));
+    let capture = Capture::on(&site.network.relay, "west");
+    let (near, _far) = site.sockets();
+    for number in 0..4u8 {
+        near.send(&[number; 100]).expect("sent");
+    }
+    // Two alone, and two with a parity packet each.
+    assert_eq!(count(&mut sender, &site.ends, Reason::NoKeys), 6);
+    let frames = capture.frames();
+    assert!(!frames.iter().any(|frame| crate::traffic::is_datagram(frame)), "{frames:?}");
+}
+
+/// Every datagram opens with one direction's key, and none of these has a number of another one. Returns how many there are.
+fn assert_sealed(ends: &Ends, frames: &[Vec<u8>], [there, back]: [Direction; 2]) -> [usize; 2] {
     let mut numbers = [std::collections::BTreeSet::new(), std::collections::BTreeSet::new()];
-    let mut count = 0;
     for frame in frames {
         let at = udp_at(ends);
         if frame.len() < at + 8 || !crate::traffic::is_datagram(frame) {
@@ -615,9 +734,8 @@ fn assert_sealed(ends: &Ends, frames: &[Vec<u8>], [there, back]: [Direction; 2])
         let clear = &text[..text.len() - FRAME_BYTES];
         let is_there = clear.len() >= TAG && payload.windows(clear.len()).any(|window| window == clear);
         assert!(!is_there, "clear text on the wire");
-        count += 1;
     }
-    assert!(count > 3000 && numbers[1].len() > 100, "{count}, of which {} back", numbers[1].len());
+    numbers.map(|numbers| numbers.len())
 }
 
 /// Not a check: `cargo test --release -p millrace-bpf --test joints -- --ignored --nocapture time_of_sealing`

@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 use millrace_bpf::graft::joint::{Ends, Joints, List, Reason, Word};
 use millrace_bpf::xdp::Mode;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{setsockopt, sockopt};
 
 use crate::net::{
     Capture, Network, RawSender, ifindex, inside, ip, link_address, root, set_checksum_offload, socket,
 };
-use crate::{count, ends, joints, list, open, other_side};
+use crate::{count, ends, joints, joints_of, list, open, other_side};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -65,16 +66,24 @@ impl Site {
         let far = socket(&self.network.subscriber, remote);
         near.connect(remote).expect("connected");
         far.connect(local).expect("connected");
-        nix::sys::socket::setsockopt(&far, nix::sys::socket::sockopt::RcvBufForce, &(64 << 20))
-            .expect("room");
+        setsockopt(&far, sockopt::RcvBufForce, &(64 << 20)).expect("room");
         (near, far)
     }
 
     fn joints(&self, functions: &[&str]) -> [Joints; 2] {
+        self.made(functions, joints)
+    }
+
+    /// Nothing but these functions.
+    fn joints_of(&self, functions: &[&str], parameters: &[(&str, &str, u64)]) -> [Joints; 2] {
+        self.made(functions, || joints_of(functions, parameters))
+    }
+
+    fn made(&self, functions: &[&str], make: impl Fn() -> Joints) -> [Joints; 2] {
         let sides =
             [(&self.network.publisher, self.ends), (&self.network.subscriber, other_side(&self.ends))];
         sides.map(|(namespace, ends)| {
-            let mut joints = joints();
+            let mut joints = make();
             open(&mut joints, ends, functions);
             let eth = ifindex(namespace, "eth");
             inside(namespace, || joints.attach(eth, Mode::Auto).expect("attached"));
@@ -164,7 +173,7 @@ fn number_of(bytes: &[u8]) -> u32 {
 }
 
 /// Messages in the order of their arrival, until `enough` of them have come or, if it is `None`, nothing comes any more.
-fn receive(far: &UdpSocket, enough: usize) -> Vec<u32> {
+pub fn receive(far: &UdpSocket, enough: usize) -> Vec<u32> {
     let mut buffer = [0; 2048];
     let mut got = Vec::new();
     let until = Instant::now() + LONG;
@@ -186,7 +195,7 @@ fn send(near: &UdpSocket, numbers: std::ops::Range<u32>) {
     }
 }
 
-/// A sender and a receiver that is not left behind by more than functions remember, however slow this machine is.
+/// A sender that is not ahead of the first missing message by more than functions remember, however slow this machine is.
 #[derive(Default)]
 pub struct Pace {
     sent: AtomicU32,
@@ -232,6 +241,31 @@ impl Pace {
     pub fn last(&self) -> Word {
         Word::Last(self.sent.load(Ordering::Relaxed))
     }
+}
+
+/// Before it is known, packets wait for the other end's link address, and nobody hears what becomes of them then.
+pub fn get_to_know(site: &Site, sender: &Joints, receiver: &mut Joints) {
+    let until = Instant::now() + LONG;
+    while count(receiver, &other_side(&site.ends), Reason::Answered) == 0 {
+        assert!(Instant::now() < until, "no word arrives");
+        inside(&site.network.publisher, || sender.say(&site.ends, Word::Last(0)).expect("said"));
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Waits when there is no room in the window. Returns how often it was told so.
+pub fn send_into_window(near: &UdpSocket, numbers: std::ops::Range<u32>) -> u64 {
+    let mut refused = 0;
+    for number in numbers {
+        let until = Instant::now() + LONG;
+        while let Err(error) = near.send(&message(number)) {
+            assert_eq!(error.raw_os_error(), Some(nix::libc::ENOBUFS), "{error}");
+            assert!(Instant::now() < until, "there is no room for message {number}");
+            refused += 1;
+            thread::sleep(Duration::from_micros(200));
+        }
+    }
+    refused
 }
 
 pub fn assert_all_once(got: &[u32], sent: u32) {
@@ -363,5 +397,198 @@ fn lists_are_swapped_without_loss() {
     assert_all_once(&got, SENT);
     for reason in [Reason::Stale, Reason::NoFunction, Reason::Late, Reason::Old] {
         assert_eq!(count(&mut receiver, &there, reason), 0, "{reason:?}");
+    }
+}
+
+pub const SELECTIVE: &[&str] = &["window", "number", "repair", "acknowledge"];
+pub const GO_BACK: &[&str] = &["window", "gobackn", "number", "acknowledge"];
+
+/// All comes once, in order where that is promised, and the sender is told when there is no room.
+#[test]
+fn windows_keep_what_they_promise() {
+    const SENT: u32 = 1500;
+    if !root("windows_keep_what_they_promise") {
+        return;
+    }
+    let unruly = |count: u64| match count % 37 {
+        3 | 4 | 20 => Fate::Lose,
+        9 => Fate::Hold,
+        13 => Fate::Double,
+        _ => Fate::Pass,
+    };
+    for (family, functions, packets) in
+        [(4, SELECTIVE, 64), (6, SELECTIVE, 256), (4, GO_BACK, 64), (6, GO_BACK, 16), (4, GO_BACK, 1)]
+    {
+        let site = Site::new("window", family);
+        let (near, far) = site.sockets();
+        match family {
+            4 => setsockopt(&near, sockopt::Ipv4RecvErr, &true).expect("errors"),
+            _ => setsockopt(&near, sockopt::Ipv6RecvErr, &true).expect("errors"),
+        }
+        let parameters = [
+            ("window", "packets", packets),
+            ("repair", "retry_us", 20_000),
+            ("repair", "tries", 0),
+            ("gobackn", "retry_us", 20_000),
+        ];
+        let [mut sender, mut receiver] = site.joints_of(functions, &parameters);
+        let (stop, ends) = (AtomicBool::new(false), site.ends);
+        let sent = if packets == 1 { SENT / 10 } else { SENT };
+        let wire = site.wire();
+        let (got, refused) = thread::scope(|scope| {
+            scope.spawn(|| wire.run(&stop, unruly));
+            get_to_know(&site, &sender, &mut receiver);
+            let receiving = scope.spawn(|| receive(&far, sent as usize));
+            let sending = scope.spawn(|| send_into_window(&near, 0..sent));
+            // As the daemon does when nothing is heard.
+            while !receiving.is_finished() || !sending.is_finished() {
+                thread::sleep(Duration::from_millis(20));
+                let known = sender.progress(&ends).expect("progress");
+                assert!(known.next.wrapping_sub(known.delivered) <= packets as u32, "{known:?}");
+                assert!(known.next.wrapping_sub(known.acked) <= 512, "{known:?}");
+                inside(&site.network.publisher, || sender.say(&ends, Word::Last(known.next)).expect("said"));
+            }
+            stop.store(true, Ordering::Relaxed);
+            (receiving.join().expect("messages"), sending.join().expect("sent"))
+        });
+        assert_all_once(&got, sent);
+        assert!(functions == SELECTIVE || got.is_sorted(), "out of order");
+        assert!(refused > 0 && count(&mut sender, &ends, Reason::WindowFull) == refused, "{refused}");
+        assert_eq!(count(&mut sender, &ends, Reason::Sent), u64::from(sent));
+        for reason in [Reason::Forged, Reason::Malformed, Reason::NoRoom, Reason::NoFunction] {
+            assert_eq!(count(&mut sender, &ends, reason), 0, "{reason:?}");
+            assert_eq!(count(&mut receiver, &other_side(&ends), reason), 0, "{reason:?}");
+        }
+        let known = sender.progress(&ends).expect("progress");
+        assert!(known.round_trip.is_some() && (known.losses > 0 || packets == 1), "{known:?}");
+    }
+}
+
+/// What one list has sent, and has not come, the next one repairs: Selective Repeat and Go-Back-N in turn, whatever is lost.
+#[test]
+fn windows_are_swapped_without_loss() {
+    const SENT: u32 = 3000;
+    if !root("windows_are_swapped_without_loss") {
+        return;
+    }
+    let site = Site::new("swapw", 4);
+    let (near, far) = site.sockets();
+    setsockopt(&near, sockopt::Ipv4RecvErr, &true).expect("errors");
+    let parameters =
+        [("repair", "retry_us", 20_000), ("repair", "tries", 0), ("gobackn", "retry_us", 20_000)];
+    let functions: Vec<_> = SELECTIVE.iter().chain(GO_BACK).copied().collect();
+    let [mut sender, mut receiver] = site.made(SELECTIVE, || joints_of(&functions, &parameters));
+    let (here, there, stop) = (site.ends, other_side(&site.ends), AtomicBool::new(false));
+    let wire = site.wire();
+    let (got, rounds) = thread::scope(|scope| {
+        scope.spawn(|| wire.run(&stop, |count| if count % 23 < 2 { Fate::Lose } else { Fate::Pass }));
+        get_to_know(&site, &sender, &mut receiver);
+        let receiving = scope.spawn(|| receive(&far, SENT as usize));
+        let sending = scope.spawn(|| send_into_window(&near, 0..SENT));
+        let mut rounds = 0;
+        while !receiving.is_finished() {
+            let next = list([GO_BACK, SELECTIVE][rounds % 2]);
+            let epoch = receiver.accept(&there, &next).expect("ready");
+            assert_eq!(sender.accept(&here, &next).expect("ready"), epoch);
+            sender.switch(&here, epoch).expect("switched");
+            receiver.switch(&there, epoch).expect("switched");
+            // Until nothing of the old epoch is under way.
+            let (sent, until) = (sender.progress(&here).expect("progress").next, Instant::now() + LONG);
+            while (sender.progress(&here).expect("progress").acked as i32).wrapping_sub(sent as i32) < 0 {
+                assert!(Instant::now() < until, "{:?}", sender.progress(&here));
+                thread::sleep(Duration::from_millis(5));
+                let last = Word::Last(sender.progress(&here).expect("progress").next);
+                inside(&site.network.publisher, || sender.say(&here, last).expect("said"));
+            }
+            sender.retire(&here, epoch ^ 1).expect("retired");
+            receiver.retire(&there, epoch ^ 1).expect("retired");
+            rounds += 1;
+        }
+        sending.join().expect("sent");
+        stop.store(true, Ordering::Relaxed);
+        (receiving.join().expect("messages"), rounds)
+    });
+    assert_all_once(&got, SENT);
+    assert!(rounds > 3, "{rounds}");
+}
+
+/// An application that does not read is not sent more than its socket has room for; when it reads, all comes.
+#[test]
+fn a_receiver_that_does_not_read_is_waited_for() {
+    const SENT: u32 = 1000;
+    if !root("a_receiver_that_does_not_read_is_waited_for") {
+        return;
+    }
+    let site = Site::new("room", 4);
+    let (near, far) = site.sockets();
+    setsockopt(&near, sockopt::Ipv4RecvErr, &true).expect("errors");
+    setsockopt(&far, sockopt::RcvBuf, &(64 << 10)).expect("a small buffer");
+    let [sender, mut receiver] = site.joints_of(SELECTIVE, &[("window", "packets", 256)]);
+    let stop = AtomicBool::new(false);
+    let wire = site.wire();
+    let got = thread::scope(|scope| {
+        scope.spawn(|| wire.run(&stop, |_| Fate::Pass));
+        get_to_know(&site, &sender, &mut receiver);
+        let sending = scope.spawn(|| send_into_window(&near, 0..SENT));
+        let word = || {
+            inside(&site.network.publisher, || sender.say(&site.ends, Word::Last(next(&sender, &site.ends))))
+        };
+        // Until it stands still, far below the window.
+        let (mut before, until) = (0, Instant::now() + LONG);
+        loop {
+            thread::sleep(Duration::from_millis(50));
+            let now = next(&sender, &site.ends);
+            if now > 0 && now == before {
+                break;
+            }
+            assert!(Instant::now() < until, "it does not end");
+            before = now;
+        }
+        assert!(before < 150, "{before} packets are more than there is room for");
+        let receiving = scope.spawn(|| receive(&far, SENT as usize));
+        while !receiving.is_finished() || !sending.is_finished() {
+            thread::sleep(Duration::from_millis(5));
+            word().expect("said");
+        }
+        stop.store(true, Ordering::Relaxed);
+        sending.join().expect("sent");
+        receiving.join().expect("messages")
+    });
+    assert_all_once(&got, SENT);
+}
+
+fn next(sender: &Joints, ends: &Ends) -> u32 {
+    sender.progress(ends).expect("progress").next
+}
+
+/// Nothing is sent again, and nearly everything comes.
+#[test]
+fn parity_makes_up_for_single_losses() {
+    const SENT: u32 = 2000;
+    if !root("parity_makes_up_for_single_losses") {
+        return;
+    }
+    for family in [4, 6] {
+        let site = Site::new("fec", family);
+        let (near, far) = site.sockets();
+        let [mut sender, mut receiver] = site.joints_of(&["number", "fec"], &[("fec", "packets", 8)]);
+        let stop = AtomicBool::new(false);
+        // One of 9 or none, parity packets included.
+        let lossy = |count: u64| if count % 9 == count / 9 % 9 { Fate::Lose } else { Fate::Pass };
+        let wire = site.wire();
+        let got = thread::scope(|scope| {
+            scope.spawn(|| wire.run(&stop, lossy));
+            let receiving = scope.spawn(|| receive(&far, SENT as usize));
+            send(&near, 0..SENT);
+            let got = receiving.join().expect("messages");
+            stop.store(true, Ordering::Relaxed);
+            got
+        });
+        assert_all_once(&got, SENT);
+        let there = other_side(&site.ends);
+        assert_eq!(count(&mut sender, &site.ends, Reason::Protected), u64::from(SENT) / 8);
+        let recovered = count(&mut receiver, &there, Reason::Recovered);
+        assert!(recovered >= u64::from(SENT) / 8 * 8 / 9 - 9, "{recovered} were recovered");
+        assert_eq!(count(&mut receiver, &there, Reason::Delivered) + recovered, u64::from(SENT));
     }
 }

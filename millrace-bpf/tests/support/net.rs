@@ -196,13 +196,23 @@ impl Capture {
     }
 
     /// Of frames that somebody has noted a flow's hash for, only the first byte.
-    #[allow(unsafe_code)]
     pub fn cut_hashed(&self) {
         // The hash as it is in the packet, SKF_AD_RXHASH: 0 if there is none.
-        const HASH: u32 = 0xffff_f000 + 32;
+        self.filter(0xffff_f000 + 32, 0, [0xffff, 1]);
+    }
+
+    /// What leaves alone: of the loopback interface everything is seen twice otherwise.
+    pub fn only_outgoing(&self) {
+        // SKF_AD_PKTTYPE, PACKET_OUTGOING.
+        self.filter(0xffff_f000 + 4, 4, [0xffff, 0]);
+    }
+
+    /// So many bytes where a word of the packet is as wanted, and so many where it is not.
+    #[allow(unsafe_code)]
+    fn filter(&self, word: u32, wanted: u32, [same, other]: [u32; 2]) {
         let filter = |code, jf, k| nix::libc::sock_filter { code, jt: 0, jf, k };
         let mut code =
-            [filter(0x20, 0, HASH), filter(0x15, 1, 0), filter(0x06, 0, 0xffff), filter(0x06, 0, 1)];
+            [filter(0x20, 0, word), filter(0x15, 1, wanted), filter(0x06, 0, same), filter(0x06, 0, other)];
         let program = nix::libc::sock_fprog { len: code.len() as u16, filter: code.as_mut_ptr() };
         // SAFETY: the kernel copies the program, whose length is that of `code`.
         let attached = unsafe {

@@ -14,11 +14,14 @@ use crate::{Error, Refusal};
 const OBJECT_MAX_BYTES: u64 = 4 << 20;
 const MANIFEST_MAX_BYTES: u64 = 64 << 10;
 
-const MANIFESTS: [(&str, &str); 3] = [
-    ("number", include_str!("../../functions/number.toml")),
-    ("order", include_str!("../../functions/order.toml")),
-    ("repair", include_str!("../../functions/repair.toml")),
-];
+macro_rules! manifests {
+    ($($name:literal),* $(,)?) => {
+        const MANIFESTS: &[(&str, &str)] =
+            &[$(($name, include_str!(concat!("../../functions/", $name, ".toml")))),*];
+    };
+}
+
+manifests!("number", "order", "window", "acknowledge", "repair", "partial", "gobackn", "fec", "congestion");
 
 /// One that may be loaded: its manifest is usable and its object is what that says.
 #[derive(Clone, Debug)]
@@ -46,6 +49,9 @@ pub struct Manifest {
     /// Functions that have to run before it.
     #[serde(default)]
     pub needs: Vec<String>,
+    /// Functions that have to run behind it.
+    #[serde(default)]
+    pub wants: Vec<String>,
     /// The oldest kernel that it was tried on.
     pub kernel: String,
     pub state_version: u32,
@@ -60,8 +66,18 @@ pub enum Service {
     Once,
     /// Nothing comes behind what was sent later.
     PartialOrder,
+    /// All that is delivered is in order, and without gaps.
+    Order,
     /// What is lost is sent again.
     Reliability,
+    /// What is lost is sent again, but for a bounded part of it.
+    PartialReliability,
+    /// What is lost may be made out of the rest.
+    Recovery,
+    /// No more is under way than there is room for.
+    FlowControl,
+    /// No more is under way than the path carries.
+    CongestionControl,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -74,7 +90,7 @@ impl Functions {
     /// A file is not usable, or a name comes twice.
     pub fn read(directories: &[PathBuf], keys: &[Key]) -> Result<Self, Error> {
         let mut functions = Self::default();
-        for (name, text) in MANIFESTS {
+        for &(name, text) in MANIFESTS {
             let image = FUNCTIONS.iter().find(|(known, _)| *known == name).map(|(_, image)| image.to_vec());
             let made = Manifest::parse(text)
                 .and_then(|manifest| Function::new(manifest, image.ok_or("it has no object")?));
@@ -138,6 +154,12 @@ impl Function {
             }
         }
         Ok(Self { identity: Identity::of(&image), manifest, image })
+    }
+
+    /// What a parameter has been compiled with.
+    pub(super) fn default_of(&self, parameter: &str) -> Option<u64> {
+        let object = joint::Function::open(&self.image).ok()?;
+        object.parameters().iter().find(|it| it.name == parameter).map(|it| it.default)
     }
 
     /// Ready to be given to the kernel, with these values instead of those that it was compiled with.

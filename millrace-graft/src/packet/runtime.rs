@@ -19,9 +19,12 @@ use crate::Error;
 
 /// Between two looks at budgets.
 const LOOK: Duration = Duration::from_secs(1);
-/// A session that has sent nothing for so long says what it has sent, a few times.
+/// A session that has sent nothing for so long says what it has sent, a few times; where it waits for acknowledgements, until
+/// they come, each time after twice as long.
 const PAUSE: Duration = Duration::from_millis(100);
 const LAST_WORDS: u32 = 5;
+/// Between two looks at that.
+const CLOCK: Duration = Duration::from_millis(20);
 
 /// What has happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,7 +75,19 @@ struct Sealed {
 #[derive(Default)]
 struct LastWords {
     next: u32,
+    acked: u32,
+    at_ns: u64,
     count: u32,
+}
+
+impl LastWords {
+    /// As long as nothing is heard: two round trips, and longer each time, as RFC 8085 has it.
+    fn patience(&self, tick: &Tick, is_waiting: bool) -> Duration {
+        match tick.round_trip {
+            Some(round_trip) if is_waiting => (2 * round_trip).max(CLOCK) * (1 << self.count.min(5)),
+            _ => PAUSE,
+        }
+    }
 }
 
 struct Place {
@@ -98,11 +113,7 @@ impl Runtime {
     /// Something of the settings cannot be had, or a graft is over its budget before it is used. Nothing is left then.
     pub fn start(settings: Settings) -> Result<Self, Error> {
         let mut joints = Joints::load()?;
-        for function in settings.functions.iter() {
-            let name = &function.manifest.name;
-            let values = settings.parameters.get(name).cloned().unwrap_or_default();
-            joints.add(function.open(&values)?).map_err(|error| function.refused(error))?;
-        }
+        load(&mut joints, &settings)?;
         for graft in settings.grafts.values() {
             check_budget(&mut joints, graft)?;
         }
@@ -137,6 +148,7 @@ impl Runtime {
         if settings.parameters != old.parameters || identities(&settings) != identities(old) {
             return Err(Error::Settings("functions and parameters do not change while it runs".to_owned()));
         }
+        load(&mut self.joints, &settings)?;
         for graft in settings.grafts.values().filter(|graft| old.grafts.get(&graft.name) != Some(*graft)) {
             check_budget(&mut self.joints, graft)?;
         }
@@ -268,8 +280,8 @@ impl Runtime {
                 self.joints.open_sealed(joint::Session { ends, key, list, budget_ns }, secret.word_key())?;
             }
         }
-        if graft.services.contains(&Service::Reliability) {
-            self.joints.set_clock(&ends, PAUSE)?;
+        if needs_clock(graft) {
+            self.joints.set_clock(&ends, CLOCK)?;
         }
         let agreement = Agreement::new(graft.list.id, ends.local < ends.remote);
         let (meter, said) = (Meter::default(), LastWords::default());
@@ -380,8 +392,7 @@ impl Runtime {
         live.swaps += 1;
         let session = live.session.name.clone();
         events.push(Event::Swapped { session, graft: name, took, cut: live.cut });
-        let needs_clock = graft.services.contains(&Service::Reliability);
-        self.joints.set_clock(ends, if needs_clock { PAUSE } else { Duration::ZERO })?;
+        self.joints.set_clock(ends, if needs_clock(&graft) { CLOCK } else { Duration::ZERO })?;
         Ok(self.joints.set_budget(ends, graft.budget_ns)?)
     }
 
@@ -398,13 +409,19 @@ impl Runtime {
     /// Without it, nobody would notice that the last packets before a pause were lost.
     fn say_last(&mut self, tick: &Tick) {
         let Some(live) = self.live.get_mut(&tick.ends) else { return };
-        let pause_ns = u64::try_from(PAUSE.as_nanos()).unwrap_or(u64::MAX);
-        if live.said.next != tick.next {
-            live.said = LastWords { next: tick.next, count: 0 };
+        let graft = self.settings.grafts.get(&live.session.graft);
+        let is_waiting = tick.acked != tick.next
+            && graft.is_some_and(|graft| graft.services.contains(&Service::FlowControl));
+        if live.said.next != tick.next || live.said.acked != tick.acked {
+            live.said = LastWords { next: tick.next, acked: tick.acked, at_ns: 0, count: 0 };
         }
-        let is_idle = tick.sent_ns > 0 && clock::monotonic_ns().saturating_sub(tick.sent_ns) > pause_ns;
-        if is_idle && live.said.count < LAST_WORDS {
+        let now_ns = clock::monotonic_ns();
+        let silent_since = tick.sent_ns.max(live.said.at_ns);
+        let silent = Duration::from_nanos(now_ns.saturating_sub(silent_since));
+        let is_idle = tick.sent_ns > 0 && silent > live.said.patience(tick, is_waiting);
+        if is_idle && (is_waiting || live.said.count < LAST_WORDS) {
             live.said.count += 1;
+            live.said.at_ns = now_ns;
             self.send(&tick.ends, joint::Word::Last(tick.next));
         }
     }
@@ -531,12 +548,34 @@ impl Why {
     }
 }
 
+/// Whether it has to say what was sent last, which the other end cannot know if it was lost.
+fn needs_clock(graft: &Graft) -> bool {
+    let needing = [Service::Reliability, Service::PartialReliability, Service::FlowControl];
+    needing.iter().any(|service| graft.services.contains(service))
+}
+
 /// One end was started anew, and the other was not.
 fn is_out_of_step(counts: &[(Reason, u64)]) -> bool {
     let count =
         |wanted: Reason| counts.iter().find(|(reason, _)| *reason == wanted).map_or(0, |(_, count)| *count);
     let refused = count(Reason::Stale) + count(Reason::Old);
     refused > 0 && count(Reason::Delivered) == 0
+}
+
+/// Functions that a graft names, and that are not there yet.
+fn load(joints: &mut Joints, settings: &Settings) -> Result<(), Error> {
+    let is_used = |name: &String| {
+        settings.grafts.values().any(|graft| graft.list.functions.iter().any(|it| it == name))
+    };
+    for function in settings.functions.iter() {
+        let name = &function.manifest.name;
+        if !is_used(name) || joints.has(name) {
+            continue;
+        }
+        let values = settings.parameters.get(name).cloned().unwrap_or_default();
+        joints.add(function.open(&values)?).map_err(|error| function.refused(error))?;
+    }
+    Ok(())
 }
 
 fn check_budget(joints: &mut Joints, graft: &Graft) -> Result<(), Error> {

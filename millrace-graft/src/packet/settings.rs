@@ -48,6 +48,9 @@ pub struct Session {
     pub cipher: Option<Cipher>,
 }
 
+/// Sessions that can keep what they have sent: `KEPT_SESSIONS` of `bpf/joint_kept.h`.
+const KEEPING_SESSIONS: usize = 16;
+
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Raw {
@@ -163,6 +166,15 @@ impl Settings {
                 ));
             }
             self.check_fallback(graft)?;
+            self.check_window(graft)?;
+        }
+        let keeping = self.grafts.values().find(|graft| graft.keeps());
+        if let Some(graft) = keeping.filter(|_| self.sessions.len() > KEEPING_SESSIONS) {
+            return wrong(format!(
+                "{} sessions, and graft {} keeps what it has sent: it can for {KEEPING_SESSIONS}",
+                self.sessions.len(),
+                graft.name
+            ));
         }
         let (mut names, mut ends) = (BTreeSet::new(), BTreeSet::new());
         for session in &self.sessions {
@@ -176,6 +188,23 @@ impl Settings {
                 .map_err(|error| Error::Settings(format!("session {}: {error}", session.name)))?;
         }
         Ok(())
+    }
+
+    /// An acknowledgement has to come before a window is full.
+    fn check_window(&self, graft: &Graft) -> Result<(), Error> {
+        let value = |function: &str, parameter: &str| {
+            graft.list.functions.iter().find(|name| *name == function)?;
+            let set = self.parameters.get(function).and_then(|values| values.get(parameter)).copied();
+            set.or_else(|| self.functions.find(function).ok()?.default_of(parameter))
+        };
+        match (value("acknowledge", "every"), value("window", "packets")) {
+            (Some(every), Some(packets)) if every > packets => Err(Error::Settings(format!(
+                "graft {}: a window of {packets} packets would be full before {every} are acknowledged: acknowledge.every is no more \
+                 than window.packets",
+                graft.name
+            ))),
+            _ => Ok(()),
+        }
     }
 
     fn check_fallback(&self, graft: &Graft) -> Result<(), Error> {
@@ -196,6 +225,14 @@ impl Settings {
     }
 }
 
+impl Graft {
+    /// What was sent, to send it again or to make other packets of it.
+    fn keeps(&self) -> bool {
+        let keeping = [Service::Reliability, Service::PartialReliability, Service::Recovery];
+        keeping.iter().any(|service| self.services.contains(service))
+    }
+}
+
 impl RawGraft {
     fn checked(self, functions: &Functions) -> Result<Graft, Error> {
         let wrong = |message: String| Error::Settings(format!("graft {}: {message}", self.name));
@@ -212,6 +249,10 @@ impl RawGraft {
             }
             if let Some(missing) = function.manifest.needs.iter().find(|needed| !before.contains(needed)) {
                 return Err(wrong(format!("function {name} needs {missing} in front of it")));
+            }
+            let behind = &self.functions[at + 1..];
+            if let Some(missing) = function.manifest.wants.iter().find(|wanted| !behind.contains(wanted)) {
+                return Err(wrong(format!("function {name} needs {missing} behind it")));
             }
             services.extend(&function.manifest.services);
             identities.extend(function.identity.to_string().into_bytes());
@@ -303,7 +344,8 @@ mod tests {
         let settings = parse(TEXT).expect("settings");
         let ids: BTreeSet<_> = settings.grafts.values().map(|graft| graft.list.id).collect();
         assert_eq!(ids.len(), 2);
-        assert_eq!(settings.grafts["complete"].services, [Service::Once, Service::Reliability].into());
+        let services = [Service::Once, Service::Reliability, Service::PartialReliability];
+        assert_eq!(settings.grafts["complete"].services, services.into());
         assert_eq!(settings.sessions[0].key[..3], [0, 0x11, 0x22]);
     }
 
@@ -324,16 +366,39 @@ mod tests {
     }
 
     #[test]
+    fn no_more_sessions_keep_packets_than_there_is_room_for() {
+        let session = |port: usize| {
+            format!(
+                "[[session]]\nname = \"{port}\"\nlocal = \"10.0.0.1:7000\"\nremote = \"10.0.0.3:{port}\"\nkey-file = \"key\"\ngraft = \"newest\"\n"
+            )
+        };
+        let more = |count: usize| TEXT.to_owned() + &(1..=count).map(session).collect::<String>();
+        parse(&more(15)).expect("16 in all");
+        let error = parse(&more(16)).expect_err("17");
+        assert!(
+            error.contains("17 sessions, and graft complete keeps what it has sent: it can for 16"),
+            "{error}"
+        );
+        let without = more(16).replace("\"number\", \"repair\"", "\"number\"");
+        parse(&without).expect("nothing is kept");
+    }
+
+    #[test]
     fn what_is_wrong_is_said() {
         let table = [
             ("[\"eth0\"]", "[]", "interface names at least one"),
             ("[\"number\", \"repair\"]", "[\"repair\"]", "function repair needs number in front of it"),
             ("[\"number\", \"repair\"]", "[\"repair\", \"number\"]", "repair needs number in front of it"),
+            (
+                "[\"number\", \"repair\"]",
+                "[\"window\", \"number\", \"repair\"]",
+                "function window needs acknowledge behind it",
+            ),
             ("[\"number\", \"repair\"]", "[\"number\", \"number\"]", "number is in it twice"),
             (
                 "[\"number\", \"repair\"]",
                 "[\"seal\"]",
-                "there is no function seal; there are: number, order, repair",
+                "there is no function seal; there are: acknowledge, congestion, fec, gobackn, number, order, partial, repair, window",
             ),
             ("fallback = \"newest\"", "fallback = \"complete\"", "does not have the service PartialOrder"),
             ("fallback = \"newest\"", "fallback = \"none\"", "there is no graft none"),
@@ -350,6 +415,11 @@ mod tests {
             ),
             ("key-file", "cipher = \"rot13\"\nkey-file", "unknown variant `rot13`"),
             ("[parameters.repair]", "[parameters.mend]", "there is no function mend"),
+            (
+                "functions = [\"number\", \"repair\"]",
+                "functions = [\"window\", \"number\", \"acknowledge\"]\n[parameters.window]\npackets = 2\n[parameters.acknowledge]\nevery = 3",
+                "a window of 2 packets would be full before 3 are acknowledged",
+            ),
         ];
         for (from, to, wanted) in table {
             let text = TEXT.replacen(from, to, 1);

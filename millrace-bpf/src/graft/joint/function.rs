@@ -14,6 +14,8 @@ use crate::raw;
 
 /// Maps that functions share with the dispatcher, by name.
 pub(super) const SHARED: [&str; 5] = ["works", "shared", "programs_tx", "programs_rx", "programs_repair"];
+/// The same, for those that need it.
+pub(super) const KEPT: &str = "kept_packets";
 const STATE: &str = "state";
 const OLD_STATE: &str = "old_state";
 /// What the name of the program ends with that moves state from the version before.

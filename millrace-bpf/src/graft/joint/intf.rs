@@ -39,6 +39,8 @@ mirror!(Tick = "joint_tick" {
     session: u32,
     next: u32,
     newest: u32,
+    acked: u32,
+    srtt_us: u32,
     pad: u32,
 });
 
@@ -46,10 +48,26 @@ mirror!(Word = "joint_word" { session: u32, number: u32, kind: u8, epoch: u8, pa
 
 mirror!(ClockCall = "joint_clock_call" { period_ns: u64, session: u32, error: i32 });
 
-/// `graft_shared` of a session that begins.
-pub(crate) fn shared_of(life: u32) -> Vec<u8> {
-    [&[0; 16 + 8 * WINDOW][..], &life.to_ne_bytes(), &[0; 4]].concat()
-}
+mirror!(Shared = "graft_shared" {
+    next: u32,
+    newest: u32,
+    sent_ns: u64,
+    seen: [[u64; 32]; WINDOW / 32],
+    complete: u32,
+    begun: u32,
+    birth: u32,
+    pad: u32,
+    acked: u32,
+    delivered: u32,
+    losses: u32,
+    recover: u32,
+    room: u32,
+    srtt_us: u32,
+    rttvar_us: u32,
+    min_rtt_us: u32,
+    acked_ns: u64,
+    went_ns: [[u64; 32]; WINDOW / 32],
+});
 
 #[cfg(test)]
 mod tests {
@@ -69,6 +87,7 @@ mod tests {
                 Tick::LAYOUT,
                 Word::LAYOUT,
                 ClockCall::LAYOUT,
+                Shared::LAYOUT,
             ],
         );
     }

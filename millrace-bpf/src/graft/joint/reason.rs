@@ -28,6 +28,10 @@ reasons! {
     LetIn = "let-in",
     /// The application gets it, without its frame.
     Delivered = "delivered",
+    /// The same, and it was made out of a parity packet.
+    Recovered = "recovered",
+    /// A parity packet, behind those that it protects.
+    Protected = "protected",
     /// A function of the list was not there: it went on with framing only.
     NoFunction = "no-function",
     /// A request that became the packet that it asked for.
@@ -60,4 +64,8 @@ reasons! {
     Replayed = "replayed",
     /// May be of a sealed session, but is in fragments or behind headers that are not followed.
     Fragment = "fragment",
+    /// Not sent: as much is under way as may be.
+    WindowFull = "window-full",
+    /// Behind one that is missing, where order is full.
+    OutOfTurn = "out-of-turn",
 }

@@ -10,6 +10,7 @@ mod host;
 mod negotiate;
 mod packets;
 mod redirect;
+mod repair;
 mod swap;
 
 use millrace_bpf::graft::{Control, SHIPPED};
@@ -34,6 +35,8 @@ enum Command {
     Negotiate(negotiate::Args),
     /// What it costs a connection on a good link to be carried, beside haproxy
     Redirect(redirect::Args),
+    /// Lost packets, sent again or made out of others: by window, loss and round trip
+    Repair(repair::Args),
     /// Time to swap grafts under a live transfer, of which nothing may be lost
     Swap(swap::Args),
 }
@@ -62,6 +65,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         }
         Command::Negotiate(args) => negotiate::run(args),
         Command::Redirect(args) => redirect::run(args),
+        Command::Repair(args) => repair::run(args),
         Command::Swap(args) => swap::run(args),
     }
 }

@@ -37,15 +37,6 @@ impl From<ReadError> for Broken {
     }
 }
 
-impl From<WriteError> for Broken {
-    fn from(error: WriteError) -> Self {
-        match error {
-            WriteError::Stopped(_) => Self::Reset,
-            _ => Self::Lost,
-        }
-    }
-}
-
 /// Both directions are used by one task, each for itself.
 pub struct Stream {
     pub sender: Sender,
@@ -56,6 +47,8 @@ pub struct Sender {
     stream: SendStream,
     /// What is to go, the first perhaps in part.
     batch: Vec<Bytes>,
+    /// The other end takes no more. Whether it is done or has reset the connection is told by what it has sent.
+    is_stopped: bool,
 }
 
 pub struct Receiver {
@@ -66,7 +59,7 @@ pub struct Receiver {
 impl Stream {
     pub fn new((sender, receiver): (SendStream, RecvStream)) -> Self {
         Self {
-            sender: Sender { stream: sender, batch: Vec::new() },
+            sender: Sender { stream: sender, batch: Vec::new(), is_stopped: false },
             receiver: Receiver { stream: receiver, decoder: Decoder::default() },
         }
     }
@@ -102,17 +95,25 @@ impl Sender {
     pub fn push(&mut self, frame: &Frame) {
         let mut bytes = Vec::new();
         frame.encode(&mut bytes);
-        self.batch.push(bytes.into());
+        self.push_bytes(bytes.into());
     }
 
     pub fn push_bytes(&mut self, bytes: Bytes) {
-        self.batch.push(bytes);
+        if !self.is_stopped {
+            self.batch.push(bytes);
+        }
     }
 
     /// Some of it. May be cancelled.
     pub async fn send(&mut self) -> Result<(), Broken> {
-        let written = self.stream.write_chunks(&mut self.batch).await?;
-        self.batch.drain(..written.chunks);
+        match self.stream.write_chunks(&mut self.batch).await {
+            Ok(written) => drop(self.batch.drain(..written.chunks)),
+            Err(WriteError::Stopped(_)) => {
+                self.is_stopped = true;
+                self.batch.clear();
+            }
+            Err(_) => return Err(Broken::Lost),
+        }
         Ok(())
     }
 

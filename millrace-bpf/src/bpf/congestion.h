@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* How many packets may be under way, after RFC 5681: additive increase, multiplicative decrease. It also compiles natively. */
+#ifndef MILLRACE_CONGESTION_H
+#define MILLRACE_CONGESTION_H
+
+#include "graft_packet.h"
+
+#define ONE_PACKET     256U /* windows are in fractions of a packet */
+#define WINDOW_LEAST   (2 * ONE_PACKET)
+#define WINDOW_MOST    (GRAFT_WINDOW * ONE_PACKET)
+#define TIMEOUT_LEAST  200000000ULL  /* ns; Linux has the same for TCP */
+#define TIMEOUT_AT_ALL 1000000000ULL /* while no round trip is known (RFC 6298) */
+
+struct congestion {
+	__u32 begun;
+	__u32 window;
+	__u32 threshold; /* from which on it grows slowly */
+	__u32 delivered; /* when it was looked at last, as losses */
+	__u32 losses;
+	__u32 pad;
+	__u64 since_ns; /* something has been under way since then, or since it was given up as lost */
+};
+
+static __always_inline __u64 congestion_timeout(const struct graft_shared *shared)
+{
+	__u64 ns = ((__u64)shared->srtt_us + 4 * (__u64)shared->rttvar_us) * 1000;
+
+	if (!shared->srtt_us)
+		return TIMEOUT_AT_ALL;
+	return ns < TIMEOUT_LEAST ? TIMEOUT_LEAST : ns;
+}
+
+static __always_inline void congestion_halve(struct congestion *own)
+{
+	own->threshold = own->window / 2 < WINDOW_LEAST ? WINDOW_LEAST : own->window / 2;
+}
+
+/* What has come since the last look makes it grow, a packet for each packet or for each window. */
+static __always_inline void congestion_grow(struct congestion *own, __u32 come)
+{
+	__u64 window = own->window;
+
+	if (own->window < own->threshold) {
+		window += (__u64)come * ONE_PACKET;
+		if (window > own->threshold)
+			window = own->threshold;
+	} else {
+		window += (__u64)come * ONE_PACKET * ONE_PACKET / own->window;
+	}
+	own->window = window > WINDOW_MOST ? WINDOW_MOST : window;
+}
+
+/* Looks at what the other end has said since the last time. Returns packets that may be under way, at least 1. */
+static __always_inline __u32 congestion_look(struct congestion *own, const struct graft_shared *shared,
+					     __u32 initial, __u64 now_ns)
+{
+	__u32 come = shared->delivered - own->delivered, under_way = shared->next - shared->delivered;
+	/* A window that is not used says nothing about the path (RFC 7661). */
+	int is_used = 2ULL * (under_way + come) * ONE_PACKET >= own->window;
+	__u64 heard_ns = shared->acked_ns > own->since_ns ? shared->acked_ns : own->since_ns;
+
+	if (!own->begun) {
+		own->begun = 1;
+		own->window = initial * ONE_PACKET;
+		own->threshold = WINDOW_MOST;
+		own->since_ns = now_ns;
+	} else if (under_way && now_ns > heard_ns && now_ns - heard_ns > congestion_timeout(shared)) {
+		congestion_halve(own);
+		own->window = ONE_PACKET;
+		own->since_ns = now_ns;
+	} else if (shared->losses != own->losses) {
+		congestion_halve(own);
+		own->window = own->threshold;
+	} else if (come && come <= GRAFT_WINDOW && is_used) {
+		congestion_grow(own, come);
+	}
+	if (!under_way)
+		own->since_ns = now_ns;
+	own->delivered = shared->delivered;
+	own->losses = shared->losses;
+	return own->window / ONE_PACKET;
+}
+
+#endif

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* Lets `window` have no more under way than the path carries: halves it at a loss, and adds a packet for each round trip without
+ * one, as TCP does. In front of `window`. It needs no part at the receiver: acknowledgements say it all.
+ */
+#include "congestion.h"
+
+struct congestion_config {
+	__u32 initial;
+};
+
+SEC(".rodata.config")
+const volatile struct congestion_config config = {
+	.initial = 10,
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, GRAFT_SESSIONS);
+	__type(key, __u32);
+	__type(value, struct congestion);
+} state SEC(".maps");
+
+SEC("tcx/egress")
+int congestion_tx(struct __sk_buff *skb)
+{
+	struct graft_work *work = graft_work(GRAFT_TX);
+	struct graft_shared *shared;
+	struct congestion *own;
+	__u32 session;
+
+	if (!work)
+		return GRAFT_PASS_tx;
+	session = work->session;
+	shared = graft_shared(work);
+	own = bpf_map_lookup_elem(&state, &session);
+	if (shared && own)
+		work->limit = congestion_look(own, shared, config.initial, bpf_ktime_get_ns());
+	return graft_next(skb, tx, work);
+}
+
+char LICENSE[] SEC("license")
+= "Dual BSD/GPL";

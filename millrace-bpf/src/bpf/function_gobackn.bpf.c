@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* Full order, and everything that was lost sent again, at the price of the packets behind it: the receiver takes the next
+ * packet and no other, and the sender repeats everything from the missing one on. Behind `window`, which has drawn the number,
+ * in front of `number`, which must not take note of what is not taken here, and of `acknowledge`.
+ *
+ * A request goes out when something is out of turn for the first time, when a repetition has a gap of its own, and again
+ * after `retry_us`. The sender turns it into all packets from there on, at TC ingress, without a process waking up.
+ */
+#include "joint_again.h"
+
+struct gobackn_config {
+	__u32 retry_us;
+};
+
+SEC(".rodata.config")
+const volatile struct gobackn_config config = {
+	.retry_us = 500000,
+};
+
+#define REPEAT_MAX 256 /* packets for one request */
+
+struct state {
+	__u32 asked; /* for this number */
+	__u32 has_asked;
+	__u32 latest;	/* that was out of turn */
+	__u32 repeated; /* from this number on */
+	__u64 asked_ns;
+	__u64 repeated_ns;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, GRAFT_SESSIONS);
+	__type(key, __u32);
+	__type(value, struct state);
+} state SEC(".maps");
+
+/* --- The sender --- */
+
+SEC("tcx/egress")
+int gobackn_tx(struct __sk_buff *skb)
+{
+	struct graft_work *work = graft_work(GRAFT_TX);
+
+	if (!work)
+		return GRAFT_PASS_tx;
+	keep(skb, work);
+	return graft_next(skb, tx, work);
+}
+
+struct repeating {
+	struct __sk_buff *skb;
+	struct graft_work *work;
+	struct graft_shared *shared;
+	__u32 failed;
+};
+
+static long repeat(__u32 index, struct repeating *repeating)
+{
+	struct __sk_buff *skb = repeating->skb;
+	__u32 number = repeating->work->number + index;
+
+	if (graft_not_before(number, repeating->shared->next) || !kept_find(repeating->work, number))
+		return 1;
+	/* Behind the one before, which is in the skb. What a full queue drops is lost as on the way. */
+	if (index && bpf_clone_redirect(skb, skb->ifindex, 0) < 0)
+		repeating->failed = 1;
+	skb->mark = repeating->work->mark;
+	repeating->shared->went_ns[number % GRAFT_WINDOW] = 0;
+	if (become(skb, repeating->work, number))
+		repeating->failed = 1;
+	return repeating->failed ? 1 : 0;
+}
+
+/* A request for what was never sent, or was acknowledged, and one that somebody sends again, do nothing. */
+static __always_inline int is_answered(const struct state *own, const struct graft_work *work,
+				       const struct graft_shared *shared)
+{
+	if (graft_not_before(work->number, shared->next) || !graft_not_before(work->number, shared->acked))
+		return 1;
+	return own->repeated_ns && own->repeated == work->number &&
+	       work->now_ns - own->repeated_ns < (__u64)shared->min_rtt_us * 500;
+}
+
+static __always_inline int go_back(struct __sk_buff *skb, struct graft_work *work,
+				   struct graft_shared *shared, struct state *own)
+{
+	struct repeating repeating = {.skb = skb, .work = work, .shared = shared};
+
+	if (is_answered(own, work, shared))
+		return GRAFT_ANSWERED;
+	own->repeated = work->number;
+	own->repeated_ns = work->now_ns;
+	if (turn(skb, work))
+		return GRAFT_NO_ROOM;
+	skb->mark = work->mark;
+	if (!kept_find(work, work->number))
+		return say_gone(skb, work, work->number) ? GRAFT_NO_ROOM : GRAFT_RESENT;
+	bpf_loop(REPEAT_MAX, repeat, &repeating, 0);
+	return repeating.failed ? GRAFT_NO_ROOM : GRAFT_RESENT;
+}
+
+/* --- The receiver --- */
+
+/* What it does not take may come again. */
+SEC("xdp.frags")
+int gobackn_rx(struct xdp_md *ctx)
+{
+	struct graft_work *work = graft_work(GRAFT_RX);
+
+	if (!work)
+		return GRAFT_PASS_rx;
+	work->is_marked_later = 1;
+	return graft_next(ctx, rx, work);
+}
+
+/* Whether a request for what is missing is due. */
+static __always_inline int is_due(struct state *own, const struct graft_work *work, __u32 missing)
+{
+	int is_new = !own->has_asked || own->asked != missing;
+	int is_again = work->now_ns - own->asked_ns > (__u64)config.retry_us * 1000;
+	/* The sender has gone back, and what it began with was lost again. */
+	int is_round = work->kind == GRAFT_DATA && !graft_not_before(work->number, own->latest + 1);
+
+	if (work->kind == GRAFT_DATA)
+		own->latest = work->number;
+	if (!is_new && !is_again && !is_round)
+		return 0;
+	own->has_asked = 1;
+	own->asked = missing;
+	own->asked_ns = work->now_ns;
+	return 1;
+}
+
+static __noinline int ask(struct __sk_buff *skb, struct graft_work *work, __u32 missing)
+{
+	struct letter letter = {.kind = GRAFT_REQUEST, .number = missing};
+	struct loan loan = {};
+
+	if (borrow(skb, work, &loan, 0))
+		return 0;
+	if (!finish(skb, work, &letter))
+		bpf_clone_redirect(skb, skb->ifindex, 0);
+	return give_back(skb, work, &loan);
+}
+
+SEC("tcx/ingress")
+int gobackn_repair(struct __sk_buff *skb)
+{
+	struct graft_work *work = graft_work(GRAFT_REPAIR);
+	struct graft_shared *shared;
+	__u32 session, missing;
+	struct state *own;
+
+	if (!work)
+		return GRAFT_PASS_repair;
+	shared = graft_shared(work);
+	session = work->session;
+	own = bpf_map_lookup_elem(&state, &session);
+	if (!shared || !own)
+		return graft_next(skb, repair, work);
+	if (work->kind == GRAFT_REQUEST)
+		return graft_done(skb, repair, work, go_back(skb, work, shared, own));
+	graft_advance(shared);
+	missing = shared->complete;
+	/* The sender has it no more: nothing would come any more otherwise. */
+	if (work->kind == GRAFT_GONE && work->number == missing &&
+	    graft_not_before(shared->newest, missing + 1))
+		shared->seen[missing % GRAFT_WINDOW] = GRAFT_GIVEN_UP | missing;
+	if (work->kind != GRAFT_DATA && work->kind != GRAFT_LAST)
+		return graft_next(skb, repair, work);
+	if (work->kind == GRAFT_DATA && work->number == missing) {
+		shared->seen[missing % GRAFT_WINDOW] = GRAFT_SEEN | missing;
+		return graft_next(skb, repair, work);
+	}
+	if (work->kind == GRAFT_LAST && graft_not_before(missing, work->number))
+		return graft_next(skb, repair, work);
+	if (is_due(own, work, missing) && ask(skb, work, missing))
+		return graft_done(skb, repair, work, GRAFT_NO_ROOM);
+	if (work->kind == GRAFT_LAST)
+		return graft_next(skb, repair, work);
+	return graft_done(skb, repair, work, GRAFT_OUT_OF_TURN);
+}
+
+char LICENSE[] SEC("license")
+= "Dual BSD/GPL";

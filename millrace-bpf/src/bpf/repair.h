@@ -1,0 +1,269 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Has lost packets sent again: `repair`, all of them, and `partial`, as many as it has to, as long as that is of use.
+ *
+ * The sender keeps its latest packets. The receiver asks for each number that is missing as soon as a newer one has come,
+ * and again after `retry_us`. A request is turned into the packet that it asks for, at TC ingress, without a process waking
+ * up; what is not kept any more is said to be gone. What is behind a gap is delivered at once: order is another function's
+ * matter.
+ *
+ * What is given up is not asked for any more, and not waited for by functions that need to know what is complete. If it comes
+ * nevertheless, `repair` has it delivered.
+ */
+#ifndef MILLRACE_REPAIR_H
+#define MILLRACE_REPAIR_H
+
+#include "joint_again.h"
+
+struct repair_config {
+	__u32 retry_us;
+	__u32 tries;		/* 0: no end */
+	__u32 deadline_ms;	/* after which a packet is given up if the bound allows it; 0: none */
+	__u32 give_up_permille; /* the bound, of all packets so far; 1000: none */
+};
+
+#define OPEN_MAX  GRAFT_WINDOW /* numbers that are asked for at the same time */
+#define OPEN_STEP 32	       /* of these, looked at for each packet */
+#define ASK_MAX	  8	       /* requests for one packet that came */
+
+struct open {
+	__u32 number;
+	__u32 tries; /* 0: free */
+	__u64 asked_ns;
+	__u64 since_ns;
+};
+
+struct state {
+	__u32 looked; /* the first number that was not looked for yet */
+	__u32 again;  /* the first number to look at again */
+	__u32 begun;
+	__u32 pad;
+	__u64 numbers; /* all that were looked for */
+	__u64 gave_up;
+	struct open open[OPEN_MAX];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, GRAFT_SESSIONS);
+	__type(key, __u32);
+	__type(value, struct state);
+} state SEC(".maps");
+
+/* --- The sender answers --- */
+
+static __always_inline int answer(struct __sk_buff *skb, struct graft_work *work, struct graft_shared *shared)
+{
+	/* Of what was never sent nothing is said. */
+	if (!shared || graft_not_before(work->number, shared->next))
+		return GRAFT_ANSWERED;
+	shared->went_ns[work->number % GRAFT_WINDOW] = 0;
+	if (turn(skb, work))
+		return GRAFT_NO_ROOM;
+	skb->mark = work->mark;
+	if (kept_find(work, work->number) ? become(skb, work, work->number)
+					  : say_gone(skb, work, work->number))
+		return GRAFT_NO_ROOM;
+	return GRAFT_RESENT;
+}
+
+/* --- The receiver asks --- */
+
+struct asking {
+	struct __sk_buff *skb;
+	struct graft_work *work;
+	struct graft_shared *shared;
+	struct state *state;
+	__u64 retry_ns;
+	__u64 deadline_ns;
+	__u32 tries;
+	__u32 permille;
+	__u32 count;
+	__u32 failed;
+	__u32 numbers[ASK_MAX];
+};
+
+static __always_inline void want(struct asking *asking, struct open *open, __u32 number)
+{
+	__u32 at = asking->count;
+
+	if (at >= ASK_MAX)
+		return;
+	asking->numbers[at & (ASK_MAX - 1)] = number;
+	asking->count = at + 1;
+	open->asked_ns = asking->work->now_ns;
+	if (open->tries < 0xffff)
+		open->tries++;
+}
+
+static __always_inline void give_up(struct asking *asking, struct open *open)
+{
+	__u64 *seen = &asking->shared->seen[open->number % GRAFT_WINDOW];
+	__u64 before = *seen;
+
+	open->tries = 0;
+	/* It may come at this moment. */
+	if (before == (GRAFT_SEEN | open->number) ||
+	    __sync_val_compare_and_swap(seen, before, GRAFT_GIVEN_UP | open->number) != before)
+		return;
+	asking->state->gave_up++;
+}
+
+static __always_inline int is_given_up(const struct asking *asking, const struct open *open)
+{
+	const struct state *state = asking->state;
+	__u64 now_ns = asking->work->now_ns;
+
+	if (asking->tries && open->tries >= asking->tries)
+		return 1;
+	return asking->deadline_ns && now_ns - open->since_ns >= asking->deadline_ns &&
+	       (state->gave_up + 1) * 1000 <= state->numbers * asking->permille;
+}
+
+/* What came meanwhile needs no asking for. */
+static long look_again(__u32 index, struct asking *asking)
+{
+	struct state *state = asking->state;
+	__u32 number = state->again;
+	struct open *open = &state->open[number & (OPEN_MAX - 1)];
+
+	if (asking->count >= ASK_MAX || graft_not_before(number, state->looked))
+		return 1;
+	state->again = number + 1;
+	if (!open->tries || open->number != number)
+		return 0;
+	if (!graft_is_missing(asking->shared, number))
+		open->tries = 0;
+	else if (is_given_up(asking, open))
+		give_up(asking, open);
+	else if (asking->work->now_ns - open->asked_ns > asking->retry_ns)
+		want(asking, open, number);
+	return 0;
+}
+
+static long look_at_next(__u32 index, struct asking *asking)
+{
+	struct state *state = asking->state;
+	__u32 number = state->looked;
+	struct open *open = &state->open[number & (OPEN_MAX - 1)];
+
+	if (graft_not_before(number, asking->shared->newest))
+		return 1;
+	/* Another CPU may have looked at it at this moment. */
+	if (graft_is_missing(asking->shared, number) && !(open->tries && open->number == number)) {
+		if (asking->count >= ASK_MAX)
+			return 1;
+		if (open->tries)
+			give_up(asking, open);
+		open->number = number;
+		open->tries = 0;
+		open->since_ns = asking->work->now_ns;
+		want(asking, open, number);
+	}
+	state->looked = number + 1;
+	state->numbers++;
+	return 0;
+}
+
+static __always_inline __u32 look(struct asking *asking)
+{
+	struct state *state = asking->state;
+	struct graft_shared *shared = asking->shared;
+
+	graft_advance(shared);
+	if (!state->begun) {
+		state->looked = shared->complete;
+		state->begun = 1;
+	}
+	/* What has come in order needs no look. */
+	if (!graft_not_before(state->looked, shared->complete)) {
+		state->numbers += shared->complete - state->looked;
+		state->looked = shared->complete;
+	}
+	bpf_loop(2 * ASK_MAX, look_at_next, asking, 0);
+	/* Round and round, what is missing for longest first. */
+	if (asking->work->kind == GRAFT_LAST || graft_not_before(state->again, state->looked) ||
+	    !graft_not_before(state->again, shared->complete))
+		state->again = shared->complete;
+	bpf_loop(asking->work->kind == GRAFT_LAST ? OPEN_MAX : OPEN_STEP, look_again, asking, 0);
+	graft_advance(shared);
+	return asking->count;
+}
+
+static long send_request(__u32 index, struct asking *asking)
+{
+	struct __sk_buff *skb = asking->skb;
+	struct letter letter = {.kind = GRAFT_REQUEST, .number = asking->numbers[index & (ASK_MAX - 1)]};
+
+	asking->failed |= finish(skb, asking->work, &letter) || bpf_clone_redirect(skb, skb->ifindex, 0);
+	return asking->failed ? 1 : 0;
+}
+
+/* The packet becomes each request in turn, and then itself again. */
+static __always_inline int ask(struct __sk_buff *skb, struct asking *asking)
+{
+	struct loan loan = {};
+
+	if (borrow(skb, asking->work, &loan, 0))
+		return 0;
+	bpf_loop(asking->count, send_request, asking, 0);
+	return give_back(skb, asking->work, &loan);
+}
+
+/* The number of a word GRAFT_LAST is that of the sender's next packet: those before it have been sent. */
+static __always_inline void believe(struct graft_shared *shared, __u32 next)
+{
+	if (graft_not_before(next, shared->newest))
+		shared->newest = next;
+}
+
+static __always_inline void hear_gone(struct asking *asking)
+{
+	__u32 number = asking->work->number;
+	struct open *open = &asking->state->open[number & (OPEN_MAX - 1)];
+
+	if (open->tries && open->number == number)
+		give_up(asking, open);
+}
+
+static __always_inline int repair_at_tx(struct __sk_buff *skb)
+{
+	struct graft_work *work = graft_work(GRAFT_TX);
+
+	if (!work)
+		return GRAFT_PASS_tx;
+	keep(skb, work);
+	return graft_next(skb, tx, work);
+}
+
+static __always_inline int repair_at_repair(struct __sk_buff *skb,
+					    const volatile struct repair_config *config)
+{
+	struct graft_work *work = graft_work(GRAFT_REPAIR);
+	struct asking asking = {.skb = skb, .work = work};
+	__u32 session;
+
+	if (!work)
+		return GRAFT_PASS_repair;
+	asking.shared = graft_shared(work);
+	if (work->kind == GRAFT_REQUEST)
+		return graft_done(skb, repair, work, answer(skb, work, asking.shared));
+	if (work->kind == GRAFT_ACK || work->kind == GRAFT_PARITY)
+		return graft_next(skb, repair, work);
+	session = work->session;
+	asking.state = bpf_map_lookup_elem(&state, &session);
+	if (!asking.state || !asking.shared)
+		return graft_next(skb, repair, work);
+	asking.retry_ns = (__u64)config->retry_us * 1000;
+	asking.deadline_ns = (__u64)config->deadline_ms * 1000000;
+	asking.tries = config->tries;
+	asking.permille = config->give_up_permille;
+	if (work->kind == GRAFT_GONE)
+		hear_gone(&asking);
+	if (work->kind == GRAFT_LAST)
+		believe(asking.shared, work->number);
+	if (look(&asking) && ask(skb, &asking))
+		return graft_done(skb, repair, work, GRAFT_NO_ROOM);
+	return graft_next(skb, repair, work);
+}
+
+#endif

@@ -1,0 +1,502 @@
+//! Functions one frame at a time: what they let through, and what they send themselves, which is caught on the loopback
+//! interface of a namespace, where test runs take place.
+
+use std::time::{Duration, Instant};
+
+use millrace_bpf::graft::joint::{Ends, FRAME_BYTES, Joint, Joints, Progress, Reason, Word};
+
+use crate::datagrams::{ETHERNET, PASS_ON, REDIRECT, SHOT, XDP_DROP, datagram, v4, v6};
+use crate::net::{Capture, check_frame, inside, ip, root};
+use crate::{count, counted, joints_of, list, open, other_side};
+
+/// `enum graft_kind`.
+const DATA: u8 = 0;
+const REQUEST: u8 = 1;
+const ACK: u8 = 3;
+const GONE: u8 = 4;
+const PARITY: u8 = 5;
+const ACK_BYTES: usize = 88;
+
+/// Two ends, and what their functions send.
+struct Pair {
+    namespace: String,
+    capture: Capture,
+    sender: Joints,
+    receiver: Joints,
+    ends: Ends,
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        ip(&format!("netns del {}", self.namespace));
+    }
+}
+
+/// What became of a packet at the receiver.
+#[derive(Debug)]
+struct Arrival {
+    reason: Reason,
+    frame: Vec<u8>,
+    /// Kinds and frames of what the receiver has sent.
+    sent: Vec<(u8, Vec<u8>)>,
+}
+
+impl Pair {
+    fn new(name: &str, ends: Ends, functions: &[&str], parameters: &[(&str, &str, u64)]) -> Self {
+        let namespace = format!("mr-{}-{name}", std::process::id());
+        ip(&format!("netns add {namespace}"));
+        ip(&format!("-n {namespace} link set lo mtu 1500 up"));
+        let [mut sender, mut receiver] = [0, 1].map(|_| joints_of(functions, parameters));
+        open(&mut sender, ends, functions);
+        open(&mut receiver, other_side(&ends), functions);
+        let capture = Capture::on(&namespace, "lo");
+        capture.only_outgoing();
+        Self { capture, namespace, sender, receiver, ends }
+    }
+
+    /// An application sends; with what a function sends beside it.
+    fn send(&mut self, payload: &[u8]) -> (Reason, i32, Vec<(u8, Vec<u8>)>) {
+        let before = counted(&mut self.sender, &self.ends);
+        let frame = datagram(&self.ends, payload);
+        let run = inside(&self.namespace, || self.sender.run(Joint::Tx, &frame)).expect("a run");
+        let now = counted(&mut self.sender, &self.ends);
+        let reason =
+            now.iter().find(|it| !before.contains(it) && it.0 != Reason::SentByUs).expect("a reason").0;
+        let mut sent = caught(&self.capture);
+        if run.verdict == PASS_ON {
+            sent.push((kind(&run.frame), run.frame));
+        }
+        (reason, run.verdict, sent)
+    }
+
+    /// What must leave alone, with its frame.
+    fn frame(&mut self, payload: &[u8]) -> Vec<u8> {
+        let (reason, verdict, mut sent) = self.send(payload);
+        assert_eq!((reason, verdict, sent.len()), (Reason::Sent, PASS_ON, 1));
+        sent.remove(0).1
+    }
+
+    fn at_receiver(&mut self, frame: &[u8]) -> Arrival {
+        arrive(&self.namespace, &mut self.receiver, &other_side(&self.ends), frame, &self.capture)
+    }
+
+    fn at_sender(&mut self, frame: &[u8]) -> Arrival {
+        arrive(&self.namespace, &mut self.sender, &self.ends, frame, &self.capture)
+    }
+
+    /// As the sender's daemon says it.
+    fn last(&self, next: u32) -> Vec<u8> {
+        datagram(&self.ends, &self.sender.word(&self.ends, Word::Last(next)).expect("a word"))
+    }
+
+    fn known(&self) -> Progress {
+        self.sender.progress(&self.ends).expect("progress")
+    }
+
+    fn come(&self) -> Progress {
+        self.receiver.progress(&other_side(&self.ends)).expect("progress")
+    }
+}
+
+fn arrive(namespace: &str, joints: &mut Joints, ends: &Ends, frame: &[u8], capture: &Capture) -> Arrival {
+    let before = counted(joints, ends);
+    let rx = inside(namespace, || joints.run(Joint::Rx, frame)).expect("a run");
+    let run = match rx.verdict {
+        XDP_DROP => rx,
+        _ => inside(namespace, || joints.run(Joint::Repair, frame)).expect("a run"),
+    };
+    let now = counted(joints, ends);
+    let is_new = |it: &&(Reason, u64)| !before.contains(it) && it.0 != Reason::LetIn;
+    let reason = now.iter().find(is_new).expect("a reason").0;
+    Arrival { reason, frame: run.frame, sent: caught(capture) }
+}
+
+fn caught(capture: &Capture) -> Vec<(u8, Vec<u8>)> {
+    capture
+        .frames()
+        .into_iter()
+        .filter(|frame| check_frame(frame))
+        .map(|frame| (kind(&frame), frame))
+        .collect()
+}
+
+fn udp_at(frame: &[u8]) -> usize {
+    ETHERNET + if frame[12..14] == [8, 0] { 20 } else { 40 }
+}
+
+fn payload(frame: &[u8]) -> &[u8] {
+    let at = udp_at(frame);
+    let bytes = usize::from(u16::from_be_bytes([frame[at + 4], frame[at + 5]]));
+    &frame[at + 8..at + bytes]
+}
+
+fn kind(frame: &[u8]) -> u8 {
+    let payload = payload(frame);
+    payload[payload.len() - FRAME_BYTES + 1] >> 1 & 15
+}
+
+fn number(frame: &[u8]) -> u32 {
+    let payload = payload(frame);
+    let at = payload.len() - FRAME_BYTES + 4;
+    u32::from_be_bytes(*payload[at..].first_chunk().expect("a number"))
+}
+
+fn kinds(sent: &[(u8, Vec<u8>)]) -> Vec<(u8, u32)> {
+    sent.iter().map(|(kind, frame)| (*kind, number(frame))).collect()
+}
+
+const SELECTIVE: &[&str] = &["window", "number", "repair", "acknowledge"];
+const GO_BACK: &[&str] = &["window", "gobackn", "number", "acknowledge"];
+
+/// No more leaves than may be under way, what is refused has no number, and acknowledgements make room.
+#[test]
+fn a_window_bounds_what_is_under_way() {
+    if !root("a_window_bounds_what_is_under_way") {
+        return;
+    }
+    for (ends, size) in [(v4(), 1), (v4(), 4), (v6(), 4), (v4(), 256)] {
+        let mut pair = Pair::new("window", ends, SELECTIVE, &[("window", "packets", size)]);
+        let frames: Vec<_> = (0..size).map(|at| pair.frame(&[at as u8; 100])).collect();
+        let (reason, verdict, sent) = pair.send(b"one too many");
+        assert_eq!((reason, verdict, sent.len()), (Reason::WindowFull, SHOT, 0));
+        assert_eq!(pair.known().next, size as u32);
+        let arrival = pair.at_receiver(&frames[0]);
+        assert_eq!(arrival.reason, Reason::Delivered);
+        assert_eq!(kinds(&arrival.sent), [(ACK, 1)]);
+        let plain = datagram(&ends, &[0; 100]);
+        assert_eq!(arrival.frame[..plain.len()], plain);
+        let heard = pair.at_sender(&arrival.sent[0].1);
+        assert_eq!((heard.reason, heard.sent.len()), (Reason::Answered, 0));
+        let known = pair.known();
+        assert_eq!((known.acked, known.delivered, known.losses), (1, 1, 0));
+        assert!(known.round_trip.is_some() && known.round_trip == known.least_round_trip);
+        pair.frame(b"room for one");
+        assert_eq!(pair.send(b"one too many").0, Reason::WindowFull);
+    }
+}
+
+/// What has come, what is missing, and what came late; then the same acknowledgements again, and others that somebody made.
+#[test]
+fn acknowledgements_say_what_has_come_and_nothing_else_does() {
+    if !root("acknowledgements_say_what_has_come_and_nothing_else_does") {
+        return;
+    }
+    for ends in [v4(), v6()] {
+        let mut pair = Pair::new("ack", ends, SELECTIVE, &[]);
+        let frames: Vec<_> = (0..8).map(|at| pair.frame(&[at; 33])).collect();
+        // Arrivals; what is acknowledged then, and what is known to have come.
+        let table = [(0, 1, 1), (2, 1, 2), (3, 1, 3), (1, 4, 4), (7, 4, 5), (6, 4, 6)];
+        let mut acks = Vec::new();
+        for (which, acked, delivered) in table {
+            let arrival = pair.at_receiver(&frames[which]);
+            assert_eq!(arrival.reason, Reason::Delivered);
+            let (_, ack) = arrival.sent.iter().find(|(kind, _)| *kind == ACK).expect("an acknowledgement");
+            assert_eq!(pair.at_sender(ack).reason, Reason::Answered);
+            let known = pair.known();
+            assert_eq!((known.acked, known.delivered), (acked, delivered), "behind {which}");
+            acks.push(ack.clone());
+        }
+        let known = pair.known();
+        for ack in &acks {
+            assert_eq!(pair.at_sender(ack).reason, Reason::Answered);
+            assert_eq!(pair.known(), known, "an old one says nothing new");
+        }
+        // Every bit of what it says, of its tag, and of the frame.
+        let ack = acks.last().expect("one");
+        let from = ack.len() - FRAME_BYTES - ACK_BYTES;
+        for at in from..ack.len() {
+            let mut forged = ack.clone();
+            forged[at] ^= 1 << (at % 8);
+            let reason = pair.at_sender(&forged).reason;
+            assert!(matches!(reason, Reason::Forged | Reason::Malformed), "{at}: {reason:?}");
+        }
+        // What one said, in the frame of another; and back to where it came from.
+        let mut mixed = acks[0].clone();
+        mixed[from..from + ACK_BYTES].copy_from_slice(&ack[from..from + ACK_BYTES]);
+        assert_eq!(pair.at_sender(&mixed).reason, Reason::Forged);
+        let mut back = datagram(&ends, &[0; ACK_BYTES + FRAME_BYTES]);
+        let head = back.len() - ACK_BYTES - FRAME_BYTES;
+        back[head..].copy_from_slice(&ack[from..]);
+        let progress = pair.come();
+        assert_eq!(pair.at_receiver(&back).reason, Reason::Forged);
+        assert_eq!((pair.known(), pair.come()), (known, progress));
+    }
+}
+
+#[test]
+fn an_acknowledgement_is_for_so_many_packets() {
+    if !root("an_acknowledgement_is_for_so_many_packets") {
+        return;
+    }
+    let mut pair = Pair::new("every", v4(), SELECTIVE, &[("acknowledge", "every", 4)]);
+    let frames: Vec<_> = (0..9).map(|at| pair.frame(&[at; 33])).collect();
+    let acked: Vec<_> = frames[..8].iter().map(|frame| kinds(&pair.at_receiver(frame).sent)).collect();
+    assert_eq!(acked.concat(), [(ACK, 4), (ACK, 8)]);
+    assert_eq!(acked[3].len() + acked[7].len(), 2);
+    assert_eq!(pair.at_receiver(&frames[8]).sent.len(), 0);
+    // A word of the sender's daemon asks for it.
+    let last = pair.last(9);
+    assert_eq!(kinds(&pair.at_receiver(&last).sent), [(ACK, 9)]);
+}
+
+/// The receiver takes what is next; the sender repeats everything from what is missing on.
+#[test]
+fn go_back_n_repeats_everything_from_a_gap_on() {
+    if !root("go_back_n_repeats_everything_from_a_gap_on") {
+        return;
+    }
+    for ends in [v4(), v6()] {
+        let mut pair = Pair::new("gobackn", ends, GO_BACK, &[]);
+        let payloads: Vec<_> = (0..6u8).map(|at| vec![at; 20 + 211 * usize::from(at)]).collect();
+        let frames: Vec<_> = payloads.iter().map(|payload| pair.frame(payload)).collect();
+        let taken = pair.at_receiver(&frames[0]);
+        assert_eq!((taken.reason, kinds(&taken.sent)), (Reason::Delivered, vec![(ACK, 1)]));
+        let gap = pair.at_receiver(&frames[2]);
+        assert_eq!((gap.reason, kinds(&gap.sent)), (Reason::OutOfTurn, vec![(REQUEST, 1)]));
+        // Once: the others were under way when it was noticed.
+        for frame in &frames[3..] {
+            let gap = pair.at_receiver(frame);
+            assert_eq!((gap.reason, gap.sent.len()), (Reason::OutOfTurn, 0));
+        }
+        let request = gap.sent[0].1.clone();
+        let mut repeated = pair.at_sender(&request);
+        assert_eq!(repeated.reason, Reason::Resent);
+        let last = (DATA, repeated.frame.clone());
+        repeated.sent.push(last);
+        assert_eq!(kinds(&repeated.sent), (1..6).map(|at| (DATA, at)).collect::<Vec<_>>());
+        for (at, (_, frame)) in (1..).zip(&repeated.sent) {
+            assert!(check_frame(frame));
+            assert_eq!(payload(frame)[..payloads[at].len()], payloads[at]);
+        }
+        // The first of the repetition is lost: asked for again at once.
+        let again = pair.at_receiver(&repeated.sent[1].1);
+        assert_eq!((again.reason, kinds(&again.sent)), (Reason::OutOfTurn, vec![(REQUEST, 1)]));
+        for (at, (_, frame)) in (1..).zip(&repeated.sent) {
+            let taken = pair.at_receiver(frame);
+            assert_eq!((taken.reason, kinds(&taken.sent)), (Reason::Delivered, vec![(ACK, at + 1)]));
+            // Not twice.
+            assert_eq!(pair.at_receiver(frame).reason, Reason::Duplicate);
+        }
+        // Requests for what has come or was never sent do nothing.
+        let ack = pair.last(6);
+        let ack = pair.at_receiver(&ack).sent.remove(0).1;
+        assert_eq!(pair.at_sender(&ack).reason, Reason::Answered);
+        for request in [request, ask(&pair, 6), ask(&pair, 1 << 31)] {
+            let answer = pair.at_sender(&request);
+            assert_eq!((answer.reason, answer.sent.len()), (Reason::Answered, 0));
+        }
+    }
+}
+
+fn ask(pair: &Pair, number: u32) -> Vec<u8> {
+    let there = other_side(&pair.ends);
+    datagram(&there, &pair.receiver.word(&there, Word::Request(number)).expect("a word"))
+}
+
+/// What is not kept is said to be gone, and not waited for.
+#[test]
+fn what_is_gone_is_not_waited_for() {
+    if !root("what_is_gone_is_not_waited_for") {
+        return;
+    }
+    for functions in [SELECTIVE, GO_BACK] {
+        let mut pair = Pair::new("gone", v4(), functions, &[]);
+        let (here, there) = (pair.ends, other_side(&pair.ends));
+        for (joints, ends) in [(&mut pair.sender, here), (&mut pair.receiver, there)] {
+            joints.close(&ends).expect("closed");
+            open(joints, ends, &["number"]);
+        }
+        // Sent without being kept; then by another list.
+        let lost = pair.frame(b"lost");
+        let next = list(functions);
+        pair.receiver.accept(&there, &next).expect("ready");
+        pair.sender.accept(&here, &next).expect("ready");
+        pair.sender.switch(&here, 1).expect("switched");
+        let frame = pair.frame(b"second");
+        let asked = pair.at_receiver(&frame).sent;
+        assert_eq!(kinds(&asked)[0], (REQUEST, 0));
+        let answer = pair.at_sender(&asked[0].1);
+        assert_eq!((answer.reason, kind(&answer.frame), number(&answer.frame)), (Reason::Resent, GONE, 0));
+        let heard = pair.at_receiver(&answer.frame);
+        assert_eq!(heard.reason, Reason::Answered);
+        let complete = if functions == SELECTIVE { 2 } else { 1 };
+        assert_eq!(kinds(&heard.sent), [(ACK, complete)]);
+        // It may have been late only: the list that it was sent by is still taken.
+        assert_eq!(pair.at_receiver(&lost).reason, Reason::Delivered);
+    }
+}
+
+/// Numbers come again when a session begins anew; what was kept of them before does not.
+#[test]
+fn a_session_that_begins_anew_keeps_nothing_of_before() {
+    if !root("a_session_that_begins_anew_keeps_nothing_of_before") {
+        return;
+    }
+    for functions in [SELECTIVE, GO_BACK] {
+        let mut pair = Pair::new("anew", v4(), functions, &[]);
+        pair.frame(b"before");
+        pair.frame(b"before, too");
+        let (here, there) = (pair.ends, other_side(&pair.ends));
+        pair.sender.replace(&here, &list(functions), 0).expect("anew");
+        pair.receiver.replace(&there, &list(functions), 0).expect("anew");
+        pair.frame(b"afterwards");
+        let again = pair.at_sender(&ask(&pair, 0));
+        assert_eq!((again.reason, &payload(&again.frame)[..10]), (Reason::Resent, &b"afterwards"[..]));
+        let again = pair.at_sender(&ask(&pair, 1));
+        assert_eq!((again.reason, again.sent.len()), (Reason::Answered, 0));
+    }
+}
+
+/// After the deadline as many are given up as the bound allows, and the others are asked for without end.
+#[test]
+fn no_more_is_given_up_than_the_bound_allows() {
+    const LONG: Duration = Duration::from_secs(60);
+    if !root("no_more_is_given_up_than_the_bound_allows") {
+        return;
+    }
+    let partial: &[&str] = &["window", "number", "partial", "acknowledge"];
+    let parameters = [
+        ("partial", "retry_us", 1000),
+        ("partial", "deadline_ms", 5),
+        ("partial", "give_up_permille", 50),
+        ("window", "packets", 256),
+    ];
+    let mut pair = Pair::new("partial", v4(), partial, &parameters);
+    let frames: Vec<_> = (0..101).map(|at| pair.frame(&[at; 33])).collect();
+    for frame in frames.iter().enumerate().filter(|(at, _)| at % 10 != 9).map(|(_, frame)| frame) {
+        assert_eq!(pair.at_receiver(frame).reason, Reason::Delivered);
+    }
+    let last = pair.last(101);
+    // 5 of 100, the first one not counted: numbers 9, 19, 29, 39 and 49.
+    let until = Instant::now() + LONG;
+    while pair.come().complete < 59 {
+        assert!(Instant::now() < until, "nothing is given up: {:?}", pair.come());
+        pair.at_receiver(&last);
+    }
+    let (until, mut requests) = (Instant::now() + Duration::from_millis(50), 0);
+    while Instant::now() < until {
+        let asked = pair.at_receiver(&last).sent;
+        requests += asked.iter().filter(|(kind, _)| *kind == REQUEST).count();
+    }
+    assert_eq!(pair.come().complete, 59, "more than the bound was given up");
+    assert!(requests > 0, "it is asked for again");
+    assert_eq!(pair.at_receiver(&frames[59]).reason, Reason::Delivered);
+    assert_eq!(pair.come().complete, 69);
+    // What was given up is late from then on.
+    assert_eq!(pair.at_receiver(&frames[9]).reason, Reason::Late);
+    // The others are still there to be sent.
+    let requests = pair.at_receiver(&last).sent.into_iter().filter(|(kind, _)| *kind == REQUEST);
+    let copies: Vec<_> = requests.map(|(_, request)| pair.at_sender(&request).frame).collect();
+    assert!(copies.iter().all(|copy| kind(copy) == DATA));
+}
+
+/// One packet that is missing comes out of the parity packet, byte for byte, wherever it was in its block.
+#[test]
+fn parity_becomes_what_is_missing() {
+    if !root("parity_becomes_what_is_missing") {
+        return;
+    }
+    let sizes = [[10, 10, 10, 10], [1, 200, 33, 1001], [1424, 7, 1, 2]];
+    for ends in [v4(), v6()] {
+        for sizes in sizes {
+            let sizes = sizes.map(|bytes| if ends.local.is_ipv4() { bytes } else { bytes.min(1404) });
+            for lost in 0..4 {
+                let mut pair = Pair::new("fec", ends, &["number", "fec"], &[("fec", "packets", 4)]);
+                let payloads =
+                    sizes.map(|bytes| (0..bytes).map(|at| (at ^ (bytes * 7)) as u8).collect::<Vec<_>>());
+                let (frames, parity) = block(&mut pair, &payloads);
+                for (_, frame) in frames.iter().enumerate().filter(|(at, _)| *at != lost) {
+                    assert_eq!(pair.at_receiver(frame).reason, Reason::Delivered);
+                }
+                let got = pair.at_receiver(&parity);
+                assert_eq!(got.reason, Reason::Recovered, "{sizes:?}, {lost}");
+                let plain = datagram(&ends, &payloads[lost]);
+                assert_eq!(got.frame[..plain.len()], plain, "{sizes:?}, {lost}");
+                // Neither it nor the parity packet does anything more.
+                assert_eq!(pair.at_receiver(&frames[lost]).reason, Reason::Duplicate);
+                assert_eq!(pair.at_receiver(&parity).reason, Reason::Answered);
+            }
+        }
+    }
+}
+
+/// The frames of a block, and its parity packet, which leaves behind the last of them.
+fn block(pair: &mut Pair, payloads: &[Vec<u8>]) -> (Vec<Vec<u8>>, Vec<u8>) {
+    let (last, others) = payloads.split_last().expect("some");
+    let mut frames: Vec<_> = others.iter().map(|payload| pair.frame(payload)).collect();
+    let (reason, verdict, sent) = pair.send(last);
+    assert!(matches!(reason, Reason::Sent | Reason::Protected) && verdict == PASS_ON, "{reason:?}");
+    let end = payloads.len() as u32 - 1;
+    assert_eq!(kinds(&sent), [(DATA, end), (PARITY, end)]);
+    assert!(sent.iter().all(|(_, frame)| check_frame(frame)));
+    frames.push(sent[0].1.clone());
+    (frames, sent[1].1.clone())
+}
+
+#[test]
+fn parity_is_of_no_use_for_more_or_less_than_one() {
+    if !root("parity_is_of_no_use_for_more_or_less_than_one") {
+        return;
+    }
+    let payloads: Vec<_> = (0..4u8).map(|at| vec![at; 50]).collect();
+    let functions: &[&str] = &["number", "fec", "order"];
+    for (arrivals, want) in [
+        (&[0usize, 1, 2, 3][..], Reason::Answered),
+        (&[0, 3], Reason::Answered),
+        (&[], Reason::Answered),
+        // What order has no use for any more.
+        (&[0, 2, 3], Reason::Late),
+        (&[0, 1, 2], Reason::Recovered),
+    ] {
+        let mut pair = Pair::new("fecs", v4(), functions, &[("fec", "packets", 4)]);
+        let (frames, parity) = block(&mut pair, &payloads);
+        for at in arrivals {
+            assert_eq!(pair.at_receiver(&frames[*at]).reason, Reason::Delivered);
+        }
+        assert_eq!(pair.at_receiver(&parity).reason, want, "{arrivals:?}");
+    }
+    // Too long for the interface with what a parity packet has in addition: the packet itself has left, and the
+    // other one goes to no interface.
+    let mut pair = Pair::new("fecl", v4(), functions, &[("fec", "packets", 2)]);
+    pair.frame(b"short");
+    let (reason, verdict, sent) = pair.send(&[7; 1456]);
+    assert_eq!((reason, verdict, kinds(&sent)), (Reason::Sent, REDIRECT, vec![(DATA, 1)]));
+    assert_eq!(count(&mut pair.sender, &v4(), Reason::TooLong), 1);
+    // Too long itself: it has no number.
+    assert_eq!(pair.send(&[7; 1457]).0, Reason::TooLong);
+    assert_eq!(pair.known().next, 2);
+}
+
+/// It begins with a few packets, and what has come makes it grow. What else it does is native: tests/parsers.rs.
+#[test]
+fn congestion_bounds_a_window() {
+    if !root("congestion_bounds_a_window") {
+        return;
+    }
+    let functions: &[&str] = &["congestion", "window", "number", "repair", "acknowledge"];
+    let mut pair = Pair::new("cc", v4(), functions, &[("window", "packets", 256)]);
+    let frames = fill(&mut pair);
+    assert_eq!(frames.len(), 10);
+    deliver(&mut pair, &frames);
+    assert_eq!(fill(&mut pair).len(), 20);
+}
+
+/// As many packets as the window lets through.
+fn fill(pair: &mut Pair) -> Vec<Vec<u8>> {
+    let plain = datagram(&pair.ends, b"payload");
+    let runs = || {
+        let sent = std::iter::repeat_with(|| pair.sender.run(Joint::Tx, &plain).expect("a run"));
+        sent.take_while(|run| run.verdict == PASS_ON).map(|run| run.frame).collect()
+    };
+    inside(&pair.namespace, runs)
+}
+
+/// To the receiver, and its acknowledgements back.
+fn deliver(pair: &mut Pair, frames: &[Vec<u8>]) {
+    for frame in frames {
+        let sent = pair.at_receiver(frame).sent;
+        for (_, ack) in sent.iter().filter(|(kind, _)| *kind == ACK) {
+            assert_eq!(pair.at_sender(ack).reason, Reason::Answered);
+        }
+    }
+}

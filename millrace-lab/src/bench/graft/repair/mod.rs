@@ -1,0 +1,88 @@
+//! `bench graft repair`: what functions that repair are worth, by window, loss and round trip.
+
+mod datagrams;
+mod delay;
+mod window;
+
+use std::path::PathBuf;
+
+use anyhow::ensure;
+use serde_json::Value;
+
+use crate::bench::site::{SUBSCRIBERS_LINK, Site};
+use crate::bench::table::write_json;
+use crate::bench::usage::warn_if_busy;
+use crate::lab::{Directions, Topology};
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// What is measured: Selective Repeat against Go-Back-N by window, or the delay of messages
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "window,delay", value_name = "PART")]
+    parts: Vec<Part>,
+    /// Packets that may be under way
+    #[arg(long, value_delimiter = ',', default_value = "16,64,128,256", value_name = "COUNT")]
+    windows: Vec<u32>,
+    /// Loss of the link, at random, in the direction of the data
+    #[arg(long, value_delimiter = ',', default_value = "1,2,5", value_name = "PERCENT")]
+    loss: Vec<f64>,
+    /// Round trips of windows
+    #[arg(long, value_delimiter = ',', default_value = "50,300", value_name = "MS")]
+    rtt_ms: Vec<u32>,
+    /// Round trip of messages
+    #[arg(long, default_value_t = 300, value_name = "MS")]
+    delay_rtt_ms: u32,
+    /// Loss that messages meet
+    #[arg(long, default_value_t = 2.0, value_name = "PERCENT")]
+    delay_loss: f64,
+    /// Messages a second
+    #[arg(long, default_value_t = 200, value_name = "COUNT")]
+    rate: u32,
+    /// Bytes of a packet, or of a message
+    #[arg(long, default_value_t = 200)]
+    bytes: usize,
+    /// Of each run
+    #[arg(long, default_value_t = 20)]
+    seconds: u64,
+    /// Runs of each
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Write the rows here
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    Window,
+    Delay,
+}
+
+pub fn run(args: Args) -> anyhow::Result<()> {
+    ensure!(
+        args.rounds > 0 && args.seconds > 0 && args.rate > 0,
+        "--rounds, --seconds and --rate are at least 1"
+    );
+    ensure!(args.windows.iter().all(|packets| (1..=256).contains(packets)), "--windows are from 1 to 256");
+    ensure!((16..=1400).contains(&args.bytes), "--bytes are from 16 to 1400");
+    let mut losses = args.loss.iter().chain([&args.delay_loss]);
+    ensure!(losses.all(|loss| (0.0..100.0).contains(loss)), "losses are from 0 to less than 100 %");
+    warn_if_busy()?;
+    let mut rows: Vec<Value> = Vec::new();
+    for part in &args.parts {
+        let (part, text) = match part {
+            Part::Window => window::run(&args)?,
+            Part::Delay => delay::run(&args)?,
+        };
+        rows.extend(part);
+        print!("{text}");
+    }
+    args.json.as_deref().map_or(Ok(()), |path| write_json(path, &rows))
+}
+
+/// Two ends with a link between them, which loses in the direction of the data.
+fn site(rtt_ms: u32, loss: f64) -> anyhow::Result<Site> {
+    let mut topology = Topology::standard(1, 1);
+    topology.impair(SUBSCRIBERS_LINK, Directions::Both, &format!("delay={}us", u64::from(rtt_ms) * 500))?;
+    topology.impair(SUBSCRIBERS_LINK, Directions::Forward, &format!("loss={loss}%"))?;
+    Site::new(&topology)
+}
