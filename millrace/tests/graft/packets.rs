@@ -96,6 +96,10 @@ fn sessions_are_seen_from_outside() {
         crate::site::ip(&format!("-n {} link set lo up", site.namespaces[side]));
     });
     let (near, far) = (Packets::start(&site, 0), Packets::start(&site, 1));
+    // One end has its keys a moment before the other one.
+    for daemon in [&near, &far] {
+        wait_for("keys", || daemon.get("/status").contains("\"has_keys\":true").then_some(()));
+    }
     let (from, to) = (udp(&site, 0), udp(&site, 1));
     let mut buffer = [0; 64];
     for number in 0..10_u8 {
