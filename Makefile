@@ -7,7 +7,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 # Seconds of fuzzing, shared by all targets.
 TIME ?= 60
 
-.PHONY: help setup build demo lint test peers endurance fuzz model kernels soak bench pictures picture web web-test clean-lab install install-gate examples
+.PHONY: help setup build demo demo-graft lint test peers endurance fuzz model kernels soak bench pictures picture web web-test clean-lab install install-gate examples
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -22,6 +22,10 @@ build: setup ## the release binary, target/release/millrace
 demo: setup ## live video from a publisher through the relay to two players, with both engines
 	cargo build --profile demo --locked -p millrace
 	@scripts/demo.sh
+
+demo-graft: setup ## curl and a web server over a path like a satellite's: plain TCP, and carried (root)
+	cargo build --profile demo --locked -p millrace
+	@scripts/demo-graft.sh
 
 lint: setup ## formatting and lints
 	@scripts/lint.sh

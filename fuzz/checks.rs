@@ -9,6 +9,11 @@ use std::ops::RangeInclusive;
 use bytes::{Bytes, BytesMut};
 use millrace_proto::{
     graft::{
+        carry::{
+            WINDOW_MAX,
+            frame::{Decoder, Frame as Carried},
+            ledger::{Incoming, Outgoing},
+        },
         evidence,
         judge::{Wants, judge},
         message::{Message as Said, Side, Statement},
@@ -32,7 +37,8 @@ use millrace_proto::{
 type Check = fn(&[u8]);
 
 /// Every check by the name of its fuzz target and of its directory of fixtures.
-pub const ALL: [(&str, Check); 9] = [
+pub const ALL: [(&str, Check); 10] = [
+    ("graft_carry", graft_carry),
     ("graft_message", graft_message),
     ("moq_message", moq_message),
     ("moq_object", moq_object),
@@ -43,6 +49,52 @@ pub const ALL: [(&str, Check); 9] = [
     ("transport_params", transport_params),
     ("web_session", web_session),
 ];
+
+/// A carried connection's stream is the same however it is cut, and what it says harms no ledger.
+pub fn graft_carry(data: &[u8]) {
+    let Some((size, stream)) = data.split_first() else { return };
+    let whole = carried(stream, stream.len().max(1));
+    let pieces = carried(stream, usize::from(*size).max(1));
+    assert_eq!(whole, pieces);
+    let (mut out, mut inn) = (Outgoing::default(), Incoming::default());
+    out.take(vec![0; 1000].into());
+    out.end();
+    while out.give(300).is_some() {}
+    for frame in whole.0 {
+        let done = match frame {
+            Carried::Data(bytes) => inn.receive(bytes),
+            Carried::End => inn.end(),
+            Carried::Confirm { delivered } => out.confirm(delivered),
+            Carried::Accepted { received } | Carried::Resume { received, .. } => out.rewind(received),
+            _ => Ok(()),
+        };
+        if done.is_err() {
+            break;
+        }
+        assert!(out.unconfirmed() <= 1000 && inn.waiting() <= WINDOW_MAX);
+    }
+}
+
+/// With neighbouring data as one, and whether all of it was frames.
+fn carried(mut stream: &[u8], size: usize) -> (Vec<Carried>, bool) {
+    let (mut decoder, mut frames) = (Decoder::default(), Vec::<Carried>::new());
+    while !stream.is_empty() {
+        let (piece, rest) = stream.split_at(size.min(stream.len()));
+        stream = rest;
+        decoder.push(Bytes::copy_from_slice(piece));
+        loop {
+            match (decoder.frame(), frames.last_mut()) {
+                (Err(_), _) => return (frames, false),
+                (Ok(None), _) => break,
+                (Ok(Some(Carried::Data(more))), Some(Carried::Data(before))) => {
+                    *before = [&before[..], &more].concat().into();
+                }
+                (Ok(Some(frame)), _) => frames.push(frame),
+            }
+        }
+    }
+    (frames, true)
+}
 
 /// The draft that a byte stands for.
 fn draft(byte: u8) -> Draft {

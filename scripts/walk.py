@@ -84,6 +84,7 @@ SHORT = {
     "bench graft swap": "--rounds 50",
     "bench graft fct": "--sizes-kib 64 --loss 0 --rtt-ms 20 --rounds 1",
     "bench graft fairness": "--seconds 3 --rounds 1 --buffers 1",
+    "bench graft redirect": "--rounds 1 --messages 50 --seconds 1",
     "lab hostile all": "--rounds 1",
 }
 # What cannot be run here.
@@ -101,6 +102,7 @@ PARSED = [
 ONLY_PARSED = {
     "docs/measurements.md": "what was measured, in hours",
     "docs/dependencies.md": "no commands",
+    "docs/carried.md": "wants daemons on two hosts; millrace/tests/graft/carried.rs has them",
 }
 # Words that stand for something, by page.
 RENAMED = {

@@ -1,8 +1,11 @@
 //! Grafts: transport functions that are loaded while TCP runs. Congestion controls from object files
-//! ([`Control`]), agreement with peers and settings of new sockets ([`Tcp`]), and the sockets that live ([`Sockets`]).
+//! ([`Control`]), agreement with peers and settings of new sockets ([`Tcp`]), the sockets that live ([`Sockets`]), and
+//! connections that are led to a broker ([`hook::Hook`]).
 
+mod attachment;
 mod control;
 mod error;
+pub mod hook;
 mod intf;
 pub mod joint;
 mod object;

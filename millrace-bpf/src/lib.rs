@@ -14,7 +14,9 @@
 //! | `gate` | XDP, TC egress | [`gate::Gate`] | admits or drops QUIC traffic in front of a server |
 //! | `graft_tcp`, `graft_sockets` | sock_ops, TCP iterator | [`graft::Tcp`], [`graft::Sockets`] | agree with peers in TCP options, set and read sockets |
 //! | `graft_hybla`, `graft_westwood`, `graft_longhaul`, `graft_pcc` | struct_ops | [`graft::Control`] | congestion controls, of the pool that is shipped |
+//! | `graft_hook` | cgroup connect and names, sock_ops | [`graft::hook::Hook`] | leads connections to a broker that carries them, and shows true addresses |
 //! | `joint` | XDP, TC both ways | [`graft::joint::Joints`] | frames datagrams of sessions, and has their functions run |
+//! | `seal` | as `joint` | [`graft::joint::Joints`] | its stages that seal and open, loaded with the first sealed session |
 //! | `function_number`, `function_order`, `function_repair` | as `joint` | [`graft::joint::Function`] | functions on packets, of the pool that is shipped |
 //! | `root` | XDP | none | shares an interface between gate and joints |
 //! | `cost` | tracepoints, functions, perf events | [`cost::Cost`] | times networking and samples its stacks |

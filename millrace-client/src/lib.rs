@@ -37,7 +37,7 @@
 mod again;
 mod alternates;
 pub mod broadcast;
-mod congestion;
+pub mod congestion;
 pub mod dial;
 pub mod generate;
 mod keep;

@@ -124,6 +124,12 @@ impl Runtime {
         if cgroup.as_ref() != Some(&self.cgroup) {
             return Err(Error::Settings("cgroup does not change while it runs".to_owned()));
         }
+        // What is carried would be cut off.
+        if let (Some(old), Some(new)) = (&self.settings.carry, &settings.carry)
+            && old != new
+        {
+            return Err(Error::Settings("[carry] does not change while it runs: start it anew".to_owned()));
+        }
         let pool = Pool::read(&settings.pool, &settings.trusted_keys)?;
         known(&settings, &pool)?;
         let needed = present(&settings, &pool);
@@ -258,6 +264,15 @@ impl Runtime {
         })
     }
 
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Whose sockets.
+    pub fn cgroup(&self) -> &FilePath {
+        &self.cgroup
+    }
+
     pub fn paths(&self) -> Vec<status::Path> {
         self.monitor.paths()
     }
@@ -286,6 +301,7 @@ impl Runtime {
             age_s: Some(age_ns as f64 / 1e9),
             path,
             agreement,
+            ..Why::default()
         })
     }
 

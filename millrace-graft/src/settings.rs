@@ -2,23 +2,26 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
     ops::RangeInclusive,
     path::{Path, PathBuf},
 };
 
 use millrace_bpf::{
     gate::{ParseError, Prefix},
-    graft::{self as kernel, RULES},
+    graft::{self as kernel, RULES, hook::Lead},
 };
 use serde::{Deserialize, Serialize};
 
 pub use self::{
     agreement::{Agreement, Fetch, Peer, Trust},
+    carry::{Carry, Tier},
     probe::Probe,
 };
 use crate::{Error, identity::Key};
 
 mod agreement;
+mod carry;
 pub mod probe;
 
 /// Of a congestion control's name.
@@ -44,6 +47,8 @@ pub struct Settings {
     pub agreement: Option<Agreement>,
     /// Paths that are probed again and again.
     pub probes: Vec<Probe>,
+    /// What is carried for applications.
+    pub carry: Option<Carry>,
 }
 
 /// A graft that is loaded whether or not a rule uses it.
@@ -66,7 +71,7 @@ pub enum Agree {
     Bound,
 }
 
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Side {
     Client,
@@ -81,6 +86,7 @@ pub struct Rule {
     pub ports: Vec<RangeInclusive<u16>>,
     pub peers: Vec<Prefix>,
     pub agree: Agree,
+    pub tier: Tier,
     /// Of the pool.
     pub graft: Option<String>,
     /// Of the pool: what the peer's side is to use, if it is to be bound.
@@ -121,6 +127,7 @@ struct Raw {
     fetch: Vec<agreement::RawFetch>,
     #[serde(default)]
     probe: Vec<probe::Raw>,
+    carry: Option<carry::Raw>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -131,6 +138,8 @@ struct RawRule {
     port: Many<Port>,
     peer: Option<Many<String>>,
     agree: Option<RawAgree>,
+    #[serde(default)]
+    tier: Tier,
     graft: Option<String>,
     peer_graft: Option<String>,
     congestion: Option<String>,
@@ -223,7 +232,9 @@ impl Settings {
             .map(|key| key.parse().map_err(|error| format!("trusted-keys: {key:?} {error}")));
         let mut classes = raw.class.unwrap_or_else(default_classes);
         classes.sort_by_key(|class| class.min_rtt_us);
-        let agreement = Agreement::of(raw.agreement, raw.peer, raw.fetch, directory)?;
+        let carry = raw.carry.map(carry::Raw::checked).transpose()?;
+        let carry_hears = carry.as_ref().map(|carry| carry.listen.is_some());
+        let agreement = Agreement::of(raw.agreement, raw.peer, raw.fetch, carry_hears, directory)?;
         let settings = Self {
             pool: raw.pool.iter().map(|path| directory.join(path)).chain(fetched_to(&agreement)).collect(),
             trusted_keys: keys.collect::<Result<_, _>>()?,
@@ -233,6 +244,7 @@ impl Settings {
             classes,
             agreement,
             probes: probe::all(raw.probe)?,
+            carry,
         };
         settings.check()?;
         Ok(settings)
@@ -255,6 +267,7 @@ impl Settings {
             ));
         }
         self.check_agreement()?;
+        self.check_carry()?;
         match self.classes.first() {
             Some(class) if class.min_rtt_us == 0 => Ok(()),
             _ => Err("one class has min-rtt-us = 0".to_owned()),
@@ -279,6 +292,21 @@ impl Settings {
         Ok(())
     }
 
+    fn check_carry(&self) -> Result<(), String> {
+        let mut addresses = BTreeSet::new();
+        for peer in self.agreement.iter().flat_map(|it| &it.peers) {
+            if let Some(address) = peer.all_addresses().find(|address| !addresses.insert(*address)) {
+                return Err(format!("peer {}: another peer has the address {address}", peer.name));
+            }
+        }
+        let mut carried = self.rules.iter().filter(|rule| rule.tier == Tier::Carried);
+        match (&self.carry, &self.agreement, carried.next()) {
+            (None, _, Some(rule)) => Err(format!("rule {}: tier = \"carried\" wants [carry]", rule.name)),
+            (Some(_), None, _) => Err("[carry] wants an [agreement] with this host's key".to_owned()),
+            _ => Ok(()),
+        }
+    }
+
     /// For the control connections themselves, so that it is known whether options come through to each peer.
     pub(crate) fn own_rules(&self) -> Vec<kernel::Rule> {
         let Some(agreement) = &self.agreement else { return Vec::new() };
@@ -296,6 +324,11 @@ impl Settings {
         let clients = called.into_iter().map(|port| rule(kernel::Side::Client, port));
         let server = agreement.listen.map(|at| rule(kernel::Side::Server, at.port()));
         clients.chain(server).collect()
+    }
+
+    /// Rules of this side whose connections are carried.
+    pub fn carried(&self, side: Side) -> impl Iterator<Item = &Rule> {
+        self.rules.iter().filter(move |rule| rule.tier == Tier::Carried && rule.side == side)
     }
 
     /// One that is to come from a peer.
@@ -361,6 +394,7 @@ impl RawRule {
             ports,
             peers,
             agree,
+            tier: self.tier,
             graft: self.graft,
             peer_graft: self.peer_graft,
             congestion: self.congestion,
@@ -401,6 +435,19 @@ impl Rule {
                 settings: settings.clone(),
             })
             .collect()
+    }
+}
+
+impl Rule {
+    /// Pairs of a port and a peer that are led to the broker.
+    pub fn leads(&self) -> impl Iterator<Item = Lead> {
+        let lead = |peer: &Prefix, ports: &RangeInclusive<u16>| Lead { peer: *peer, ports: ports.clone() };
+        self.peers.iter().flat_map(move |peer| self.ports.iter().map(move |ports| lead(peer, ports)))
+    }
+
+    /// Whether it is for this port and this peer.
+    pub fn is_for(&self, port: u16, peer: IpAddr) -> bool {
+        self.leads().any(|lead| lead.ports.contains(&port) && kernel::covers(lead.peer, peer))
     }
 }
 

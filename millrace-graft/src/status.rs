@@ -1,6 +1,9 @@
 //! What a runtime is doing, as data.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+};
 
 pub use millrace_proto::graft::message::{Host, Nat, Verdict};
 use serde::{Deserialize, Serialize};
@@ -30,6 +33,55 @@ pub struct Status {
     pub negotiations: BTreeMap<String, u64>,
     /// Connections of which the two ends tell different things, by how.
     pub downgrades: BTreeMap<String, u64>,
+    /// What is carried, if anything is to be.
+    pub carry: Option<Carry>,
+}
+
+/// Connections of applications that go by carriers.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+#[serde(default)]
+pub struct Carry {
+    /// Where peers' carriers come in.
+    pub listen: Option<SocketAddr>,
+    /// By the name of what became of them, at this host's applications.
+    pub verdicts: BTreeMap<String, u64>,
+    pub carriers: Vec<Carrier>,
+    /// Connections that are carried now; those of this host's applications, and those to its servers.
+    pub connections: u64,
+    pub connections_max: u64,
+    /// How connections ended: `done`, or why not.
+    pub ended: BTreeMap<String, u64>,
+    /// Connections that went on with another carrier.
+    pub resumed: u64,
+    /// Of applications' bytes, those that were confirmed by the other end.
+    pub sent_bytes: u64,
+    pub received_bytes: u64,
+    /// Sent and not confirmed.
+    pub kept_bytes: u64,
+}
+
+/// To a peer.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+#[serde(default)]
+pub struct Carrier {
+    pub peer: String,
+    /// `warm`, `suspect` (nothing comes back: nothing is led), `full`, `cold`.
+    pub state: String,
+    /// Why it is not warm.
+    pub detail: String,
+    /// Since it is so.
+    pub age_s: f64,
+    /// Hosts that are reached by it.
+    pub addresses: Vec<IpAddr>,
+    pub rtt_us: u64,
+    pub window_bytes: u64,
+    pub mtu: u16,
+    pub sent_packets: u64,
+    pub lost_packets: u64,
+    /// Its own, with its acknowledgements and what keeps it warm.
+    pub sent_bytes: u64,
+    pub received_bytes: u64,
+    pub connections: u64,
 }
 
 /// A peer of the settings.
@@ -141,4 +193,6 @@ pub struct Why {
     pub path: Option<Path>,
     /// What was agreed on by TLS.
     pub agreement: Option<Peer>,
+    /// By what its connections are carried, if they are to be.
+    pub carrier: Option<Carrier>,
 }

@@ -67,6 +67,15 @@ fn each_is_measured() {
     assert!(swap["bytes_sent"].as_u64().is_some_and(|bytes| bytes > 0), "{swap}");
     assert_eq!(swap["bytes_sent"], swap["bytes_received"]);
 
+    let led = rows("each_is_measured", "redirect --rounds 1 --messages 50 --seconds 0.2").expect("root");
+    let way = |name: &str| led.iter().find(|row| row["way"] == name);
+    let (direct, carried) = way("TCP").zip(way("carried")).expect("both");
+    for row in [direct, carried] {
+        assert!(row["one_way_us"]["p50"].as_f64().is_some_and(|us| us > 0.0), "{row}");
+        assert!(row["gbit_s"]["median"].as_f64().is_some_and(|gbit| gbit > 0.0), "{row}");
+    }
+    assert!(carried["added_per_host_p50_us"].is_number() && direct["added_per_host_p50_us"].is_null());
+
     let plot = tempfile::NamedTempFile::with_suffix(".svg").expect("a file");
     let arguments = "fct --controls cubic,mr_hybla,none --cells 64:0:20,64:1:10 --labs 2 --rounds 1 --plot ";
     let timed = rows("each_is_measured", &format!("{arguments}{}", plot.path().display())).expect("root");

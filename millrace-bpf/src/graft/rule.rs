@@ -122,7 +122,7 @@ pub(super) fn address(words: [u8; 16]) -> IpAddr {
 }
 
 /// The prefix 0.0.0.0/0 is all of IPv4, and ::/0 is all there is.
-fn masked(prefix: Prefix) -> ([u8; 16], [u8; 16]) {
+pub(super) fn masked(prefix: Prefix) -> ([u8; 16], [u8; 16]) {
     let bits = match prefix.address() {
         IpAddr::V4(_) => 96 + u32::from(prefix.bits()),
         IpAddr::V6(_) => u32::from(prefix.bits()),

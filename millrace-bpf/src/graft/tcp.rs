@@ -1,21 +1,19 @@
 //! TCP connections of a cgroup: agreement with their peers in options, and settings of this side's sockets.
 
-use std::fs::File;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 use std::time::Duration;
 
-use libbpf_rs::{Link, MapCore, MapFlags};
+use libbpf_rs::{MapCore, MapFlags};
 
+use super::attachment::Attachment;
 use super::pins::Pins;
 use super::rule::{RULES, Rule, Side, address, words};
 use super::{Error, intf};
 use crate::clock;
-use crate::fork::{Kept, keep_from_children};
 use crate::intf::Plain;
 use crate::object::{Loaded, embedded, write};
-use crate::raw::detach;
 
 /// A map, and what errors call it.
 const WHAT: &str = "rules";
@@ -121,22 +119,6 @@ pub struct Tcp {
     generation: u32,
 }
 
-struct Attachment {
-    _kept: Kept,
-    link: Link,
-    /// It stays when this ends.
-    pinned: bool,
-}
-
-impl Drop for Attachment {
-    fn drop(&mut self) {
-        // A cgroup that is gone took the link along.
-        if !self.pinned {
-            let _ = detach(self.link.as_fd());
-        }
-    }
-}
-
 impl Tcp {
     pub fn load() -> Result<Self, Error> {
         let object = embedded!("graft_tcp.bpf.o").open()?.load()?;
@@ -148,21 +130,14 @@ impl Tcp {
     /// A server is asked of when it begins to listen: one that listens already is to be told by
     /// [`Sockets`](super::Sockets).
     pub fn attach(&mut self, cgroup: &Path) -> Result<(), Error> {
-        let path = || cgroup.display().to_string();
-        let directory = File::open(cgroup).map_err(|source| Error::NoCgroup { path: path(), source })?;
-        let program = self.object.program("graft_tcp")?;
-        let link = program
-            .attach_cgroup(directory.as_fd().as_raw_fd())
-            .map_err(|source| Error::Cgroup { path: path(), source })?;
-        self.links.push(Attachment { _kept: keep_from_children(&link), link, pinned: false });
+        self.links.push(Attachment::new(&self.object.program("graft_tcp")?, cgroup)?);
         Ok(())
     }
 
     /// Its attachment stays when this process ends, with the rules that are in force then.
     pub fn keep(&mut self, pins: &Pins) -> Result<(), Error> {
         if let Some(attachment) = self.links.last_mut() {
-            pins.put(PIN, attachment.link.as_fd())?;
-            attachment.pinned = true;
+            attachment.pin(pins, PIN)?;
         }
         Ok(())
     }

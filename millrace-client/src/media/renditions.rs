@@ -64,7 +64,8 @@ impl Renditions {
             return Ok(());
         }
         let all: Vec<_> = std::mem::take(&mut state.described).into_values().flatten().collect();
-        let configurations = all.iter().filter_map(|it| Some((it.track.name.clone(), it.configuration.clone()?)));
+        let configurations =
+            all.iter().filter_map(|it| Some((it.track.name.clone(), it.configuration.clone()?)));
         let configurations: BTreeMap<_, _> = configurations.collect();
         let catalog = msf::Catalog::new(all.into_iter().map(|it| it.track).collect());
         let hang = hang::Catalog::of(&catalog, &configurations).to_json()?;

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeSet,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -53,6 +53,18 @@ pub struct Peer {
     pub wants: Wants,
     /// Whether the path to it is probed, where it is called.
     pub probe: bool,
+    /// Where its broker is called; `None`: it calls.
+    pub carry: Option<SocketAddr>,
+    /// That its key stands for, besides the one of `carry`.
+    pub addresses: Vec<IpAddr>,
+}
+
+impl Peer {
+    /// Of its host, as far as the settings know.
+    pub fn all_addresses(&self) -> impl Iterator<Item = IpAddr> {
+        let called = self.carry.map(|at| at.ip()).filter(|at| !self.addresses.contains(at));
+        called.into_iter().chain(self.addresses.iter().copied())
+    }
 }
 
 /// How a peer is known.
@@ -90,6 +102,9 @@ pub(super) struct RawPeer {
     min_memory_mib: u64,
     min_kernel: Option<String>,
     probe: Option<bool>,
+    carry: Option<String>,
+    #[serde(default)]
+    addresses: Vec<IpAddr>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -100,10 +115,12 @@ pub(super) struct RawFetch {
 }
 
 impl Agreement {
+    /// `carry_hears`: whether carriers of peers come in; `None`: there are to be none.
     pub(super) fn of(
         raw: Option<Raw>,
         peers: Vec<RawPeer>,
         fetch: Vec<RawFetch>,
+        carry_hears: Option<bool>,
         directory: &Path,
     ) -> Result<Option<Self>, String> {
         let Some(raw) = raw else {
@@ -112,7 +129,7 @@ impl Agreement {
                 _ => Err("[[peer]] and [[fetch]] want an [agreement] with this host's key".to_owned()),
             };
         };
-        raw.with(peers, fetch, directory).map(Some)
+        raw.with(peers, fetch, carry_hears, directory).map(Some)
     }
 
     /// By its name.
@@ -122,14 +139,24 @@ impl Agreement {
 }
 
 impl Raw {
-    fn with(self, peers: Vec<RawPeer>, fetch: Vec<RawFetch>, directory: &Path) -> Result<Agreement, String> {
+    fn with(
+        self,
+        peers: Vec<RawPeer>,
+        fetch: Vec<RawFetch>,
+        carry_hears: Option<bool>,
+        directory: &Path,
+    ) -> Result<Agreement, String> {
         let listen = self.listen.map(|text| address("agreement: listen", &text)).transpose()?;
         let interval_s = self.interval_s.unwrap_or(INTERVAL_S);
         if !(1..=INTERVAL_MAX_S).contains(&interval_s) {
             return Err(format!("agreement: interval-s is from 1 to {INTERVAL_MAX_S}"));
         }
         let peers: Vec<Peer> = peers.into_iter().map(RawPeer::checked).collect::<Result<_, _>>()?;
-        check_peers(&peers, listen.is_some(), self.authority.is_some())?;
+        let hears = listen.is_some() || carry_hears == Some(true);
+        check_peers(&peers, hears, self.authority.is_some())?;
+        if let Some(peer) = peers.iter().find(|peer| peer.carry.is_some() && carry_hears.is_none()) {
+            return Err(format!("peer {}: carry wants [carry]", peer.name));
+        }
         let fetch: Vec<Fetch> = fetch.into_iter().map(RawFetch::checked).collect::<Result<_, _>>()?;
         if !fetch.is_empty() && self.fetch_to.is_none() {
             return Err("[[fetch]] wants fetch-to in [agreement]: a directory for what comes".to_owned());
@@ -148,7 +175,7 @@ impl Raw {
     }
 }
 
-fn check_peers(peers: &[Peer], listens: bool, has_authority: bool) -> Result<(), String> {
+fn check_peers(peers: &[Peer], hears: bool, has_authority: bool) -> Result<(), String> {
     if peers.len() > PEERS_MAX {
         return Err(format!("{} peers are more than {PEERS_MAX}", peers.len()));
     }
@@ -161,7 +188,7 @@ fn check_peers(peers: &[Peer], listens: bool, has_authority: bool) -> Result<(),
         if !keys.insert(format!("{:?}", peer.trust)) {
             return Err(format!("peer {name}: another peer has the same key or host"));
         }
-        if peer.address.is_none() && !listens {
+        if peer.address.is_none() && peer.carry.is_none() && !hears {
             return Err(format!("peer {name}: without address it calls, which wants listen in [agreement]"));
         }
         if matches!(peer.trust, Trust::Host(_)) && !has_authority {
@@ -201,6 +228,8 @@ impl RawPeer {
                 kernel: self.min_kernel.map(kernel).transpose()?,
             },
             probe: self.probe.unwrap_or(true),
+            carry: self.carry.map(|text| address("carry", &text)).transpose()?,
+            addresses: self.addresses,
         })
     }
 }
@@ -213,7 +242,7 @@ impl RawFetch {
     }
 }
 
-fn address(what: &str, text: &str) -> Result<SocketAddr, String> {
+pub(super) fn address(what: &str, text: &str) -> Result<SocketAddr, String> {
     let address: Option<SocketAddr> = text.parse().ok();
     address.filter(|it| it.port() != 0).ok_or_else(|| {
         format!("{what} {text:?} is an address and a port: \"192.0.2.1:9187\", \"[2001:db8::1]:9187\"")

@@ -5,11 +5,13 @@
 //! | [`message`] | the messages, and how they are framed |
 //! | [`judge`] | whether an offer is taken, and on which terms |
 //! | [`evidence`] | what both ends saw in the TCP options of the same connections: downgrades |
+//! | [`carry`] | TCP connections as streams of a carrier |
 //! | [`probe`] | datagrams that find out what a path lets through |
 //! | [`measure`] | what packets that were sent and answered say of a path |
 //!
 //! The exchange is in `docs/design/0017-agreement.md`.
 
+pub mod carry;
 pub mod evidence;
 pub mod judge;
 pub mod measure;

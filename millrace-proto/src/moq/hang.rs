@@ -75,10 +75,10 @@ impl Catalog {
         let with_role =
             |role: &'static str| msf.tracks.iter().filter(move |it| it.role.as_deref() == Some(role));
         let description = |it: &msf::Track| configurations.get(&it.name).map(|bytes| hexadecimal(bytes));
-        let video = with_role("video")
-            .filter_map(|it| Some((it.name.clone(), Video::of(msf, it, description(it))?)));
-        let audio = with_role("audio")
-            .filter_map(|it| Some((it.name.clone(), Audio::of(msf, it, description(it))?)));
+        let video =
+            with_role("video").filter_map(|it| Some((it.name.clone(), Video::of(msf, it, description(it))?)));
+        let audio =
+            with_role("audio").filter_map(|it| Some((it.name.clone(), Audio::of(msf, it, description(it))?)));
         Self { video: Section::of(video), audio: Section::of(audio) }
     }
 

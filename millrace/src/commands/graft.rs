@@ -12,7 +12,7 @@ use clap::Subcommand;
 use millrace_bpf::graft::Pins;
 use millrace_graft::{Graft, Pool, Settings};
 
-use super::{daemon, packets, screen};
+use super::{daemon, hook, packets, screen};
 use crate::{
     graft::{
         control::{self, DEFAULT_SOCKET, Request},
@@ -83,6 +83,8 @@ enum Verb {
     Probe(Probe),
     /// Show what peers know this host by: the SHA-256 of its public key
     Key(Key),
+    /// Run a command whose TCP connections are carried, where a carrier is warm
+    Hook(hook::Args),
     /// Functions on datagrams, as lists that are changed while they pass
     Packets(packets::Args),
     /// Have the settings read again
@@ -249,6 +251,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             print(&format!("{identity}\n"))
         }
         Verb::Monitor { socket, json, watch } => monitor(&socket.socket, json, watch),
+        Verb::Hook(args) => hook::run(args),
         Verb::Packets(args) => packets::run(args),
         Verb::Reload { socket } => {
             control::ask(&socket.socket, &Request::Reload)?;

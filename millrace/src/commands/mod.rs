@@ -6,6 +6,7 @@ pub mod cost;
 mod daemon;
 pub mod gate;
 pub mod graft;
+mod hook;
 mod packets;
 pub mod parse;
 pub mod privilege;

@@ -1,9 +1,19 @@
 //! The socket of a running daemon of grafts: what may be asked. `docs/graft.md` documents it.
 
-use std::{collections::BTreeMap, net::IpAddr, path::Path, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::{Context as _, bail};
-use millrace_graft::status::{self, Status, Why};
+use millrace_bpf::{gate::Prefix, graft::hook::Lead};
+use millrace_graft::{
+    Side,
+    status::{self, Status, Why},
+};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -47,6 +57,14 @@ pub enum Request {
         duration_ms: u64,
     },
     Probes,
+    /// Of the processes of a cgroup: connections to these ports are carried, or from peers to them.
+    Hook {
+        cgroup: PathBuf,
+        side: Side,
+        /// First and last.
+        ports: Vec<(u16, u16)>,
+        peers: Vec<String>,
+    },
     Reload,
 }
 
@@ -107,6 +125,20 @@ fn answer(daemon: &Daemon, line: &[u8]) -> anyhow::Result<Answer> {
             daemon.probe(Target { peer, udp_port }, ms(period_ms), ms(duration_ms)).map(|()| ok)?
         }
         Request::Probes => Answer { probed: Some(daemon.probed()), ..ok },
+        Request::Hook { cgroup, side, ports, peers } => {
+            daemon.hook(&cgroup, side, leads(&ports, &peers)?).map(|()| ok)?
+        }
         Request::Reload => daemon.reload().map(|()| ok)?,
     })
+}
+
+fn leads(ports: &[(u16, u16)], peers: &[String]) -> anyhow::Result<Vec<Lead>> {
+    let peers: Vec<Prefix> = peers
+        .iter()
+        .map(|peer| peer.parse().with_context(|| format!("peer {peer:?}")))
+        .collect::<Result<_, _>>()?;
+    let of = |peer: &Prefix| {
+        ports.iter().map(|(first, last)| Lead { peer: *peer, ports: *first..=*last }).collect::<Vec<_>>()
+    };
+    Ok(peers.iter().flat_map(of).collect())
 }

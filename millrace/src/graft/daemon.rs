@@ -8,12 +8,13 @@ use std::{
     time::Duration,
 };
 
+use anyhow::bail;
 use millrace_bpf::{
     clock,
-    graft::{Pins, remove_leftovers},
+    graft::{Pins, hook::Lead, remove_leftovers},
 };
 use millrace_graft::{
-    Identity, Runtime, Settings,
+    Identity, Runtime, Settings, Side,
     settings::Agreement,
     status::{Path, Reload, Status, Why},
 };
@@ -23,6 +24,7 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::{
+    carry::Broker,
     metrics,
     probe::{Probed, Probes, Target},
     tls::Tls,
@@ -53,6 +55,9 @@ pub struct Daemon {
     /// Why there are no agreements, if there should be.
     disagrees: Mutex<Option<String>>,
     probes: Probes,
+    broker: Mutex<Option<Broker>>,
+    /// Why there is none, if there should be.
+    no_broker: Mutex<Option<String>>,
 }
 
 /// How long the steps of loading took.
@@ -90,6 +95,8 @@ impl Daemon {
             unfetched: Mutex::default(),
             disagrees: Mutex::default(),
             probes: Probes::default(),
+            broker: Mutex::default(),
+            no_broker: Mutex::default(),
         })
     }
 
@@ -112,6 +119,31 @@ impl Daemon {
         *self.disagrees.lock() = reason;
     }
 
+    /// Begins, goes on, or ends, as the settings say. Has to be called from the runtime of tasks.
+    pub fn follow_carry(&self) -> anyhow::Result<()> {
+        let (settings, cgroup) = {
+            let runtime = self.runtime.lock();
+            (runtime.settings().clone(), runtime.cgroup().to_owned())
+        };
+        let mut broker = self.broker.lock();
+        let done = match &*broker {
+            Some(running) if settings.carry.is_some() => running.apply(&settings),
+            _ => {
+                *broker = None;
+                Broker::start(&settings, &cgroup).map(|started| *broker = started)
+            }
+        };
+        *self.no_broker.lock() = done.as_ref().err().map(|error| format!("nothing is carried: {error:#}"));
+        done
+    }
+
+    pub fn hook(&self, cgroup: &std::path::Path, side: Side, leads: Vec<Lead>) -> anyhow::Result<()> {
+        match &*self.broker.lock() {
+            Some(broker) => broker.hook(cgroup, side, leads),
+            None => bail!("this daemon carries nothing: its settings have no [carry]"),
+        }
+    }
+
     pub fn may_fetch(&self, identity: Identity) -> bool {
         !self.unfetched.lock().contains(&identity)
     }
@@ -129,6 +161,10 @@ impl Daemon {
             runtime.note_probe(peer, report);
         }
         self.probes.start_due(runtime.probes());
+        drop(runtime);
+        if let Some(broker) = &*self.broker.lock() {
+            broker.tick();
+        }
     }
 
     /// Reads the settings again; all or nothing.
@@ -178,6 +214,7 @@ impl Daemon {
             trouble: self.trouble(),
             reload: Some(self.reloaded.lock().clone()),
             log_lines_dropped: log::dropped(),
+            carry: self.broker.lock().as_ref().map(Broker::status),
             ..status
         })
     }
@@ -185,6 +222,7 @@ impl Daemon {
     pub fn trouble(&self) -> Vec<String> {
         let mut trouble = self.runtime.lock().trouble();
         trouble.extend(self.disagrees.lock().clone());
+        trouble.extend(self.no_broker.lock().clone());
         let failed = self.reloaded.lock().error.clone();
         trouble.extend(
             failed.map(|error| format!("the latest reload failed, the settings before stay: {error}")),
@@ -193,7 +231,9 @@ impl Daemon {
     }
 
     pub fn why(&self, peer: IpAddr) -> anyhow::Result<Why> {
-        Ok(self.runtime.lock().why(peer)?)
+        let why = self.runtime.lock().why(peer)?;
+        let carrier = self.broker.lock().as_ref().and_then(|broker| broker.carrier_to(peer));
+        Ok(Why { carrier, ..why })
     }
 
     pub fn probe(&self, target: Target, period: Duration, duration: Duration) -> anyhow::Result<()> {

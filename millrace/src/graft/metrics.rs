@@ -15,7 +15,10 @@ use prometheus_client::{
 
 use millrace_proto::graft::measure::Report;
 
-use super::probe::{Probed, Record};
+use super::{
+    carry,
+    probe::{Probed, Record},
+};
 use crate::openmetrics::{self, Out};
 
 const PREFIX: &str = "millrace_graft";
@@ -54,6 +57,7 @@ impl Collector for Snapshot {
             })
         })?;
         self.agreements(&mut out)?;
+        self.0.carry.as_ref().map_or(Ok(()), |it| carry::metrics::encode(it, &mut out))?;
         self.probes(&mut out)?;
         // By class, not by peer: peers are many, and come and go.
         by_class(&mut out, "paths", "Peers that are remembered", MetricType::Gauge, paths, |_| 1)?;

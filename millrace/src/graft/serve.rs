@@ -24,6 +24,7 @@ pub async fn run(setup: Setup) -> anyhow::Result<()> {
     let mut agreements = Agreed::default();
     let mut changes = daemon.changes();
     agreements.follow(&daemon).await?;
+    daemon.follow_carry()?;
     info!("ready");
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -44,6 +45,9 @@ pub async fn run(setup: Setup) -> anyhow::Result<()> {
             _ = changes.changed() => {
                 if let Err(error) = agreements.follow(&daemon).await {
                     error!("there are no agreements: {error:#}");
+                }
+                if let Err(error) = tokio::task::block_in_place(|| daemon.follow_carry()) {
+                    error!("nothing is carried: {error:#}");
                 }
             }
         }

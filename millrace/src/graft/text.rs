@@ -7,7 +7,10 @@ use millrace_graft::{
     status::{Nat, Path, Peer, Status, Why},
 };
 
-use super::probe::{Probed, Record};
+use super::{
+    carry,
+    probe::{Probed, Record},
+};
 use crate::render::{
     Fit::{self, Name, Text, Whole},
     bytes, line, span, table,
@@ -76,6 +79,9 @@ pub fn status(status: &Status, width: usize) -> String {
     }
     if !status.peers.is_empty() {
         peers(&mut out, &status.peers, width);
+    }
+    if let Some(carry) = &status.carry {
+        carry::text::status(&mut out, carry, width);
     }
     out
 }
@@ -232,12 +238,14 @@ pub fn probed(probed: &Probed, width: usize) -> String {
 
 pub fn why(why: &Why, width: usize) -> String {
     let mut out = String::new();
-    line(&mut out, width, &format!("{}: {}", why.peer, why.reason));
+    let tier = why.carrier.as_ref().map(carry::text::tier);
+    line(&mut out, width, &format!("{}: {}", why.peer, tier.as_ref().unwrap_or(&why.reason)));
     let mut line = |name: &str, value: Option<String>| {
         if let Some(value) = value {
             line(&mut out, width, &format!("  {name}: {value}"));
         }
     };
+    line("in place", tier.and(why.outcome.as_ref()).map(|_| why.reason.clone()));
     line("outcome", why.outcome.clone());
     line("rule", why.rule.clone());
     line("its graft", why.peer_graft.clone());
@@ -334,11 +342,38 @@ pub fn checked(graft: &Graft, kernel: Option<f64>) -> String {
 mod tests {
     use millrace_graft::{
         paths::Probed as ByProbe,
-        status::{Downgraded, Host, Loaded, Rule, Verdict},
+        status::{Carrier, Carry, Downgraded, Host, Loaded, Rule, Verdict},
     };
 
     use super::*;
     use crate::golden::assert_as_reviewed;
+
+    fn carried(name: &str) -> Carry {
+        let carrier = Carrier {
+            peer: name.to_owned(),
+            state: "suspect".into(),
+            detail: "nothing comes back, and that for a time that is longer than three round trips".into(),
+            age_s: 86_399.0,
+            rtt_us: 1_234_567,
+            sent_packets: 3,
+            lost_packets: 1,
+            sent_bytes: u64::MAX / 2,
+            connections: 60_000,
+            ..Carrier::default()
+        };
+        Carry {
+            verdicts: [("bound-device".into(), 123_456_789)].into(),
+            carriers: vec![carrier],
+            connections: 60_000,
+            connections_max: 60_000,
+            ended: [("unknown-caller".into(), 123_456_789)].into(),
+            resumed: 123_456,
+            sent_bytes: u64::MAX,
+            received_bytes: u64::MAX,
+            kept_bytes: u64::MAX,
+            ..Carry::default()
+        }
+    }
 
     #[test]
     fn tables_fit_a_terminal() {
@@ -402,6 +437,7 @@ mod tests {
             outcomes: [("agreed".into(), u64::MAX)].into(),
             log_lines_dropped: 3,
             peers: vec![with],
+            carry: Some(carried(name)),
             ..Status::default()
         };
         let path = Path {

@@ -24,11 +24,11 @@ use crate::site::{CLIENT, Daemon, LONG, PORT, SERVER, Site, congestion, inside, 
 const CONTROL: u16 = 9187;
 
 /// Makes both hosts' keys; returns what they are known by.
-fn keys(site: &Site) -> [String; 2] {
+pub fn keys(site: &Site) -> [String; 2] {
     [0, 1].map(|side| key(site, &format!("host{side}.key")))
 }
 
-fn key(site: &Site, name: &str) -> String {
+pub fn key(site: &Site, name: &str) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
     let output = command.args(["graft", "key", "--new"]).arg(site.path(name)).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -92,7 +92,7 @@ fn is_set(site: &Site, listener: &TcpListener) -> (bool, bool) {
 }
 
 /// In front of what a host does with packets.
-fn middlebox(namespace: &str, hook: &str, rules: &[&str]) -> bool {
+pub fn middlebox(namespace: &str, hook: &str, rules: &[&str]) -> bool {
     let nft = |line: String| {
         let output = Command::new("ip").args(["netns", "exec", namespace, "nft", &line]).output();
         output.is_ok_and(|output| output.status.success())
@@ -102,7 +102,13 @@ fn middlebox(namespace: &str, hook: &str, rules: &[&str]) -> bool {
         && rules.iter().all(|rule| nft(format!("add rule inet graft way {rule}")))
 }
 
-const BEFORE: &str = "filter hook prerouting priority -300";
+/// It does nothing more.
+pub fn flush(namespace: &str) -> bool {
+    let output = Command::new("ip").args(["netns", "exec", namespace, "nft", "flush ruleset"]).output();
+    output.is_ok_and(|output| output.status.success())
+}
+
+pub const BEFORE: &str = "filter hook prerouting priority -300";
 
 #[test]
 fn peers_are_bound_until_one_is_gone() {

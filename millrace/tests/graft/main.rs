@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod agreement;
+mod carried;
 mod packets;
 mod site;
 

@@ -96,7 +96,6 @@ fn sessions_are_seen_from_outside() {
         crate::site::ip(&format!("-n {} link set lo up", site.namespaces[side]));
     });
     let (near, far) = (Packets::start(&site, 0), Packets::start(&site, 1));
-    // One end has its keys a moment before the other one.
     for daemon in [&near, &far] {
         wait_for("keys", || daemon.get("/status").contains("\"has_keys\":true").then_some(()));
     }

@@ -23,6 +23,8 @@ use tempfile::TempDir;
 pub const LONG: Duration = Duration::from_secs(60);
 pub const SERVER: &str = "10.96.0.1";
 pub const CLIENT: &str = "10.96.0.2";
+pub const SERVER6: &str = "fd96::1";
+pub const CLIENT6: &str = "fd96::2";
 pub const PORT: u16 = 7100;
 
 static TURN: Mutex<()> = Mutex::new(());
@@ -62,8 +64,10 @@ impl Site {
         }
         let [client, server] = &namespaces;
         ip(&format!("-n {client} link add eth type veth peer name eth netns {server}"));
-        for (namespace, address) in [(client, CLIENT), (server, SERVER)] {
+        for (namespace, address, v6) in [(client, CLIENT, CLIENT6), (server, SERVER, SERVER6)] {
+            ip(&format!("-n {namespace} link set lo up"));
             ip(&format!("-n {namespace} addr add {address}/24 dev eth"));
+            ip(&format!("-n {namespace} addr add {v6}/64 dev eth nodad"));
             ip(&format!("-n {namespace} link set eth up"));
         }
         Some(Self { directory: TempDir::new().unwrap(), namespaces, root, cgroups, _turns: (file, turn) })
@@ -88,6 +92,31 @@ impl Site {
     pub fn listen(&self) -> TcpListener {
         let bind = || inside(&self.namespaces[1], || TcpListener::bind((SERVER, PORT)).unwrap());
         self.enter(1, bind)
+    }
+
+    /// In the server's cgroup.
+    pub fn listen_on(&self, at: SocketAddr) -> TcpListener {
+        self.enter(1, || inside(&self.namespaces[1], || TcpListener::bind(at).unwrap()))
+    }
+
+    /// In the client's.
+    pub fn try_connect(&self, to: SocketAddr) -> std::io::Result<TcpStream> {
+        self.enter(0, || inside(&self.namespaces[0], || TcpStream::connect_timeout(&to, LONG)))
+    }
+
+    pub fn cgroup(&self, side: usize) -> &Path {
+        &self.cgroups[side]
+    }
+
+    /// A program on one of the hosts, in its cgroup.
+    pub fn command(&self, side: usize, program: &str) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/run/netns/{}", self.namespaces[side])).arg(program);
+        command
+    }
+
+    pub fn spawn(&self, side: usize, mut command: Command) -> Child {
+        self.enter(side, || command.spawn().unwrap())
     }
 
     /// A socket belongs to the cgroup that its process is in when it is made.

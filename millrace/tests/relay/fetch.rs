@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use millrace_proto::moq::{
-    Draft, FetchItem, FetchObject, Filter, GroupOrder, Location, Message, Parameters, Properties,
-    TrackName, code,
+    Draft, FetchItem, FetchObject, Filter, GroupOrder, Location, Message, Parameters, Properties, TrackName,
+    code,
     data::{FetchEncoder, FetchParser, RangeEnd, encode_fetch_header},
     message::{Fetch, FetchKind, FetchOk, Subscribe, SubscribeOk},
 };

@@ -168,7 +168,14 @@ impl Peer {
         let (datagrams, datagrams_out) = mpsc::unbounded_channel();
         let tap = Arc::new(Tap { requests, streams, datagrams });
         let running = tokio::spawn(Arc::clone(&session).run(tap));
-        Self { session, requests: requests_out, streams: streams_out, datagrams: datagrams_out, early: VecDeque::new(), running }
+        Self {
+            session,
+            requests: requests_out,
+            streams: streams_out,
+            datagrams: datagrams_out,
+            early: VecDeque::new(),
+            running,
+        }
     }
 
     /// Why the session ended.

@@ -6,8 +6,10 @@ mod fct;
 mod fct_plot;
 mod fct_rows;
 mod flow;
+mod host;
 mod negotiate;
 mod packets;
+mod redirect;
 mod repair;
 mod swap;
 
@@ -31,6 +33,8 @@ enum Command {
     Fairness(Fairness),
     /// Time until two daemons have agreed, by steps, and what that costs TCP's handshakes
     Negotiate(negotiate::Args),
+    /// What it costs a connection on a good link to be carried, beside haproxy
+    Redirect(redirect::Args),
     /// Lost packets, sent again or made out of others: by window, loss and round trip
     Repair(repair::Args),
     /// Time to swap grafts under a live transfer, of which nothing may be lost
@@ -60,6 +64,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             fairness::run(fairness::Args::of_tcp(controls, bottleneck))
         }
         Command::Negotiate(args) => negotiate::run(args),
+        Command::Redirect(args) => redirect::run(args),
         Command::Repair(args) => repair::run(args),
         Command::Swap(args) => swap::run(args),
     }

@@ -1,23 +1,20 @@
 //! `bench graft negotiate`.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use serde_json::{Value, json};
 
-use super::cgroup::Cgroup;
-use crate::bench::process::Process;
+use super::host::{Host, LIMIT};
 use crate::bench::site::{SUBSCRIBERS_LINK, Site};
 use crate::bench::stats::Percentiles;
 use crate::bench::table::{columns, write_json};
 use crate::bench::usage::warn_if_busy;
-use crate::lab::{Directions, Node, Topology};
+use crate::lab::{Directions, Topology};
 use crate::progress::Progress;
 
 #[derive(Debug, clap::Args)]
@@ -42,7 +39,6 @@ pub struct Args {
 /// Of the control connection, and of the application whose connections are timed.
 const CONTROL: u16 = 9187;
 const PORT: u16 = 7200;
-const LIMIT: Duration = Duration::from_secs(60);
 /// As `status` names the steps.
 const STEPS: [&str; 4] = ["connect_us", "tls_us", "offer_us", "bind_us"];
 
@@ -89,7 +85,7 @@ impl Args {
         for round in 1..=self.rounds {
             progress.begin(format!("round {round}, {rtt_ms} ms, {pool} grafts"));
             let caller = hosts.caller.start()?;
-            let negotiated = hosts.caller.negotiated()?;
+            let negotiated = negotiated(&hosts.caller)?;
             for (times, step) in row.steps.iter_mut().zip(STEPS) {
                 times.push(negotiated.get(step).and_then(Value::as_f64).context(step)?);
             }
@@ -111,17 +107,12 @@ struct Hosts<'a> {
     called: Host<'a>,
 }
 
-struct Host<'a> {
-    name: &'static str,
-    node: &'a Node,
-    cgroup: Cgroup,
-    directory: PathBuf,
-}
-
 impl<'a> Hosts<'a> {
     fn new(site: &'a Site, pool: usize) -> anyhow::Result<Self> {
-        let caller = Host::new("caller", site.relay()?, site.directory(), pool)?;
-        let called = Host::new("called", site.subscribers()?, site.directory(), pool)?;
+        let directory = |name: &str| site.directory().join(format!("{name}-{pool}"));
+        let caller = Host::new("caller", site.relay()?, &directory("caller"))?;
+        let called = Host::new("called", site.subscribers()?, &directory("called"))?;
+        [&caller, &called].into_iter().try_for_each(|host| fill(host, pool))?;
         let at = SocketAddr::new(called.node.addr_v4().into(), CONTROL);
         let (near, far) = (caller.key()?, called.key()?);
         let rule = |side: &str| {
@@ -130,9 +121,10 @@ impl<'a> Hosts<'a> {
             )
         };
         let peer = format!("[[peer]]\nname = \"p\"\nprobe = false\naddress = \"{at}\"\nkey = \"{far}\"\n");
-        caller.configure("", &format!("{peer}{}", rule("client")))?;
+        let own = "pool = [\"pool\"]\n[agreement]\nkey = \"host.key\"\n";
+        caller.configure(&format!("{own}{peer}{}", rule("client")))?;
         let peer = format!("[[peer]]\nname = \"p\"\nkey = \"{near}\"\n");
-        called.configure(&format!("listen = \"{at}\"\n"), &format!("{peer}{}", rule("server")))?;
+        called.configure(&format!("{own}listen = \"{at}\"\n{peer}{}", rule("server")))?;
         Ok(Self { caller, called })
     }
 
@@ -154,80 +146,34 @@ impl<'a> Hosts<'a> {
     }
 }
 
-impl<'a> Host<'a> {
-    fn new(name: &'static str, node: &'a Node, directory: &Path, pool: usize) -> anyhow::Result<Self> {
-        let directory = directory.join(format!("{name}-{pool}"));
-        fs::create_dir_all(directory.join("pool"))?;
-        let host = Self { name, node, cgroup: Cgroup::new(name)?, directory };
-        host.fill(pool)?;
-        Ok(host)
+/// Grafts in a host's pool: the same object under many names.
+fn fill(host: &Host<'_>, count: usize) -> anyhow::Result<()> {
+    let pool = host.directory.join("pool");
+    fs::create_dir_all(&pool)?;
+    let mut export = Command::new(std::env::current_exe()?);
+    let exported = export.args(["graft", "export"]).arg(&pool).arg("hybla").output()?;
+    ensure!(exported.status.success(), "{}", String::from_utf8_lossy(&exported.stderr));
+    let text = fs::read_to_string(pool.join("hybla.toml"))?;
+    fs::remove_file(pool.join("hybla.toml"))?;
+    for at in 0..count {
+        let text = text.replace("name = \"hybla\"", &format!("name = \"hybla{at}\""));
+        fs::write(pool.join(format!("hybla{at}.toml")), text)?;
     }
+    Ok(())
+}
 
-    /// The same object under many names.
-    fn fill(&self, count: usize) -> anyhow::Result<()> {
-        let pool = self.directory.join("pool");
-        let mut export = Command::new(std::env::current_exe()?);
-        let exported = export.args(["graft", "export"]).arg(&pool).arg("hybla").output()?;
-        ensure!(exported.status.success(), "{}", String::from_utf8_lossy(&exported.stderr));
-        let text = fs::read_to_string(pool.join("hybla.toml"))?;
-        fs::remove_file(pool.join("hybla.toml"))?;
-        for at in 0..count {
-            let text = text.replace("name = \"hybla\"", &format!("name = \"hybla{at}\""));
-            fs::write(pool.join(format!("hybla{at}.toml")), text)?;
+/// Waits for the agreement; how long its steps took.
+fn negotiated(host: &Host<'_>) -> anyhow::Result<Value> {
+    let start = Instant::now();
+    loop {
+        let peer = host.status()?.pointer("/status/peers/0").cloned().unwrap_or_default();
+        if peer.get("state").and_then(Value::as_str) == Some("agreed") {
+            return peer.get("negotiated").cloned().context("steps");
         }
-        Ok(())
-    }
-
-    /// What the other knows it by.
-    fn key(&self) -> anyhow::Result<String> {
-        let mut command = Command::new(std::env::current_exe()?);
-        let made = command.args(["graft", "key", "--new"]).arg(self.directory.join("host.key")).output()?;
-        ensure!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-        Ok(String::from_utf8(made.stdout)?.trim().to_owned())
-    }
-
-    fn configure(&self, agreement: &str, rest: &str) -> anyhow::Result<()> {
-        let cgroup = self.cgroup.path();
-        let text = format!(
-            "cgroup = {cgroup:?}\npool = [\"pool\"]\n[agreement]\nkey = \"host.key\"\n{agreement}{rest}"
-        );
-        Ok(fs::write(self.directory.join("graft.toml"), text)?)
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.directory.join("graft.sock")
-    }
-
-    fn start(&self) -> anyhow::Result<Process> {
-        let mut daemon = self.node.command(std::env::current_exe()?);
-        daemon.args(["graft", "run", "--http=off", "--config"]).arg(self.directory.join("graft.toml"));
-        daemon.arg("--socket").arg(self.socket());
-        let mut process = Process::start(self.name, self.cgroup.command(&daemon), &self.directory)?;
-        process.wait_until("its socket", LIMIT, || UnixStream::connect(self.socket()).is_ok())?;
-        Ok(process)
-    }
-
-    /// Waits for the agreement; how long its steps took.
-    fn negotiated(&self) -> anyhow::Result<Value> {
-        let start = Instant::now();
-        loop {
-            let peer = self.status()?.pointer("/status/peers/0").cloned().unwrap_or_default();
-            if peer.get("state").and_then(Value::as_str) == Some("agreed") {
-                return peer.get("negotiated").cloned().context("steps");
-            }
-            if start.elapsed() > LIMIT {
-                bail!("no agreement within {LIMIT:?}: {peer}");
-            }
-            std::thread::sleep(Duration::from_millis(5));
+        if start.elapsed() > LIMIT {
+            bail!("no agreement within {LIMIT:?}: {peer}");
         }
-    }
-
-    fn status(&self) -> anyhow::Result<Value> {
-        let mut stream = BufReader::new(UnixStream::connect(self.socket())?);
-        stream.get_mut().write_all(b"{\"do\":\"status\"}\n")?;
-        let mut line = String::new();
-        stream.read_line(&mut line)?;
-        Ok(serde_json::from_str(&line)?)
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 

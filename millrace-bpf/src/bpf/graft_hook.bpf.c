@@ -1,0 +1,392 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* Leads chosen TCP connections to this host's broker, which carries them, and has both ends see true addresses.
+ *
+ * A connection is led only while a carrier to its peer is warm: whatever is wrong with brokers or the way between them, the
+ * connection goes where it would have gone. What is known of a led socket is in the socket's own storage and ends with it.
+ * Every program lets pass what it does not know: other programs of the cgroup decide as before.
+ */
+#include "graft_hook_intf.h"
+#include "util.h"
+#include <stdbool.h>
+#include <bpf/bpf_endian.h>
+
+#define AF_INET	      2
+#define AF_INET6      10
+#define SOCK_STREAM   1
+#define IPPROTO_TCP   6
+#define IPPROTO_MPTCP 262
+#define LOOPBACK4     0x7f000001
+#define PASS	      1
+
+const volatile struct hook_config config SEC(".rodata.config");
+
+/* Two lists of rules: the one in force, and the one that the next is written to. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct hook_rule);
+	__uint(max_entries, 2 * HOOK_RULES);
+} rules SEC(".maps");
+
+/* Where the list in force begins: 0 or HOOK_RULES. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, 1);
+} in_force SEC(".maps");
+
+/* By address, as in an end. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32[4]);
+	__type(value, struct hook_peer);
+	__uint(max_entries, HOOK_PEERS);
+} peers SEC(".maps");
+
+/* Servers that have refused, until when (CLOCK_MONOTONIC, ns). */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__type(key, struct hook_end);
+	__type(value, __u64);
+	__uint(max_entries, HOOK_AVOIDED);
+} avoided SEC(".maps");
+
+/* The broker's own sockets, which are not led back to it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, __u32);
+} own SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct hook_led);
+} led SEC(".maps");
+
+/* By the application's end as the broker sees it: where the connection was to go. The broker takes it out. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__type(key, struct hook_end);
+	__type(value, struct hook_led);
+	__uint(max_entries, HOOK_ARRIVALS);
+} arrivals SEC(".maps");
+
+/* Whom servers have as their clients. The broker puts it in before it connects. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct hook_guest);
+	__type(value, struct hook_end);
+	__uint(max_entries, HOOK_GUESTS);
+} guests SEC(".maps");
+
+/* enum hook_verdict -> connections. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, HOOK_VERDICTS);
+} verdicts SEC(".maps");
+
+static __always_inline void set_v4(struct hook_end *end, __be32 address)
+{
+	end->address[0] = 0;
+	end->address[1] = 0;
+	end->address[2] = bpf_htonl(0xffff);
+	end->address[3] = address;
+}
+
+static __always_inline bool is_v4(const struct hook_end *end)
+{
+	return !end->address[0] && !end->address[1] && end->address[2] == bpf_htonl(0xffff);
+}
+
+static __always_inline __u16 port_of(struct bpf_sock_addr *ctx)
+{
+	return bpf_ntohs((__u16)ctx->user_port);
+}
+
+static __always_inline void read4(struct bpf_sock_addr *ctx, struct hook_end *end)
+{
+	set_v4(end, ctx->user_ip4);
+	end->port = port_of(ctx);
+}
+
+static __always_inline void read6(struct bpf_sock_addr *ctx, struct hook_end *end)
+{
+	end->address[0] = ctx->user_ip6[0];
+	end->address[1] = ctx->user_ip6[1];
+	end->address[2] = ctx->user_ip6[2];
+	end->address[3] = ctx->user_ip6[3];
+	end->port = port_of(ctx);
+}
+
+static __always_inline void write6(struct bpf_sock_addr *ctx, const struct hook_end *end)
+{
+	ctx->user_ip6[0] = end->address[0];
+	ctx->user_ip6[1] = end->address[1];
+	ctx->user_ip6[2] = end->address[2];
+	ctx->user_ip6[3] = end->address[3];
+}
+
+struct search {
+	const struct hook_end *end;
+	__u32 first;
+	__u32 found;
+};
+
+static long look_at(__u32 index, struct search *search)
+{
+	const struct hook_end *end = search->end;
+	__u32 place = search->first + index;
+	const struct hook_rule *rule = bpf_map_lookup_elem(&rules, &place);
+
+	if (!rule || !rule->last_port)
+		return 1;
+	if (end->port < rule->first_port || end->port > rule->last_port)
+		return 0;
+	for (int i = 0; i < 4; i++)
+		if ((end->address[i] & rule->mask[i]) != rule->peer[i])
+			return 0;
+	search->found = 1;
+	return 1;
+}
+
+static __always_inline bool fits_a_rule(const struct hook_end *end)
+{
+	__u32 zero = 0, *first = bpf_map_lookup_elem(&in_force, &zero);
+	struct search search = {.end = end, .first = first ? *first : 0};
+
+	bpf_loop(HOOK_RULES, look_at, &search, 0);
+	return search.found;
+}
+
+static __always_inline bool is_avoided(const struct hook_end *end)
+{
+	__u64 *until = bpf_map_lookup_elem(&avoided, end);
+
+	return until && bpf_ktime_get_ns() < *until;
+}
+
+/* Not whether it is to be led, but whether anything speaks against it. */
+static __always_inline enum hook_verdict judge(struct bpf_sock_addr *ctx, const struct hook_end *to,
+					       const struct hook_peer *peer)
+{
+	struct bpf_sock *sk = ctx->sk;
+
+	if (ctx->protocol != IPPROTO_TCP)
+		return HOOK_NOT_TCP;
+	if (!sk)
+		return HOOK_NO_MEMORY;
+	if (bpf_sk_storage_get(&own, sk, 0, 0))
+		return HOOK_OWN;
+	if (bpf_get_netns_cookie(ctx) != config.namespace_cookie)
+		return HOOK_ELSEWHERE;
+	if (sk->bound_dev_if)
+		return HOOK_BOUND_DEVICE;
+	if (!(is_v4(to) ? config.port4 : config.port6))
+		return HOOK_NO_FAMILY;
+	if (!peer->warm)
+		return HOOK_COLD;
+	return is_avoided(to) ? HOOK_REFUSED : HOOK_LED;
+}
+
+/* The socket remembers where it was to go. */
+static __always_inline enum hook_verdict remember(struct bpf_sock *sk, const struct hook_end *to,
+						  const struct hook_peer *peer)
+{
+	struct hook_led *state = bpf_sk_storage_get(&led, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+
+	if (!state)
+		return HOOK_NO_MEMORY;
+	state->far = *to;
+	__builtin_memcpy(state->near.address, peer->near, sizeof(peer->near));
+	state->near.port = 0;
+	state->near.pad = 0;
+	return HOOK_LED;
+}
+
+static __noinline int count(enum hook_verdict verdict)
+{
+	add_to(&verdicts, verdict, 1);
+	return 0;
+}
+
+/* Whether this connection is to go to the broker. The one place that counts. */
+static __always_inline bool leads(struct bpf_sock_addr *ctx, const struct hook_end *to)
+{
+	struct bpf_sock *sk = ctx->sk;
+	const struct hook_peer *peer;
+	enum hook_verdict verdict;
+
+	if (ctx->type != SOCK_STREAM)
+		return false;
+	peer = bpf_map_lookup_elem(&peers, to->address);
+	verdict = HOOK_VERDICTS;
+	if (peer && fits_a_rule(to)) {
+		verdict = judge(ctx, to, peer);
+		if (verdict == HOOK_LED && sk)
+			verdict = remember(sk, to, peer);
+		count(verdict);
+	}
+	if (verdict == HOOK_LED)
+		return true;
+	/* It may have been led before, and failed. */
+	if (sk)
+		bpf_sk_storage_delete(&led, sk);
+	return false;
+}
+
+SEC("cgroup/connect4")
+int hook_connect4(struct bpf_sock_addr *ctx)
+{
+	struct hook_end to = {};
+
+	read4(ctx, &to);
+	if (leads(ctx, &to)) {
+		ctx->user_ip4 = bpf_htonl(LOOPBACK4);
+		ctx->user_port = bpf_htons(config.port4);
+	}
+	return PASS;
+}
+
+SEC("cgroup/connect6")
+int hook_connect6(struct bpf_sock_addr *ctx)
+{
+	struct hook_end to = {}, broker = {};
+
+	read6(ctx, &to);
+	if (!leads(ctx, &to))
+		return PASS;
+	if (is_v4(&to))
+		set_v4(&broker, bpf_htonl(LOOPBACK4));
+	else
+		broker.address[3] = bpf_htonl(1);
+	write6(ctx, &broker);
+	ctx->user_port = bpf_htons(is_v4(&to) ? config.port4 : config.port6);
+	return PASS;
+}
+
+/* The socket has its port now, and its SYN is yet to go: the broker accepts it later than this. */
+static __always_inline void announce(struct bpf_sock_ops *ctx, struct bpf_sock *sk)
+{
+	const struct hook_led *state = bpf_sk_storage_get(&led, sk, 0, 0);
+	struct hook_end from = {};
+	__u32 v4 = ctx->local_ip4;
+
+	OPAQUE(v4);
+	if (!state)
+		return;
+	if (is_v4(&state->far)) {
+		set_v4(&from, v4);
+	} else {
+		from.address[0] = ctx->local_ip6[0];
+		from.address[1] = ctx->local_ip6[1];
+		from.address[2] = ctx->local_ip6[2];
+		from.address[3] = ctx->local_ip6[3];
+	}
+	from.port = ctx->local_port;
+	bpf_map_update_elem(&arrivals, &from, state, BPF_ANY);
+}
+
+SEC("sockops")
+int hook_announce(struct bpf_sock_ops *ctx)
+{
+	struct bpf_sock *sk = ctx->sk;
+
+	if (ctx->op == BPF_SOCK_OPS_TCP_CONNECT_CB && sk)
+		announce(ctx, sk);
+	return 1;
+}
+
+/* The client of a server that has it from the broker. */
+static __always_inline const struct hook_end *guest(struct bpf_sock_addr *ctx, struct bpf_sock *sk,
+						    const struct hook_end *seen)
+{
+	struct hook_guest key = {};
+
+	if (bpf_get_netns_cookie(ctx) != config.namespace_cookie)
+		return 0;
+	key.broker = *seen;
+	key.server_port = sk->src_port;
+	return bpf_map_lookup_elem(&guests, &key);
+}
+
+/* Who is at the other end, in truth; also what accept() says. */
+static __always_inline const struct hook_end *true_peer(struct bpf_sock_addr *ctx,
+							const struct hook_end *seen)
+{
+	const struct hook_led *state;
+	struct bpf_sock *sk = ctx->sk;
+
+	if (!sk)
+		return 0;
+	state = bpf_sk_storage_get(&led, sk, 0, 0);
+	return state ? &state->far : guest(ctx, sk, seen);
+}
+
+SEC("cgroup/getpeername4")
+int hook_peer4(struct bpf_sock_addr *ctx)
+{
+	const struct hook_end *peer;
+	struct hook_end seen = {};
+
+	read4(ctx, &seen);
+	peer = true_peer(ctx, &seen);
+	if (peer && is_v4(peer)) {
+		ctx->user_ip4 = peer->address[3];
+		ctx->user_port = bpf_htons(peer->port);
+	}
+	return PASS;
+}
+
+SEC("cgroup/getpeername6")
+int hook_peer6(struct bpf_sock_addr *ctx)
+{
+	const struct hook_end *peer;
+	struct hook_end seen = {};
+
+	read6(ctx, &seen);
+	peer = true_peer(ctx, &seen);
+	if (peer) {
+		write6(ctx, peer);
+		ctx->user_port = bpf_htons(peer->port);
+	}
+	return PASS;
+}
+
+/* Of a led socket: the address that it would have had. */
+static __always_inline const struct hook_led *led_of(struct bpf_sock_addr *ctx)
+{
+	struct bpf_sock *sk = ctx->sk;
+
+	return sk ? bpf_sk_storage_get(&led, sk, 0, 0) : 0;
+}
+
+SEC("cgroup/getsockname4")
+int hook_name4(struct bpf_sock_addr *ctx)
+{
+	const struct hook_led *state = led_of(ctx);
+
+	if (state && is_v4(&state->near))
+		ctx->user_ip4 = state->near.address[3];
+	return PASS;
+}
+
+SEC("cgroup/getsockname6")
+int hook_name6(struct bpf_sock_addr *ctx)
+{
+	const struct hook_led *state = led_of(ctx);
+
+	if (state)
+		write6(ctx, &state->near);
+	return PASS;
+}
+
+char LICENSE[] SEC("license")
+= "Dual BSD/GPL";

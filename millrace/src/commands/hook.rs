@@ -1,0 +1,98 @@
+//! `millrace graft hook`: a command whose connections are carried, in a cgroup of its own.
+
+use std::{
+    fs,
+    os::unix::process::CommandExt as _,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, bail};
+use millrace_bpf::gate::Prefix;
+use millrace_graft::Side;
+
+use crate::graft::control::{self, Request};
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// A port, or a range such as 8000-8100: the servers' that it connects to, or its own with --serve
+    #[arg(long, value_name = "PORT", required = true, value_parser = ports)]
+    port: Vec<(u16, u16)>,
+    /// It is a server: what comes by carriers reaches it, and it sees the true clients
+    #[arg(long)]
+    serve: bool,
+    /// Only with these addresses, such as 203.0.113.0/24
+    #[arg(long, value_name = "PREFIX")]
+    peer: Vec<Prefix>,
+    /// Socket of the running daemon, whose settings have [carry]
+    #[arg(long, value_name = "PATH", default_value = control::DEFAULT_SOCKET)]
+    socket: PathBuf,
+    #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+fn ports(text: &str) -> Result<(u16, u16), String> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    match (first.parse(), last.parse()) {
+        (Ok(first), Ok(last)) if 0 < first && first <= last => Ok((first, last)),
+        _ => Err("is 1 to 65535, or a range such as 8000-8100".to_owned()),
+    }
+}
+
+/// Becomes the command. The daemon removes the cgroup when nobody is in it any more.
+pub fn run(args: Args) -> anyhow::Result<()> {
+    let Some((program, arguments)) = args.command.split_first() else { bail!("no command") };
+    let before = own_cgroup().context("no cgroup of version 2 is mounted here")?;
+    let cgroup = before.join(format!("millrace-hook-{}", std::process::id()));
+    fs::create_dir(&cgroup).with_context(|| format!("cannot make cgroup {}", cgroup.display()))?;
+    let hooked = enter(&cgroup)
+        .with_context(|| format!("cannot enter cgroup {}", cgroup.display()))
+        .and_then(|()| ask(&args, &cgroup));
+    let error = match hooked {
+        Ok(()) => anyhow::Error::from(Command::new(program).args(arguments).exec()).context(program.clone()),
+        Err(error) => error,
+    };
+    let _ = enter(&before);
+    let _ = fs::remove_dir(&cgroup);
+    Err(error)
+}
+
+fn ask(args: &Args, cgroup: &Path) -> anyhow::Result<()> {
+    let everybody = vec![millrace_bpf::graft::everybody()];
+    let peers = if args.peer.is_empty() { &everybody } else { &args.peer };
+    let request = Request::Hook {
+        cgroup: cgroup.to_owned(),
+        side: if args.serve { Side::Server } else { Side::Client },
+        ports: args.port.clone(),
+        peers: peers.iter().map(ToString::to_string).collect(),
+    };
+    control::ask(&args.socket, &request).map(drop)
+}
+
+fn enter(cgroup: &Path) -> std::io::Result<()> {
+    fs::write(cgroup.join("cgroup.procs"), std::process::id().to_string())
+}
+
+/// This process', of version 2.
+fn own_cgroup() -> Option<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
+    let mut fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    let root = PathBuf::from(fields.find(|fields| fields.get(2) == Some(&"cgroup2"))?.get(1)?);
+    let own = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let own = own.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    Some(root.join(own))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ports;
+
+    #[test]
+    fn ports_are_one_or_a_range() {
+        assert_eq!(ports("443"), Ok((443, 443)));
+        assert_eq!(ports("8000-8100"), Ok((8000, 8100)));
+        for wrong in ["", "0", "9-8", "0-1", "1-65536", "a"] {
+            assert!(ports(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! What all connections of a broker share.
+
+use std::sync::Arc;
+
+use millrace_graft::Rule;
+use parking_lot::RwLock;
+
+use super::{carriers::Carriers, hooks::Hooks, table::Table};
+
+pub struct Context {
+    /// Of this broker, another after each start.
+    pub run: u64,
+    pub hooks: Arc<Hooks>,
+    pub table: Arc<Table>,
+    pub carriers: Arc<Carriers>,
+    /// That say which servers of this host are reached by carriers.
+    pub servers: RwLock<Vec<Rule>>,
+}

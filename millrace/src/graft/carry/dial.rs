@@ -1,0 +1,189 @@
+//! Carriers: QUIC between brokers, with the keys of the settings at both ends, kept warm.
+
+use std::{
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail};
+use millrace_client::congestion::Bbr;
+use millrace_graft::settings::{Carry, Peer};
+use millrace_proto::graft::carry::{
+    WINDOW_MAX,
+    frame::{ALPN, Frame},
+};
+use quinn::{
+    ClientConfig, Connection, Endpoint, EndpointConfig, Incoming, ServerConfig, TokioRuntime,
+    TransportConfig, VarInt,
+    crypto::rustls::{QuicClientConfig, QuicServerConfig},
+};
+use rustls::pki_types::CertificateDer;
+use tokio::{sync::Semaphore, time::timeout};
+use tracing::debug;
+
+use super::{
+    context::Context,
+    host,
+    stream::{PATIENCE, Stream},
+};
+use crate::graft::tls::Tls;
+
+const KEEP_ALIVE: Duration = Duration::from_secs(2);
+/// After so much silence a carrier is gone.
+const IDLE: Duration = Duration::from_secs(6);
+const PAUSE_LEAST: Duration = Duration::from_millis(200);
+const PAUSE_MOST: Duration = Duration::from_secs(10);
+/// How often it is looked whether a carrier that the peer has called for still is.
+const LOOK: Duration = Duration::from_millis(500);
+const HANDSHAKES_MAX: usize = 64;
+/// Of both directions of the socket: what comes while this process does not run.
+const SOCKET_BYTES: usize = 4 << 20;
+/// For greetings, and for saying that there is no room.
+const OTHER_STREAMS: u32 = 64;
+const SEND_WINDOW: u64 = 64 << 20;
+
+/// A carrier's way of sending, and what a peer may use of it.
+fn transport(carry: &Carry) -> Arc<TransportConfig> {
+    let mut transport = TransportConfig::default();
+    let streams = u32::try_from(carry.connections).unwrap_or(u32::MAX).saturating_add(OTHER_STREAMS);
+    // Confirmations come behind as much as a window.
+    let stream_window = WINDOW_MAX + (1 << 20);
+    let window = VarInt::try_from(carry.memory.max(stream_window)).unwrap_or(VarInt::MAX);
+    transport
+        .max_concurrent_bidi_streams(streams.into())
+        .max_concurrent_uni_streams(0_u32.into())
+        .datagram_receive_buffer_size(None)
+        .stream_receive_window(VarInt::try_from(stream_window).unwrap_or(VarInt::MAX))
+        .receive_window(window)
+        .send_window(SEND_WINDOW)
+        .keep_alive_interval(Some(KEEP_ALIVE))
+        .max_idle_timeout(IDLE.try_into().ok())
+        .congestion_controller_factory(Arc::new(Bbr));
+    Arc::new(transport)
+}
+
+pub fn server_config(tls: &Tls, carry: &Carry) -> anyhow::Result<ServerConfig> {
+    let mut config = tls.server()?;
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    let mut config = ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(config)?));
+    config.transport_config(transport(carry));
+    Ok(config)
+}
+
+pub fn client_config(tls: &Tls, peer: &Peer, carry: &Carry) -> anyhow::Result<ClientConfig> {
+    let mut config = tls.client(peer)?;
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    let mut config = ClientConfig::new(Arc::new(QuicClientConfig::try_from(config)?));
+    config.transport_config(transport(carry));
+    Ok(config)
+}
+
+pub fn endpoint(at: SocketAddr, server: Option<ServerConfig>) -> anyhow::Result<Endpoint> {
+    let socket = UdpSocket::bind(at).with_context(|| format!("cannot listen for carriers on {at}"))?;
+    // Beyond what the system allows everybody, where this process may.
+    let _ = nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::RcvBufForce, &SOCKET_BYTES);
+    let _ = nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::SndBufForce, &SOCKET_BYTES);
+    Ok(Endpoint::new(EndpointConfig::default(), server, socket, Arc::new(TokioRuntime))?)
+}
+
+/// Calls a peer whenever there is no carrier to it, for as long as the settings name it.
+pub async fn call(context: Arc<Context>, peer: Peer, at: SocketAddr, config: ClientConfig) {
+    let mut pause = PAUSE_LEAST;
+    loop {
+        if context.carriers.has_live(&peer.name) {
+            pause = PAUSE_LEAST;
+            tokio::time::sleep(LOOK).await;
+            continue;
+        }
+        if let Err(error) = call_once(&context, &peer, at, config.clone()).await {
+            context.carriers.lacks(&peer.name, format!("{error:#}"));
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(PAUSE_MOST);
+        }
+    }
+}
+
+async fn call_once(
+    context: &Arc<Context>,
+    peer: &Peer,
+    at: SocketAddr,
+    config: ClientConfig,
+) -> anyhow::Result<()> {
+    let any = match at {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let endpoint = endpoint(SocketAddr::new(any, 0), None)?;
+    // Whom the certificate is for is up to the settings.
+    let connecting = endpoint.connect_with(config, at, "millrace-graft")?;
+    let connection = match timeout(PATIENCE, connecting).await {
+        Ok(connection) => {
+            connection.with_context(|| format!("no broker of this key answers on {at}, UDP"))?
+        }
+        Err(_) => bail!("nothing came back from {at}, UDP"),
+    };
+    let stream = connection.open_bi().await?;
+    let run = match Stream::new(stream).ask(&Frame::Hello { run: context.run }).await {
+        Ok(Frame::Hello { run }) => run,
+        Ok(_) => bail!("{at} does not speak as a broker"),
+        Err(error) => match connection.close_reason() {
+            Some(reason) => bail!("{at} does not take this host: {reason}"),
+            None => bail!("{at} has connected and does not carry: {error}"),
+        },
+    };
+    begin(context, peer.name.clone(), connection, run, true);
+    Ok(())
+}
+
+/// Peers that call, until the endpoint is closed.
+pub async fn listen(context: Arc<Context>, endpoint: Endpoint, tls: Arc<parking_lot::RwLock<Tls>>) {
+    let places = Arc::new(Semaphore::new(HANDSHAKES_MAX));
+    while let Some(incoming) = endpoint.accept().await {
+        // Whoever has not shown that it is where it says costs nothing but an answer.
+        if !incoming.remote_address_validated() {
+            let _ = incoming.retry();
+            continue;
+        }
+        let Ok(place) = places.clone().try_acquire_owned() else {
+            incoming.ignore();
+            continue;
+        };
+        let (context, tls) = (context.clone(), tls.clone());
+        tokio::spawn(async move {
+            let answered = answer(&context, incoming, &tls).await;
+            drop(place);
+            if let Err(error) = answered {
+                context.table.count("unknown-caller");
+                debug!("a caller was let go: {error:#}");
+            }
+        });
+    }
+}
+
+async fn answer(
+    context: &Arc<Context>,
+    incoming: Incoming,
+    tls: &parking_lot::RwLock<Tls>,
+) -> anyhow::Result<()> {
+    let connection = timeout(PATIENCE, incoming.accept()?).await.context("no handshake")??;
+    let shown = connection.peer_identity().context("no certificate")?;
+    let shown = shown.downcast::<Vec<CertificateDer<'static>>>().ok().context("no certificate")?;
+    let peer = tls.read().name(&shown).context("no key that is known")?;
+    let stream = timeout(PATIENCE, connection.accept_bi()).await.context("it says nothing")??;
+    let mut stream = Stream::new(stream);
+    let Frame::Hello { run } = stream.first().await? else { bail!("it does not speak as a broker") };
+    // It is ready for connections before the caller knows.
+    begin(context, peer, connection, run, false);
+    stream.sender.push(&Frame::Hello { run: context.run });
+    stream.sender.flush().await?;
+    stream.finish();
+    Ok(())
+}
+
+fn begin(context: &Arc<Context>, peer: String, connection: Connection, run: u64, is_called: bool) {
+    match context.carriers.add(&peer, connection.clone(), run, is_called) {
+        Some(carrier) => drop(tokio::spawn(host::serve(context.clone(), carrier))),
+        None => connection.close(0_u32.into(), b"the settings have changed"),
+    }
+}

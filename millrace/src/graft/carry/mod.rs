@@ -1,0 +1,178 @@
+//! Applications' TCP connections, carried: the broker. The kernel leads chosen connections to it ([`hooks`]), it takes them
+//! ([`led`]) and makes each a stream of a carrier to the peer's broker ([`carriers`], [`dial`]), which connects to the server
+//! ([`host`]). [`pump`] moves the bytes at both ends; what stands on a stream is in `millrace-proto`.
+
+mod carriers;
+mod context;
+mod dial;
+mod hooks;
+mod host;
+mod led;
+pub mod metrics;
+mod pump;
+mod stream;
+mod table;
+pub mod text;
+
+use std::{collections::BTreeMap, net::IpAddr, path::Path, sync::Arc, sync::atomic::Ordering::Relaxed};
+
+use anyhow::{Context as _, bail};
+use millrace_bpf::graft::hook::{HOOK_RULES, Lead};
+use millrace_graft::{
+    Rule, Settings, Side,
+    settings::{Agreement, Carry, Peer},
+    status,
+};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use parking_lot::{Mutex, RwLock};
+use quinn::Endpoint;
+use tokio::task::{AbortHandle, JoinSet};
+use tracing::{info, warn};
+
+use self::{carriers::Carriers, context::Context, hooks::Hooks, led::Listeners, table::Table};
+use super::tls::Tls;
+
+/// Descriptors for all else.
+const OTHER_DESCRIPTORS: u64 = 256;
+
+/// Carries until it is dropped; connections that are carried are reset then.
+pub struct Broker {
+    carry: Carry,
+    context: Arc<Context>,
+    endpoint: Option<Endpoint>,
+    tls: Arc<RwLock<Tls>>,
+    calls: Mutex<BTreeMap<String, (Peer, AbortHandle)>>,
+    tasks: Mutex<JoinSet<()>>,
+}
+
+impl Broker {
+    /// # Errors
+    /// A key is not usable, there is no listening there, or the kernel takes no hook.
+    pub fn start(settings: &Settings, cgroup: &Path) -> anyhow::Result<Option<Self>> {
+        let (Some(carry), Some(agreement)) = (&settings.carry, &settings.agreement) else { return Ok(None) };
+        let tls = Tls::new(agreement)?;
+        let endpoint = match carry.listen {
+            Some(at) => Some(dial::endpoint(at, Some(dial::server_config(&tls, carry)?))?),
+            None => None,
+        };
+        let listeners = Listeners::bind()?;
+        let hooks = Arc::new(Hooks::attach(listeners.config()?, cgroup)?);
+        let table = Arc::new(Table::new(descriptors(carry.connections)?, carry.window, carry.memory));
+        let carriers = Arc::new(Carriers::new(hooks.clone(), table.clone()));
+        let context = Arc::new(Context { run: run()?, hooks, table, carriers, servers: RwLock::default() });
+        let mut tasks = JoinSet::new();
+        tasks.spawn(led::accept(context.clone(), listeners));
+        let tls = Arc::new(RwLock::new(tls));
+        if let Some(endpoint) = &endpoint {
+            tasks.spawn(dial::listen(context.clone(), endpoint.clone(), tls.clone()));
+            info!(at = %endpoint.local_addr()?, "carriers are taken, by UDP");
+        }
+        let (calls, tasks, carry) = (Mutex::default(), Mutex::new(tasks), carry.clone());
+        let broker = Self { carry, context, endpoint, tls, calls, tasks };
+        broker.apply(settings)?;
+        Ok(Some(broker))
+    }
+
+    /// Other rules and peers. Connections with peers that stay go on.
+    pub fn apply(&self, settings: &Settings) -> anyhow::Result<()> {
+        let agreement = settings.agreement.as_ref().context("no [agreement]")?;
+        let tls = Tls::new(agreement)?;
+        if let Some(endpoint) = &self.endpoint {
+            endpoint.set_server_config(Some(dial::server_config(&tls, &self.carry)?));
+        }
+        self.context.hooks.set_rules(&leads(settings)?)?;
+        *self.context.servers.write() = settings.carried(Side::Server).cloned().collect();
+        self.context.carriers.set_peers(&agreement.peers);
+        self.call(&tls, agreement)?;
+        *self.tls.write() = tls;
+        Ok(())
+    }
+
+    fn call(&self, tls: &Tls, agreement: &Agreement) -> anyhow::Result<()> {
+        let mut calls = self.calls.lock();
+        calls.retain(|name, (before, task)| {
+            let stays = agreement.peer(name) == Some(before);
+            if !stays {
+                task.abort();
+            }
+            stays
+        });
+        for peer in &agreement.peers {
+            let (Some(at), false) = (peer.carry, calls.contains_key(&peer.name)) else { continue };
+            let config = dial::client_config(tls, peer, &self.carry)?;
+            let task = dial::call(self.context.clone(), peer.clone(), at, config);
+            let task = self.tasks.lock().spawn(task);
+            calls.insert(peer.name.clone(), (peer.clone(), task));
+        }
+        Ok(())
+    }
+
+    /// The processes of a cgroup, as a rule of their own, until the cgroup is gone.
+    pub fn hook(&self, cgroup: &Path, side: Side, leads: Vec<Lead>) -> anyhow::Result<()> {
+        self.context.hooks.add(cgroup, side, leads)
+    }
+
+    pub fn tick(&self) {
+        self.context.hooks.prune();
+    }
+
+    pub fn status(&self) -> status::Carry {
+        let table = &self.context.table;
+        status::Carry {
+            listen: self.endpoint.as_ref().and_then(|endpoint| endpoint.local_addr().ok()),
+            verdicts: self.context.hooks.verdicts(),
+            carriers: self.context.carriers.status(),
+            connections: table.live() as u64,
+            connections_max: table.connections_max() as u64,
+            ended: table.ended(),
+            resumed: table.resumed.load(Relaxed),
+            sent_bytes: table.sent.load(Relaxed),
+            received_bytes: table.received.load(Relaxed),
+            kept_bytes: table.kept.load(Relaxed),
+        }
+    }
+
+    pub fn carrier_to(&self, address: IpAddr) -> Option<status::Carrier> {
+        let mut carriers = self.context.carriers.status().into_iter();
+        carriers.find(|carrier| carrier.addresses.contains(&address))
+    }
+}
+
+impl Drop for Broker {
+    fn drop(&mut self) {
+        self.context.hooks.detach();
+        if let Some(endpoint) = &self.endpoint {
+            endpoint.close(0_u32.into(), b"the broker ends");
+        }
+        self.context.carriers.set_peers(&[]);
+    }
+}
+
+fn leads(settings: &Settings) -> anyhow::Result<Vec<Lead>> {
+    let leads: Vec<_> = settings.carried(Side::Client).flat_map(Rule::leads).collect();
+    if leads.len() > HOOK_RULES {
+        bail!(
+            "carried rules have {} pairs of a port and a peer: there is room for {HOOK_RULES}",
+            leads.len()
+        );
+    }
+    Ok(leads)
+}
+
+fn run() -> anyhow::Result<u64> {
+    let mut bytes = [0; 8];
+    ring::rand::SecureRandom::fill(&ring::rand::SystemRandom::new(), &mut bytes)
+        .map_err(|_| anyhow::anyhow!("the system has no random numbers"))?;
+    Ok(u64::from_ne_bytes(bytes))
+}
+
+/// Makes room for so many connections, or says for how many there is.
+fn descriptors(connections: usize) -> anyhow::Result<usize> {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
+    let room = usize::try_from(hard.saturating_sub(OTHER_DESCRIPTORS).max(1))?;
+    if room < connections {
+        warn!("descriptors (RLIMIT_NOFILE, {hard}) are for {room} connections, not for {connections}");
+    }
+    Ok(connections.min(room))
+}

@@ -1,0 +1,450 @@
+//! One connection: bytes between an application's socket and a stream of a carrier, both ways, in one task.
+//!
+//! It holds at most a window of bytes in each direction, and always reads the stream on, since confirmations of one direction
+//! come behind the bytes of the other. When the carrier is gone it waits for another, and goes on where the other end says.
+
+use std::{io, sync::Arc, sync::atomic::Ordering::Relaxed, time::Duration};
+
+use bytes::{Bytes, BytesMut};
+use millrace_proto::graft::carry::{
+    frame::{Frame, Open, Reason, head_of_data},
+    ledger::{Incoming, Outgoing, Untrue},
+};
+use tokio::{
+    io::Interest,
+    net::TcpStream,
+    sync::mpsc,
+    time::{Instant, sleep_until, timeout_at},
+};
+
+use super::{
+    carriers::Carrier,
+    context::Context,
+    stream::{Broken, Stream},
+    table::Resumption,
+};
+
+/// For another carrier. Who waits longer has given up.
+const HOLD: Duration = Duration::from_secs(30);
+/// Of what is read or sent at once.
+const PIECE_LEAST: usize = 2 << 10;
+const PIECE_MOST: usize = 64 << 10;
+const BATCH: usize = 128 << 10;
+/// Delivered bytes that are confirmed at once; fewer are a moment later, together.
+const WORTH: u64 = 64 << 10;
+const MOMENT: Duration = Duration::from_millis(5);
+
+/// What became of a connection.
+#[derive(Debug)]
+pub enum Ended {
+    /// Both applications have said all.
+    Done,
+    /// This end's application has reset it.
+    Reset,
+    /// The other's has.
+    PeerReset,
+    /// It never was one.
+    Refused(Reason),
+    /// No carrier came for it.
+    Lost,
+    /// The other broker says what cannot be.
+    Malformed,
+}
+
+impl Ended {
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::Reset => "reset",
+            Self::PeerReset => "peer-reset",
+            Self::Refused(reason) => reason.name(),
+            Self::Lost => "lost",
+            Self::Malformed => "malformed",
+        }
+    }
+}
+
+impl From<Untrue> for Ended {
+    fn from(_: Untrue) -> Self {
+        Self::Malformed
+    }
+}
+
+/// How another carrier is had.
+pub enum Role {
+    /// By this end, which has the client.
+    Client { open: Open, carrier: Arc<Carrier> },
+    /// By the other.
+    Server { streams: mpsc::Receiver<Resumption> },
+}
+
+pub struct Pump<'a> {
+    context: &'a Context,
+    local: &'a TcpStream,
+    stream: Stream,
+    role: Role,
+    pub out: Outgoing,
+    inn: Incoming,
+    /// Whether the server was reached.
+    is_accepted: bool,
+    /// When a delivery is confirmed that alone is not worth it.
+    confirm_at: Option<Instant>,
+    /// Until when something has to come, and what had come when that was set.
+    answer_by: Option<(Instant, u64)>,
+    piece: usize,
+}
+
+impl Drop for Pump<'_> {
+    fn drop(&mut self) {
+        self.context.table.kept.fetch_sub(self.out.unconfirmed(), Relaxed);
+    }
+}
+
+impl<'a> Pump<'a> {
+    pub fn new(context: &'a Context, local: &'a TcpStream, mut stream: Stream, role: Role) -> Self {
+        let is_accepted = matches!(role, Role::Server { .. });
+        let mut answer_by = None;
+        match &role {
+            Role::Client { open, carrier } => {
+                stream.sender.push(&Frame::Open(*open));
+                answer_by = Some((Instant::now() + carrier.patience(), carrier.heard()));
+            }
+            Role::Server { .. } => stream.sender.push(&Frame::Accepted { received: 0 }),
+        }
+        Self {
+            context,
+            local,
+            stream,
+            role,
+            out: Outgoing::default(),
+            inn: Incoming::default(),
+            is_accepted,
+            confirm_at: None,
+            answer_by,
+            piece: PIECE_LEAST,
+        }
+    }
+
+    /// Until it is over, on as many carriers as that takes. What was received is known then.
+    pub async fn run(&mut self) -> Ended {
+        loop {
+            let ended = match self.go_on().await {
+                Ok(()) => return self.finish(),
+                Err(Stop::Ended(ended)) => ended,
+                Err(Stop::Broken(Broken::Lost)) => match self.resume().await {
+                    Ok(true) => {
+                        self.context.table.resumed.fetch_add(1, Relaxed);
+                        continue;
+                    }
+                    Ok(false) => return self.finish(),
+                    Err(ended) => ended,
+                },
+                Err(Stop::Broken(Broken::Reset)) => Ended::PeerReset,
+                Err(Stop::Broken(_)) => Ended::Malformed,
+            };
+            self.stream.reset();
+            return ended;
+        }
+    }
+
+    /// Bytes that have come, with the end.
+    pub fn received(&self) -> u64 {
+        self.inn.received()
+    }
+
+    fn finish(&mut self) -> Ended {
+        let _ = socket2::SockRef::from(self.local).set_linger(None);
+        Ended::Done
+    }
+
+    fn is_done(&self) -> bool {
+        self.out.is_done() && self.inn.is_done() && self.stream.sender.is_empty()
+    }
+
+    async fn go_on(&mut self) -> Result<(), Stop> {
+        loop {
+            // Some may have come with the first frame of the stream.
+            self.hear()?;
+            self.fill();
+            if self.is_done() {
+                return Ok(());
+            }
+            let room = self.out.room(self.context.table.window());
+            let (sends, delivers) = (!self.stream.sender.is_empty(), self.inn.front().is_some());
+            let Stream { sender, receiver } = &mut self.stream;
+            tokio::select! {
+                ready = self.local.readable(), if room > 0 => {
+                    ready?;
+                    self.read(room)?;
+                }
+                ready = self.local.ready(Interest::ERROR), if room == 0 => {
+                    ready?;
+                    self.check()?;
+                }
+                ready = self.local.writable(), if delivers => {
+                    ready?;
+                    self.deliver()?;
+                }
+                sent = sender.send(), if sends => sent?,
+                received = receiver.receive() => match received {
+                    Err(Broken::Closed) if self.inn.is_done() && self.out.is_done() => return Ok(()),
+                    received => received?,
+                },
+                () = until(self.confirm_at) => self.confirm(1),
+                () = until(self.answer_by.map(|(at, _)| at)) => self.suspect(),
+                resumption = resumption(&mut self.role) => self.switch(resumption)?,
+            }
+        }
+    }
+
+    /// What is to go next, if nothing is.
+    fn fill(&mut self) {
+        if !self.stream.sender.is_empty() {
+            return;
+        }
+        let mut filled = 0;
+        while filled < BATCH {
+            match self.out.give(PIECE_MOST) {
+                Some(Frame::Data(bytes)) => {
+                    filled += bytes.len();
+                    self.stream.sender.push_bytes(head_of_data(bytes.len()));
+                    self.stream.sender.push_bytes(bytes);
+                }
+                Some(frame) => self.stream.sender.push(&frame),
+                None => break,
+            }
+        }
+        if filled > 0 {
+            self.confirm(1);
+        }
+    }
+
+    fn confirm(&mut self, worth: u64) {
+        if let Some(frame) = self.inn.confirmation(worth) {
+            self.stream.sender.push(&frame);
+        }
+        if worth <= 1 {
+            self.confirm_at = None;
+        }
+    }
+
+    /// From the application.
+    fn read(&mut self, room: u64) -> Result<(), Stop> {
+        let most = usize::try_from(room).unwrap_or(PIECE_MOST).min(self.piece);
+        let mut buffer = BytesMut::with_capacity(most);
+        match self.local.try_read_buf(&mut buffer) {
+            Ok(0) => self.out.end(),
+            Ok(length) => {
+                self.context.table.kept.fetch_add(length as u64, Relaxed);
+                self.out.take(fitted(buffer));
+                let is_full = length == self.piece;
+                self.piece =
+                    if is_full { (2 * length).min(PIECE_MOST) } else { PIECE_LEAST.max(self.piece / 2) };
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    /// An application that has reset its socket is noticed also while nothing is read from it.
+    fn check(&self) -> Result<(), Stop> {
+        match self.local.take_error()? {
+            Some(error) => Err(error.into()),
+            None => {
+                let nothing = || Err::<(), _>(io::ErrorKind::WouldBlock.into());
+                let _ = self.local.try_io(Interest::ERROR, nothing);
+                Ok(())
+            }
+        }
+    }
+
+    /// To the application.
+    fn deliver(&mut self) -> Result<(), Stop> {
+        while let Some(bytes) = self.inn.front() {
+            match self.local.try_write(bytes) {
+                Ok(length) => {
+                    self.inn.deliver(length);
+                    self.context.table.received.fetch_add(length as u64, Relaxed);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.end_if_due();
+        self.confirm(WORTH);
+        if self.confirm_at.is_none() {
+            self.confirm_at = Some(Instant::now() + MOMENT);
+        }
+        Ok(())
+    }
+
+    fn end_if_due(&mut self) {
+        if self.inn.end_is_due() {
+            // An application that is gone already is noticed otherwise.
+            let _ = socket2::SockRef::from(self.local).shutdown(std::net::Shutdown::Write);
+            self.inn.deliver_end();
+            self.confirm(1);
+        }
+    }
+
+    /// Frames that have come.
+    fn hear(&mut self) -> Result<(), Stop> {
+        while let Some(frame) = self.stream.receiver.frame()? {
+            self.answer_by = None;
+            match frame {
+                Frame::Data(bytes) if self.is_accepted => self.inn.receive(bytes)?,
+                Frame::End if self.is_accepted => self.inn.end()?,
+                Frame::Confirm { delivered } => self.confirmed(delivered)?,
+                Frame::Accepted { received: 0 } if !self.is_accepted => self.is_accepted = true,
+                Frame::Refused(reason) if !self.is_accepted => return Err(Ended::Refused(reason).into()),
+                _ => return Err(Ended::Malformed.into()),
+            }
+        }
+        self.end_if_due();
+        Ok(())
+    }
+
+    fn confirmed(&mut self, delivered: u64) -> Result<(), Untrue> {
+        let before = self.out.confirmed();
+        self.out.confirm(delivered)?;
+        let more = self.out.confirmed() - before;
+        self.context.table.sent.fetch_add(more, Relaxed);
+        self.context.table.kept.fetch_sub(more, Relaxed);
+        Ok(())
+    }
+
+    /// The time for an answer is over. If nothing at all has come by this carrier, it carries no more connections for now.
+    fn suspect(&mut self) {
+        let Some((_, heard)) = self.answer_by.take() else { return };
+        if let Role::Client { carrier, .. } = &self.role
+            && carrier.heard() == heard
+        {
+            self.context.carriers.suspect(carrier);
+        }
+    }
+
+    /// Goes on with another stream, from what the other end has received.
+    fn switch(&mut self, (stream, received): Resumption) -> Result<(), Stop> {
+        self.stream = stream;
+        self.stream.sender.push(&Frame::Accepted { received: self.inn.received() });
+        self.go_on_from(received)?;
+        Ok(())
+    }
+
+    fn go_on_from(&mut self, received: u64) -> Result<(), Untrue> {
+        self.inn.resume();
+        self.confirm_at = Some(Instant::now());
+        self.out.rewind(received)
+    }
+
+    /// The carrier is gone. Returns whether it goes on; if not, there is nothing left to do.
+    async fn resume(&mut self) -> Result<bool, Ended> {
+        let by = Instant::now() + HOLD;
+        if let Role::Server { streams } = &mut self.role {
+            let resumption = timeout_at(by, streams.recv()).await.ok().flatten().ok_or(Ended::Lost)?;
+            self.stream = resumption.0;
+            self.stream.sender.push(&Frame::Accepted { received: self.inn.received() });
+            self.go_on_from(resumption.1)?;
+            return Ok(true);
+        }
+        timeout_at(by, self.resume_by_client()).await.map_err(|_| Ended::Lost)?
+    }
+
+    async fn resume_by_client(&mut self) -> Result<bool, Ended> {
+        loop {
+            let Role::Client { open, carrier } = &mut self.role else { return Err(Ended::Lost) };
+            let mut carriers = self.context.carriers.watch(&carrier.peer).ok_or(Ended::Lost)?;
+            let fresh = carriers.wait_for(|it| it.as_ref().is_some_and(|it| !it.is_closed())).await;
+            // The peer's entry in the settings is another now, or gone.
+            let Some(fresh) = fresh.ok().and_then(|fresh| fresh.clone()) else { continue };
+            let same_run = fresh.run == carrier.run;
+            *carrier = fresh;
+            let Ok(stream) = carrier.connection.open_bi().await else { continue };
+            let mut stream = Stream::new(stream);
+            let question = Frame::Resume { id: open.id, received: self.inn.received() };
+            match stream.ask(&question).await {
+                Ok(Frame::Accepted { received }) => {
+                    self.is_accepted = true;
+                    (self.stream, self.answer_by) = (stream, None);
+                    self.go_on_from(received)?;
+                    return Ok(!(self.out.is_done() && self.inn.is_done()));
+                }
+                // It has never heard of it: nothing of it can have reached the server.
+                Ok(Frame::Refused(Reason::Unknown)) if !self.is_accepted && same_run => {
+                    let Ok(stream) = carrier.connection.open_bi().await else { continue };
+                    self.stream = Stream::new(stream);
+                    self.stream.sender.push(&Frame::Open(*open));
+                    self.out.rewind(0)?;
+                    return Ok(true);
+                }
+                Ok(_) | Err(Broken::Malformed(_)) => return Err(Ended::Lost),
+                Err(_) => {}
+            }
+        }
+    }
+}
+
+/// No larger than what is in it, or not by much.
+fn fitted(buffer: BytesMut) -> Bytes {
+    match buffer.len() < buffer.capacity() / 2 {
+        true => Bytes::copy_from_slice(&buffer),
+        false => buffer.freeze(),
+    }
+}
+
+enum Stop {
+    Ended(Ended),
+    Broken(Broken),
+}
+
+impl From<Ended> for Stop {
+    fn from(ended: Ended) -> Self {
+        Self::Ended(ended)
+    }
+}
+
+impl From<Untrue> for Stop {
+    fn from(untrue: Untrue) -> Self {
+        Self::Ended(untrue.into())
+    }
+}
+
+impl From<Broken> for Stop {
+    fn from(broken: Broken) -> Self {
+        Self::Broken(broken)
+    }
+}
+
+/// Of this end's socket.
+impl From<io::Error> for Stop {
+    fn from(_: io::Error) -> Self {
+        Self::Ended(Ended::Reset)
+    }
+}
+
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn resumption(role: &mut Role) -> Resumption {
+    match role {
+        Role::Server { streams } => match streams.recv().await {
+            Some(resumption) => resumption,
+            None => std::future::pending().await,
+        },
+        Role::Client { .. } => std::future::pending().await,
+    }
+}
+
+/// What a broker's socket is, whoever is at its other end: it is reset when it is dropped before all was said, also when this process is killed; urgent
+/// data comes in order with the rest.
+pub fn prepare(socket: &TcpStream) -> io::Result<()> {
+    let socket = socket2::SockRef::from(socket);
+    socket.set_linger(Some(Duration::ZERO))?;
+    socket.set_tcp_nodelay(true)?;
+    socket.set_out_of_band_inline(true)
+}

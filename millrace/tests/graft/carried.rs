@@ -1,0 +1,541 @@
+//! Connections that are carried: what TCP promises holds, whatever becomes of carriers and daemons, and nobody sees other
+//! addresses than the true ones.
+
+use std::{
+    io::{ErrorKind, Read, Write as _},
+    net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream},
+    process::Stdio,
+    thread,
+    time::{Duration, Instant},
+};
+
+use millrace_graft::status::{Carrier, Carry, Why};
+use ring::digest::{Context, SHA256};
+use socket2::SockRef;
+
+use crate::{
+    agreement::{BEFORE, flush, key, keys, middlebox},
+    site::{CLIENT, CLIENT6, Daemon, LONG, PORT, SERVER, SERVER6, Site, wait_for},
+};
+
+const CARRIERS: u16 = 9188;
+
+fn client(server: &str, rest: &str) -> String {
+    format!(
+        "[agreement]\nkey = \"host0.key\"\n[carry]\n{rest}\n[[peer]]\nname = \"server\"\nkey = \"{server}\"\n\
+         carry = \"{SERVER}:{CARRIERS}\"\naddresses = [\"{SERVER6}\"]\n{}",
+        rule("client", PORT)
+    )
+}
+
+fn server(client: &str, rest: &str) -> String {
+    format!(
+        "[agreement]\nkey = \"host1.key\"\n[carry]\nlisten = \"{SERVER}:{CARRIERS}\"\n[[peer]]\nname = \"client\"\n\
+         key = \"{client}\"\naddresses = [\"{CLIENT6}\"]\n{rest}{}",
+        rule("server", PORT)
+    )
+}
+
+fn rule(side: &str, port: u16) -> String {
+    format!(
+        "[[rule]]\nname = \"{side}\"\nside = \"{side}\"\nport = {port}\ntier = \"carried\"\nagree = false\n"
+    )
+}
+
+fn carry(daemon: &Daemon<'_>) -> Carry {
+    daemon.status().carry.unwrap()
+}
+
+fn carrier(daemon: &Daemon<'_>) -> Carrier {
+    carry(daemon).carriers.remove(0)
+}
+
+fn wait_for_state(daemon: &Daemon<'_>, state: &str) {
+    let start = Instant::now();
+    while carrier(daemon).state != state {
+        assert!(start.elapsed() < LONG, "{state}: {:?}\n{}", carrier(daemon), daemon.log());
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn verdict(daemon: &Daemon<'_>, verdict: &str) -> u64 {
+    carry(daemon).verdicts[verdict]
+}
+
+fn ended(daemon: &Daemon<'_>, how: &str) -> u64 {
+    carry(daemon).ended.get(how).copied().unwrap_or_default()
+}
+
+/// Both daemons, with a warm carrier.
+fn warm<'a>(site: &'a Site, more: [&str; 2]) -> [Daemon<'a>; 2] {
+    let known = keys(site);
+    site.configure_on(0, &client(&known[1], more[0]));
+    site.configure_on(1, &server(&known[0], more[1]));
+    let far = Daemon::start_on(site, 1);
+    let near = Daemon::start_on(site, 0);
+    wait_for_state(&near, "warm");
+    [near, far]
+}
+
+fn at(ip: &str, port: u16) -> SocketAddr {
+    SocketAddr::new(ip.parse::<IpAddr>().unwrap(), port)
+}
+
+fn connect(site: &Site, listener: &TcpListener) -> (TcpStream, TcpStream, SocketAddr) {
+    let near = site.try_connect(listener.local_addr().unwrap()).unwrap();
+    let (far, seen) = listener.accept().unwrap();
+    for stream in [&near, &far] {
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream.set_write_timeout(Some(LONG)).unwrap();
+    }
+    (near, far, seen)
+}
+
+/// How a connection ends that is reset at once: that may be noticed while it is made.
+fn reset(site: &Site, at: SocketAddr) -> ErrorKind {
+    site.try_connect(at).and_then(|mut stream| stream.read(&mut [0])).unwrap_err().kind()
+}
+
+/// Bytes that follow no pattern which a lost or doubled piece would keep.
+fn noise(seed: u64, length: usize) -> Vec<u8> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    (0..length.div_ceil(8)).flat_map(|_| random.u64(..).to_ne_bytes()).take(length).collect()
+}
+
+fn hash(bytes: &[u8]) -> Vec<u8> {
+    let mut context = Context::new(&SHA256);
+    context.update(bytes);
+    context.finish().as_ref().to_vec()
+}
+
+fn read_all(mut from: &TcpStream) -> Vec<u8> {
+    let mut got = Vec::new();
+    from.read_to_end(&mut got).unwrap();
+    got
+}
+
+/// Different bytes each way at once, each way ended by itself. What came is what was sent.
+fn exchange(near: &TcpStream, far: &TcpStream, length: usize) {
+    let sent = [noise(1, length), noise(2, length)];
+    thread::scope(|scope| {
+        for (mut stream, bytes) in [(near, &sent[0]), (far, &sent[1])] {
+            scope.spawn(move || {
+                stream.write_all(bytes).unwrap();
+                stream.shutdown(Shutdown::Write).unwrap();
+            });
+        }
+        let got = [near, far].map(|stream| scope.spawn(move || read_all(stream)));
+        let [to_near, to_far] = got.map(|it| it.join().unwrap());
+        assert_eq!([to_near.len(), to_far.len()], [length; 2]);
+        assert_eq!([hash(&to_far), hash(&to_near)], [hash(&sent[0]), hash(&sent[1])]);
+    });
+}
+
+#[test]
+fn both_ends_see_each_other_and_all_bytes() {
+    let Some(site) = Site::new("carried") else { return };
+    let [near, far] = warm(&site, ["", ""]);
+    for (server, client) in [(SERVER, CLIENT), (SERVER6, CLIENT6)] {
+        let listener = site.listen_on(at(server, PORT));
+        let (here, there, seen) = connect(&site, &listener);
+        assert_eq!(seen.ip().to_string(), client, "accept()");
+        assert_eq!(there.peer_addr().unwrap(), seen);
+        assert_eq!(there.local_addr().unwrap(), at(server, PORT));
+        assert_eq!(here.peer_addr().unwrap(), at(server, PORT));
+        assert_eq!(here.local_addr().unwrap(), seen);
+        exchange(&here, &there, 3_000_000);
+    }
+    wait_for("end", || (carry(&near).connections + carry(&far).connections == 0).then_some(()));
+    let (here, there) = (carry(&near), carry(&far));
+    assert_eq!((here.verdicts["led"], ended(&near, "done"), ended(&far, "done")), (2, 2, 2), "{here:?}");
+    assert_eq!((here.sent_bytes, here.received_bytes, here.kept_bytes), (6_000_000, 6_000_000, 0));
+    assert_eq!((there.sent_bytes, there.received_bytes, there.kept_bytes), (6_000_000, 6_000_000, 0));
+    let why: Why = serde_json::from_str(&near.succeed(&["why", SERVER, "--json"])).unwrap();
+    assert_eq!(why.carrier.unwrap().state, "warm");
+    assert!(near.succeed(&["why", SERVER]).contains(&format!("{SERVER}: carried by server")));
+    assert!(near.succeed(&["status"]).contains("CARRIER TO"));
+}
+
+/// Most clients speak first: their bytes travel with the opening of the connection.
+#[test]
+fn what_is_said_before_there_is_an_answer_arrives() {
+    let Some(site) = Site::new("early") else { return };
+    let [_near, _far] = warm(&site, ["", ""]);
+    let listener = site.listen();
+    for length in [1, 1000, 100_000] {
+        let said = noise(8, length);
+        let mut here = site.try_connect(at(SERVER, PORT)).unwrap();
+        here.write_all(&said).unwrap();
+        let (mut there, _) = listener.accept().unwrap();
+        let mut heard = vec![0; length];
+        there.set_read_timeout(Some(LONG)).unwrap();
+        there.read_exact(&mut heard).unwrap();
+        assert_eq!(hash(&heard), hash(&said));
+    }
+}
+
+/// A socket of IPv6 to an IPv4 address, as Java and many others do.
+#[test]
+fn mapped_addresses_are_led_too() {
+    let Some(site) = Site::new("mapped") else { return };
+    let [near, _far] = warm(&site, ["", ""]);
+    let listener = site.listen_on(at("::", PORT));
+    let mapped = at(&format!("::ffff:{SERVER}"), PORT);
+    let here = site.try_connect(mapped).unwrap();
+    let (there, seen) = listener.accept().unwrap();
+    assert_eq!(seen.ip().to_canonical().to_string(), CLIENT);
+    assert_eq!(here.peer_addr().unwrap(), mapped);
+    exchange(&here, &there, 100_000);
+    assert_eq!(verdict(&near, "led"), 1);
+}
+
+#[test]
+fn without_a_carrier_tcp_is_as_it_was() {
+    let Some(site) = Site::new("absent") else { return };
+    let known = keys(&site);
+    site.configure_on(0, &client(&known[1], ""));
+    let near = Daemon::start_on(&site, 0);
+    let listener = site.listen();
+    let (here, there, seen) = connect(&site, &listener);
+    assert_eq!((seen.ip().to_string(), here.local_addr().unwrap()), (CLIENT.to_owned(), seen));
+    exchange(&here, &there, 100_000);
+    let (cold, state) = (verdict(&near, "cold"), carrier(&near));
+    assert_eq!((cold, state.state.as_str()), (1, "cold"));
+    assert!(near.succeed(&["why", SERVER]).contains("in place, since the carrier server is cold"));
+
+    // Somebody else has the address, or this host's key is not known there.
+    key(&site, "other.key");
+    let stranger = key(&site, "stranger.key");
+    site.configure_on(1, &server(&stranger, ""));
+    let far = Daemon::start_on(&site, 1);
+    wait_for("a refusal", || (ended(&far, "unknown-caller") > 0).then_some(()));
+    let (here, there, seen) = connect(&site, &listener);
+    assert_eq!(seen.ip().to_string(), CLIENT);
+    exchange(&here, &there, 100_000);
+    assert_eq!((verdict(&near, "led"), carry(&far).connections), (0, 0));
+    assert_eq!(carrier(&far).state, "cold");
+
+    // The key is put in: the next connection is carried.
+    site.configure_on(1, &server(&known[0], ""));
+    far.succeed(&["reload"]);
+    wait_for_state(&near, "warm");
+    let (here, there, _) = connect(&site, &listener);
+    exchange(&here, &there, 100_000);
+    assert_eq!(verdict(&near, "led"), 1);
+    // It goes away: what is new goes in place, what was carried is not taken for complete.
+    let (mut here, _there, _) = connect(&site, &listener);
+    far.kill();
+    wait_for_state(&near, "cold");
+    let (next, there, seen) = connect(&site, &listener);
+    assert_eq!((seen.ip().to_string(), next.local_addr().unwrap()), (CLIENT.to_owned(), seen));
+    exchange(&next, &there, 100_000);
+    assert_eq!(verdict(&near, "cold"), 3);
+    let error = here.read(&mut [0]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+}
+
+#[test]
+fn a_reset_is_a_reset_at_the_other_end() {
+    let Some(site) = Site::new("reset") else { return };
+    let [near, far] = warm(&site, ["", ""]);
+    let listener = site.listen();
+    for resets_here in [true, false] {
+        let (mut here, mut there, _) = connect(&site, &listener);
+        here.write_all(b"before").unwrap();
+        there.read_exact(&mut [0; 6]).unwrap();
+        there.write_all(b"before").unwrap();
+        here.read_exact(&mut [0; 6]).unwrap();
+        let (resets, mut other) = if resets_here { (here, there) } else { (there, here) };
+        SockRef::from(&resets).set_linger(Some(Duration::ZERO)).unwrap();
+        drop(resets);
+        assert_eq!(other.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    }
+    wait_for("resets", || (ended(&near, "reset") + ended(&near, "peer-reset") == 2).then_some(()));
+    wait_for("resets", || (ended(&far, "reset") + ended(&far, "peer-reset") == 2).then_some(()));
+}
+
+#[test]
+fn what_the_server_refuses_is_refused_and_what_the_broker_refuses_goes_in_place() {
+    let Some(site) = Site::new("refuse") else { return };
+    let [near, _far] = warm(&site, ["", ""]);
+    // Nobody listens. The first is told by a reset, those after it by the server's host itself.
+    assert_eq!(reset(&site, at(SERVER, PORT)), ErrorKind::ConnectionReset);
+    let error = site.try_connect(at(SERVER, PORT)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+    assert_eq!((ended(&near, "refused"), verdict(&near, "refused")), (1, 1));
+
+    // A port that only this side names: the broker there is no open proxy, and plain TCP does it.
+    let known = std::fs::read_to_string(site.path("graft0.toml")).unwrap();
+    let known = known.split_once('\n').unwrap().1.to_owned();
+    site.configure_on(
+        0,
+        &format!("{known}{}", rule("client", PORT + 1).replace("\"client\"\ns", "\"more\"\ns")),
+    );
+    near.succeed(&["reload"]);
+    wait_for_state(&near, "warm");
+    let listener = site.listen_on(at(SERVER, PORT + 1));
+    let (here, there, seen) = connect(&site, &listener);
+    assert_eq!(seen.ip().to_string(), CLIENT);
+    exchange(&here, &there, 1_000_000);
+    let led = verdict(&near, "led");
+    let (here, there, _) = connect(&site, &listener);
+    exchange(&here, &there, 1000);
+    assert_eq!(verdict(&near, "led"), led, "it is asked in place for a while");
+}
+
+/// Whoever connects to the broker itself gets nothing from it.
+#[test]
+fn nobody_uses_the_broker_by_its_own_address() {
+    let Some(site) = Site::new("proxy") else { return };
+    let [near, _far] = warm(&site, ["", ""]);
+    let listeners = site.command(0, "ss").args(["-Hltn"]).output().unwrap().stdout;
+    let listeners = String::from_utf8(listeners).unwrap();
+    let local = listeners.lines().filter_map(|line| line.split_whitespace().nth(3));
+    let broker = local.filter_map(|at| at.strip_prefix("127.0.0.1:")).next().unwrap().parse().unwrap();
+    assert_eq!(reset(&site, at("127.0.0.1", broker)), ErrorKind::ConnectionReset);
+    wait_for("count", || (ended(&near, "stranger") == 1).then_some(()));
+}
+
+#[test]
+fn a_slow_reader_costs_one_window() {
+    let Some(site) = Site::new("slow") else { return };
+    const WINDOW: u64 = 256 << 10;
+    let [near, far] = warm(&site, ["window-kib = 256", ""]);
+    let listener = site.listen();
+    let (mut here, there, _) = connect(&site, &listener);
+    here.set_nonblocking(true).unwrap();
+    let sent = noise(3, 64 << 20);
+    let mut written = 0;
+    // Until nothing has gone for a second.
+    let mut latest = Instant::now();
+    while latest.elapsed() < Duration::from_secs(1) {
+        match here.write(&sent[written..]) {
+            Ok(length) => (written, latest) = (written + length, Instant::now()),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    let kept = carry(&near).kept_bytes;
+    assert!(kept > 0 && kept <= WINDOW, "{kept}");
+    // What else there is lies in the sockets of kernels: two here, two there.
+    assert!(written < 32 << 20, "{written}");
+    // Others are not held up by it.
+    let (other, others, _) = connect(&site, &listener);
+    exchange(&other, &others, 1_000_000);
+    here.set_nonblocking(false).unwrap();
+    here.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(hash(&read_all(&there)), hash(&sent[..written]));
+    assert_eq!((carry(&near).kept_bytes, carry(&far).kept_bytes), (0, 0));
+}
+
+/// Each end writes much before it reads anything: confirmations come behind what nobody takes yet.
+#[test]
+fn who_writes_before_reading_is_not_stuck() {
+    let Some(site) = Site::new("first") else { return };
+    let [_near, _far] = warm(&site, ["", ""]);
+    let listener = site.listen();
+    let (mut here, there, _) = connect(&site, &listener);
+    let (to, back) = (noise(4, 20 << 20), noise(5, 2 << 20));
+    thread::scope(|scope| {
+        // It reads while it writes, the other does not.
+        scope.spawn(|| {
+            (&there).write_all(&back).unwrap();
+            there.shutdown(Shutdown::Write).unwrap();
+        });
+        let got = scope.spawn(|| read_all(&there));
+        here.write_all(&to).unwrap();
+        here.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(hash(&read_all(&here)), hash(&back));
+        assert_eq!(hash(&got.join().unwrap()), hash(&to));
+    });
+}
+
+#[test]
+fn urgent_data_stays_in_its_place() {
+    let Some(site) = Site::new("urgent") else { return };
+    let [_near, _far] = warm(&site, ["", ""]);
+    let listener = site.listen();
+    let (mut here, there, _) = connect(&site, &listener);
+    here.write_all(b"before").unwrap();
+    SockRef::from(&here).send_out_of_band(b"!").unwrap();
+    here.write_all(b"after").unwrap();
+    here.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(read_all(&there), b"before!after");
+}
+
+#[test]
+fn carriers_that_end_take_no_byte_along() {
+    let Some(site) = Site::new("cut") else { return };
+    let [near, far] = warm(&site, ["window-kib = 512", ""]);
+    let listener = site.listen();
+    let settings = |side: usize| {
+        let text = std::fs::read_to_string(site.path(&format!("graft{side}.toml"))).unwrap();
+        text.split_once('\n').unwrap().1.to_owned()
+    };
+    let before = [settings(0), settings(1)];
+    let mut random = fastrand::Rng::with_seed(7);
+    let streams: Vec<_> = (0..4).map(|_| connect(&site, &listener)).collect();
+    thread::scope(|scope| {
+        let exchanges: Vec<_> = streams
+            .iter()
+            .map(|(here, there, _)| scope.spawn(move || exchange(here, there, 24 << 20)))
+            .collect();
+        // A peer whose entry is another is let go, and called anew.
+        let mut cuts = 0;
+        while exchanges.iter().any(|it| !it.is_finished()) {
+            thread::sleep(Duration::from_millis(random.u64(1..60)));
+            let side = random.usize(..2);
+            let other = before[side].replace("[[peer]]\n", &format!("[[peer]]\nmin-cpus = {}\n", cuts % 2));
+            site.configure_on(side, &other);
+            [&near, &far][side].succeed(&["reload"]);
+            cuts += 1;
+            wait_for_state(&near, "warm");
+        }
+        exchanges.into_iter().for_each(|it| it.join().unwrap());
+        println!("{cuts} cuts, {} resumed", carry(&near).resumed);
+        assert!(cuts >= 5, "{cuts}");
+    });
+    assert!(carry(&near).resumed >= 10, "{:?}", carry(&near));
+    wait_for("end", || (carry(&near).connections + carry(&far).connections == 0).then_some(()));
+    assert_eq!(ended(&near, "done"), 4, "{:?}", carry(&near));
+    assert_eq!((ended(&near, "lost"), carry(&near).kept_bytes), (0, 0));
+}
+
+#[test]
+fn there_is_room_for_so_many() {
+    let Some(site) = Site::new("room") else { return };
+    let [near, _far] = warm(&site, ["connections = 4", ""]);
+    let listener = site.listen();
+    let carried: Vec<_> = (0..4).map(|_| connect(&site, &listener)).collect();
+    wait_for("full", || (carrier(&near).state == "full").then_some(()));
+    let (here, there, seen) = connect(&site, &listener);
+    assert_eq!(seen.ip().to_string(), CLIENT);
+    exchange(&here, &there, 1000);
+    assert_eq!((verdict(&near, "led"), verdict(&near, "cold"), carry(&near).connections), (4, 1, 4));
+    drop(carried);
+    wait_for_state(&near, "warm");
+}
+
+/// A carrier that does not carry is noticed by the first connection; those after it go in place. When it carries again, so
+/// does the first.
+#[test]
+fn what_does_not_carry_is_left_alone() {
+    let Some(site) = Site::new("blocked") else { return };
+    let [near, _far] = warm(&site, ["", ""]);
+    let listener = site.listen();
+    let drops = format!("udp dport {CARRIERS} drop");
+    if !middlebox(&site.namespaces[1], BEFORE, &[&drops]) {
+        println!("SKIP what_does_not_carry_is_left_alone: no nft");
+        return;
+    }
+    let mut first = site.try_connect(at(SERVER, PORT)).unwrap();
+    first.write_all(b"first").unwrap();
+    wait_for_state(&near, "suspect");
+    let (here, there, seen) = connect(&site, &listener);
+    assert_eq!(seen.ip().to_string(), CLIENT);
+    exchange(&here, &there, 100_000);
+    assert_eq!((verdict(&near, "led"), verdict(&near, "cold")), (1, 1));
+    assert!(flush(&site.namespaces[1]));
+    let (mut there, seen) = listener.accept().unwrap();
+    there.set_read_timeout(Some(LONG)).unwrap();
+    there.read_exact(&mut [0; 5]).unwrap();
+    assert_eq!(seen.ip().to_string(), CLIENT);
+    wait_for_state(&near, "warm");
+}
+
+#[test]
+fn limits_do_not_change_under_connections() {
+    let Some(site) = Site::new("limits") else { return };
+    let [near, far] = warm(&site, ["", ""]);
+    let listener = site.listen();
+    let (here, there, _) = connect(&site, &listener);
+    let text = std::fs::read_to_string(site.path("graft1.toml")).unwrap();
+    let text = text.split_once('\n').unwrap().1.to_owned();
+    site.configure_on(1, &text.replace("[carry]", "[carry]\nconnections = 7"));
+    assert!(far.fail(&["reload"]).contains("[carry] does not change while it runs"));
+    exchange(&here, &there, 100_000);
+    // Nothing is to be carried any more, and then again.
+    let without = "[agreement]\nkey = \"host0.key\"\n";
+    let before = std::fs::read_to_string(site.path("graft0.toml")).unwrap();
+    site.configure_on(0, without);
+    near.succeed(&["reload"]);
+    wait_for("end", || near.status().carry.is_none().then_some(()));
+    let (here, there, seen) = connect(&site, &listener);
+    assert_eq!((seen.ip().to_string(), here.local_addr().unwrap()), (CLIENT.to_owned(), seen));
+    exchange(&here, &there, 100_000);
+    site.configure_on(0, before.split_once('\n').unwrap().1);
+    near.succeed(&["reload"]);
+    wait_for("start", || near.status().carry.map(drop));
+    wait_for_state(&near, "warm");
+    let (here, there, _) = connect(&site, &listener);
+    exchange(&here, &there, 100_000);
+    assert_eq!(verdict(&near, "led"), 1);
+}
+
+#[test]
+fn nothing_is_left_of_a_daemon_that_was_killed() {
+    let Some(site) = Site::new("killed") else { return };
+    let [near, _far] = warm(&site, ["", ""]);
+    let listener = site.listen();
+    let (mut here, mut there, _) = connect(&site, &listener);
+    here.write_all(b"half of ").unwrap();
+    there.read_exact(&mut [0; 8]).unwrap();
+    there.write_all(b"half of ").unwrap();
+    here.read_exact(&mut [0; 8]).unwrap();
+    near.kill();
+    // Neither end takes it for the whole.
+    assert_eq!(here.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    let (next, other, seen) = connect(&site, &listener);
+    assert_eq!((seen.ip().to_string(), next.local_addr().unwrap()), (CLIENT.to_owned(), seen));
+    assert_eq!(next.peer_addr().unwrap(), at(SERVER, PORT));
+    exchange(&next, &other, 100_000);
+    assert_eq!(there.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+}
+
+/// curl and a web server, unmodified, each as a command of `graft hook`.
+#[test]
+fn commands_are_hooked() {
+    let Some(site) = Site::new("hook") else { return };
+    const WEB: u16 = 7180;
+    let [near, far] = warm(&site, ["", ""]);
+    let page = noise(6, 5_000_000);
+    std::fs::write(site.path("page"), &page).unwrap();
+    let hooked = |side: usize, more: &[&str]| {
+        let mut command = site.command(side, env!("CARGO_BIN_EXE_millrace"));
+        let socket = site.path(&format!("graft{side}.sock"));
+        command.args(["graft", "hook", "--port", &WEB.to_string(), "--socket"]).arg(socket).args(more);
+        command
+    };
+    let log = site.path("web.log");
+    let mut web = hooked(1, &["--serve", "--", "python3", "-u", "-m", "http.server", "7180"]);
+    web.current_dir(site.directory.path()).stderr(std::fs::File::create(&log).unwrap()).stdout(Stdio::null());
+    let mut web = site.spawn(1, web);
+    let url = format!("http://{SERVER}:{WEB}/page");
+    wait_for("web server", || site.try_connect(at(SERVER, WEB)).ok());
+    assert_eq!(verdict(&near, "led"), 0, "only the command's");
+    let mut curl =
+        hooked(0, &["--", "curl", "-fsS", "--max-time", "60", "-o", "got", "-w", "%{remote_ip}", &url]);
+    curl.current_dir(site.directory.path()).stdout(Stdio::piped());
+    let output = site.spawn(0, curl).wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), SERVER);
+    assert_eq!(hash(&std::fs::read(site.path("got")).unwrap()), hash(&page));
+    assert_eq!(verdict(&near, "led"), 1);
+    wait_for("end", || (ended(&far, "done") == 1).then_some(()));
+    let seen = std::fs::read_to_string(&log).unwrap();
+    assert!(seen.contains(&format!("{CLIENT} - -")) && !seen.contains(&format!("{SERVER} - -")), "{seen}");
+    // The command's end is that of its hook, and of its cgroup.
+    let mut fails = hooked(0, &["--", "sh", "-c", "exit 7"]);
+    fails.stdin(Stdio::null());
+    assert_eq!(site.spawn(0, fails).wait().unwrap().code(), Some(7));
+    let left = |side: usize| {
+        let children = std::fs::read_dir(site.cgroup(side)).unwrap().filter_map(Result::ok);
+        children.filter(|child| child.file_name().to_string_lossy().starts_with("millrace-hook")).count()
+    };
+    wait_for("end of curl's", || (left(0) == 0).then_some(()));
+    assert_eq!(verdict(&near, "led"), 1, "what it counted stays");
+    assert_eq!(left(1), 1);
+    web.kill().unwrap();
+    web.wait().unwrap();
+    wait_for("end of the server's", || (left(1) == 0).then_some(()));
+}
