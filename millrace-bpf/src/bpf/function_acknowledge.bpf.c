@@ -123,6 +123,7 @@ struct sk_buff {
 
 #define ROOM_MAX  GRAFT_WINDOW /* packets */
 #define ROOM_NONE 0xffffffff
+#define BATCH	  8    /* packets that come here before the first of them is in its socket */
 #define TRUESIZE  2304 /* of a packet of 1500 bytes: smaller ones may be followed by such */
 
 /* Packets that its socket has room for. Nobody listens, or it cannot be found: no bound. */
@@ -162,20 +163,20 @@ static __noinline __u32 find_room(struct __sk_buff *skb, struct graft_work *work
 		own->truesize = each;
 	if (used >= have)
 		return 0;
-	/* Of an empty socket there is always room for one. */
 	room = (__u32)(have - used) / own->truesize;
-	return used || room > 1 ? room : 2;
+	if (room > 2 * BATCH)
+		return room - BATCH;
+	if (used)
+		return room > BATCH ? room - BATCH : 0;
+	/* Of an empty socket there is always room for one. */
+	return room > 1 ? room / 2 : 1;
 }
-
-#define BATCH 8 /* packets that come here before the first of them is in its socket */
 
 static __always_inline __u32 room_for(struct __sk_buff *skb, struct graft_work *work, struct state *own)
 {
 	__u32 room = find_room(skb, work, own);
 
-	if (room > ROOM_MAX)
-		return ROOM_MAX;
-	return room > 2 * BATCH ? room - BATCH : room / 2;
+	return room > ROOM_MAX ? ROOM_MAX : room;
 }
 
 static __noinline int say(struct __sk_buff *skb, struct graft_work *work, struct graft_shared *shared,
