@@ -60,13 +60,16 @@ async fn begin(context: &Context, carrier: &Arc<Carrier>, mut stream: Stream) {
 async fn resume(context: &Context, carrier: &Carrier, stream: Stream, (id, received): (u64, u64)) {
     match context.table.find(&(carrier.peer.clone(), carrier.run, id)) {
         Found::Live(streams) => drop(streams.send((stream, received)).await),
-        Found::Finished(received) => answer(stream, &Frame::Accepted { received }).await,
-        Found::Nothing => answer(stream, &Frame::Refused(Reason::Unknown)).await,
+        // All of it was delivered, and the confirmation of that may not have arrived.
+        Found::Finished(received) => {
+            answer(stream, &[Frame::Accepted { received }, Frame::Confirm { delivered: received }]).await;
+        }
+        Found::Nothing => answer(stream, &[Frame::Refused(Reason::Unknown)]).await,
     }
 }
 
-async fn answer(mut stream: Stream, frame: &Frame) {
-    stream.sender.push(frame);
+async fn answer(mut stream: Stream, frames: &[Frame]) {
+    frames.iter().for_each(|frame| stream.sender.push(frame));
     if stream.sender.flush().await.is_ok() {
         stream.finish();
     }
@@ -87,7 +90,7 @@ async fn host(
         Ok(reached) => reached,
         Err(reason) => {
             debug!(peer = carrier.peer, server = %open.server, "not carried: {}", reason.name());
-            answer(stream, &Frame::Refused(reason)).await;
+            answer(stream, &[Frame::Refused(reason)]).await;
             return Err(reason);
         }
     };
