@@ -194,11 +194,13 @@ test("what is live is listed and plays, for late viewers too, and goes on after 
     await until(`${sender}: some`, async () => (await figure(first.page, sender)) !== "0");
     await shot(first.page, "plays");
 
-    // Both catalogs say the same.
+    // Both catalogs say the same; hang's has what is in the init segment a second time, for who needs that.
+    const said = (key, value) => (key === "description" ? undefined : value);
     const isFrom = async (format) => {
       await first.page.locator("moq-watch").evaluate((player, format) => (player.catalogFormat = format), format);
       await moves(first.page, 10);
-      return first.page.locator("moq-watch").evaluate((player) => JSON.stringify(player.catalog.video));
+      const video = await first.page.locator("moq-watch").evaluate((player) => JSON.stringify(player.catalog.video));
+      return JSON.stringify(JSON.parse(video), said);
     };
     assert.equal(await isFrom("hang"), await isFrom("msf"));
 

@@ -272,9 +272,9 @@ fn hold(
 }
 
 /// What one end's runtime has said before the other one's was there came to the application.
-fn forget_words(to: &UdpSocket) -> anyhow::Result<()> {
+pub fn forget_words(to: &UdpSocket) -> anyhow::Result<()> {
     to.set_nonblocking(true)?;
-    while to.recv(&mut [0; PAYLOAD]).is_ok() {}
+    while to.recv(&mut [0; 2048]).is_ok() {}
     Ok(to.set_nonblocking(false)?)
 }
 

@@ -12,6 +12,7 @@ use millrace_graft::packet::{Runtime, Settings};
 use nix::libc::ENOBUFS;
 use nix::sys::socket::{setsockopt, sockopt};
 
+use super::super::packets::forget_words;
 use crate::bench::site::{SUBSCRIBERS_LINK, Site};
 use crate::lab::Node;
 
@@ -75,7 +76,7 @@ impl Run {
             let sender = scope.spawn(move || near.enter(|| hold(here, stop, &is_ready))?);
             // A channel that is closed says that one of them could not start.
             let outcome = match (0..2).all(|_| ready.recv().is_ok()) {
-                true => self.traffic(&from, &to),
+                true => forget_words(&to).and_then(|()| self.traffic(&from, &to)),
                 false => Err(anyhow!("not started")),
             };
             stop.store(true, Ordering::Relaxed);
@@ -122,7 +123,7 @@ fn settings(site: &Site, node: &Node, peer: &Node, graft: &Graft) -> anyhow::Res
     let device = &node.interface(SUBSCRIBERS_LINK).context("no interface")?.device;
     let text = format!(
         "interface = [{device:?}]\n{}\n[[graft]]\nname = \"measured\"\nfunctions = {:?}\n\
-         [[session]]\nname = \"bench\"\nlocal = \"{}:{PORT}\"\nremote = \"{}:{PORT}\"\nkey-file = \"key\"\ngraft = \"measured\"\n",
+         [[session]]\nname = \"bench\"\nlocal = \"{}:{PORT}\"\nremote = \"{}:{PORT}\"\nkey-file = \"key\"\nclear = true\ngraft = \"measured\"\n",
         graft.parameters,
         graft.functions,
         node.addr_v4(),
