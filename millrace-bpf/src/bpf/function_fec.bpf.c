@@ -39,9 +39,14 @@ static __always_inline struct kept *place_of(const struct graft_work *work, __u3
 	return bpf_map_lookup_elem(&come, &at);
 }
 
+/* What a walk over packets has found. Not on the stack: a verifier that knew the counts would look at each turn of the walk. */
 struct sum {
 	__u32 bytes; /* of the longest */
 	__u32 lengths;
+	__u32 missing; /* the latest of them */
+	__u32 count;   /* of those that are missing */
+	__u32 failed;
+	__u32 pad;
 	__u8 bits[KEPT_BYTES + 8];
 };
 
@@ -86,7 +91,7 @@ __noinline int clear(struct sum *sum)
 {
 	if (!sum)
 		return -1;
-	sum->bytes = sum->lengths = 0;
+	sum->bytes = sum->lengths = sum->missing = sum->count = sum->failed = 0;
 	for (__u32 at = 0; at < sizeof(sum->bits); at += 8) {
 		store64(sum->bits + at, 0);
 		SEPARATELY;
@@ -113,9 +118,6 @@ struct block {
 	struct graft_shared *shared;
 	struct sum *sum;
 	__u32 packets;
-	__u32 missing; /* the latest of them */
-	__u32 count;   /* of those that are missing */
-	__u32 failed;
 };
 
 static long add_sent(__u32 index, struct block *block)
@@ -124,8 +126,8 @@ static long add_sent(__u32 index, struct block *block)
 	struct kept *kept = kept_find(block->work, number);
 
 	if (!kept || add(block->sum, kept) || kept->number != number)
-		block->failed = 1;
-	return block->failed ? 1 : 0;
+		block->sum->failed = 1;
+	return block->sum->failed ? 1 : 0;
 }
 
 /* The packet becomes a parity packet without a frame, which the verdict puts on. */
@@ -165,7 +167,7 @@ static __always_inline int send_parity(struct __sk_buff *skb, struct graft_work 
 		return GRAFT_NO_ROOM;
 	clear(block.sum);
 	bpf_loop(config.packets & (BLOCK_MAX - 1), add_sent, &block, 0);
-	return block.failed ? GRAFT_NO_ROOM : protect(skb, work, block.sum);
+	return block.sum->failed ? GRAFT_NO_ROOM : protect(skb, work, block.sum);
 }
 
 SEC("tcx/egress")
@@ -200,13 +202,13 @@ static long add_come(__u32 index, struct block *block)
 	struct kept *kept = place_of(block->work, number);
 
 	if (!has_come(block->shared, number)) {
-		block->missing = number;
-		block->count++;
+		block->sum->missing = number;
+		block->sum->count++;
 	} else if (!kept || !kept_is(kept, block->work, number) || add(block->sum, kept) ||
 		   kept->number != number) {
-		block->failed = 1;
+		block->sum->failed = 1;
 	}
-	return block->failed || block->count > 1 ? 1 : 0;
+	return block->sum->failed || block->sum->count > 1 ? 1 : 0;
 }
 
 /* The parity, to which all that have come are added: what is missing is left. Not 0: there is none. */
@@ -228,14 +230,16 @@ static __noinline int find_missing(struct __sk_buff *skb, struct block *block)
 		return -1;
 	bpf_loop(packets, add_come, block, 0);
 	block->sum->lengths ^= bpf_ntohs(parity.lengths);
-	return block->failed || block->count != 1 || block->sum->bytes > bytes || block->sum->lengths > bytes;
+	return block->sum->failed || block->sum->count != 1 || block->sum->bytes > bytes ||
+	       block->sum->lengths > bytes;
 }
 
 static __noinline int recover(struct __sk_buff *skb, struct block *block)
 {
 	struct graft_work *work = block->work;
-	struct letter letter = {.kind = GRAFT_DATA, .number = block->missing};
-	__u64 *seen = &block->shared->seen[block->missing % GRAFT_WINDOW], mark = GRAFT_SEEN | block->missing;
+	struct letter letter = {.kind = GRAFT_DATA, .number = block->sum->missing};
+	__u64 *seen = &block->shared->seen[block->sum->missing % GRAFT_WINDOW],
+	      mark = GRAFT_SEEN | block->sum->missing;
 	__u32 bytes = block->sum->lengths;
 
 	if (!bytes || bytes >= KEPT_BYTES)
@@ -257,9 +261,9 @@ static __noinline int recover(struct __sk_buff *skb, struct block *block)
 	if (finish(skb, work, &letter))
 		return GRAFT_NO_ROOM;
 	work->kind = GRAFT_DATA;
-	work->number = block->missing;
+	work->number = block->sum->missing;
 	work->payload_bytes = bytes;
-	work->is_late = graft_not_before(block->shared->newest, block->missing + 2);
+	work->is_late = graft_not_before(block->shared->newest, block->sum->missing + 2);
 	return GRAFT_RECOVERED;
 }
 

@@ -12,14 +12,8 @@
 #define KEPT_EACH     GRAFT_WINDOW /* packets of a session */
 #define KEPT_BYTES    2048	   /* more than a payload may have to be kept, a power of two */
 
-/* Of a payload: the same number, so that every verifier sees that it is from 1 to KEPT_BYTES. It has been compared before. */
-#define KEPT_BOUNDED(bytes)                         \
-	({                                          \
-		__u32 less_one_ = (bytes) - 1;      \
-                                                    \
-		OPAQUE(less_one_);                  \
-		(less_one_ & (KEPT_BYTES - 1)) + 1; \
-	})
+/* Of a payload. */
+#define KEPT_BOUNDED(bytes) BOUNDED(bytes, KEPT_BYTES)
 
 struct kept {
 	__u32 session;

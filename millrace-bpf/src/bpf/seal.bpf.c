@@ -64,6 +64,7 @@ static __always_inline struct quic_buf *find_buf(__u32 direction)
 
 /* In the buffer: the tail, the text, the tag, and on the way out the tail again and zeroes for its sum. */
 #define TEXT_AT ((__u32)sizeof(struct seal_tail))
+#define ROOM	2048 /* more than a sealed payload may have, a power of two */
 
 static __always_inline struct quic_extent extent_of(__u32 text_bytes)
 {
@@ -86,7 +87,10 @@ static __always_inline __u64 number_of(const struct quic_buf *buf)
 /* Sum of the datagram in the buffer. */
 static __noinline __u32 sum_of(const struct quic_buf *buf, __u32 bytes)
 {
-	return csum_fold(csum_add(buf->bytes + TEXT_AT, bytes & 2047, 2048, 0));
+	bytes &= ROOM - 1;
+	/* Else the bound of the walk below is left out. */
+	OPAQUE(bytes);
+	return csum_fold(csum_add(buf->bytes + TEXT_AT, bytes, ROOM, 0));
 }
 
 /* --- Out --- */
@@ -141,6 +145,7 @@ static __always_inline enum graft_reason seal(struct __sk_buff *skb, const struc
 	OPAQUE(bytes);
 	if (!bytes || bytes > QUIC_TEXT_MAX || bpf_check_mtu(skb, 0, &mtu, SEAL_BYTES, 0))
 		return GRAFT_TOO_LONG;
+	bytes = BOUNDED(bytes, ROOM);
 	if (bpf_skb_load_bytes(skb, work->udp_at + UDP_BYTES, buf->bytes + TEXT_AT, bytes))
 		return GRAFT_NO_ROOM;
 	wrong = seal_text(key, buf, bytes);
@@ -150,6 +155,7 @@ static __always_inline enum graft_reason seal(struct __sk_buff *skb, const struc
 	OPAQUE(bytes);
 	if (bytes <= SEAL_BYTES || bytes > QUIC_TEXT_MAX + SEAL_BYTES)
 		return GRAFT_TOO_LONG;
+	bytes = BOUNDED(bytes, ROOM);
 	if (bpf_skb_change_tail(skb, work->udp_at + UDP_BYTES + bytes, 0) ||
 	    bpf_skb_store_bytes(skb, work->udp_at + UDP_BYTES, buf->bytes + TEXT_AT, bytes, 0) ||
 	    put_udp_around(skb, work, buf, bytes) || change_ip_length(skb, work, SEAL_BYTES))
@@ -284,6 +290,7 @@ static __always_inline enum graft_reason open(struct xdp_md *ctx, const struct g
 	OPAQUE(bytes);
 	if (bytes <= SEAL_TAG || bytes > QUIC_TEXT_MAX + SEAL_TAG)
 		return GRAFT_MALFORMED;
+	bytes = BOUNDED(bytes, ROOM);
 	if (bpf_xdp_load_bytes(ctx, work->udp_at + UDP_BYTES, buf->bytes + TEXT_AT, bytes))
 		return GRAFT_MALFORMED;
 	bytes = work->payload_bytes - SEAL_BYTES;
@@ -293,6 +300,7 @@ static __always_inline enum graft_reason open(struct xdp_md *ctx, const struct g
 	OPAQUE(bytes);
 	if (!bytes || bytes > QUIC_TEXT_MAX)
 		return GRAFT_MALFORMED;
+	bytes = BOUNDED(bytes, ROOM);
 	if (bpf_xdp_store_bytes(ctx, work->udp_at + UDP_BYTES, buf->bytes + TEXT_AT, bytes) ||
 	    put_headers(ctx, work, buf, bytes))
 		return GRAFT_NO_ROOM;

@@ -25,6 +25,17 @@
  */
 #define OPAQUE(number) asm volatile("" : "+r"(number))
 
+/* A length that was compared with its bounds before: the same number, so that the verifier of each kernel sees that it is from 1 to
+ * `most`, a power of two.
+ */
+#define BOUNDED(bytes, most)                    \
+	({                                      \
+		__u32 less_one_ = (bytes) - 1;  \
+                                                \
+		OPAQUE(less_one_);              \
+		(less_one_ & ((most) - 1)) + 1; \
+	})
+
 /* Adds to a counter of this CPU, in a per-CPU array of u64. */
 static __always_inline void add_to(void *counters, __u32 index, __u64 amount)
 {
