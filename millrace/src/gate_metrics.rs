@@ -27,9 +27,6 @@ pub(crate) fn group(status: Status) -> (&'static str, Box<dyn Collector>) {
 #[derive(Debug)]
 struct Snapshot(Status);
 
-/// One value of a family: its labels and itself.
-type Value<'a> = ([(&'static str, &'a str); 2], u64);
-
 impl Collector for Snapshot {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let Status { scopes, events, interfaces, tables, .. } = &self.0;
@@ -48,11 +45,7 @@ impl Collector for Snapshot {
         by_rule(&mut out, "monitored_packets", help, scopes, |rule| rule.monitored)?;
         by_reason(&mut out, "passed_packets", "Packets that passed", scopes, |pass| pass.packets)?;
         by_reason(&mut out, "passed_bytes", "The same in UDP payload", scopes, |pass| pass.bytes)?;
-        out.labelled("events", "What else happened", MetricType::Counter, |family| {
-            events.iter().try_for_each(|(event, count)| {
-                ConstCounter::new(*count).encode(family.encode_family(&[("event", event.as_str())])?)
-            })
-        })?;
+        out.counts("events", "What else happened", "event", events)?;
         gauges(&mut out, "clients", "Clients that have connections", scopes, of_scope, |scope| {
             scope.clients
         })?;
@@ -74,17 +67,6 @@ impl Collector for Snapshot {
     }
 }
 
-fn counters<'a>(
-    out: &mut Out<'_>,
-    name: &str,
-    help: &str,
-    mut values: impl Iterator<Item = Value<'a>>,
-) -> fmt::Result {
-    out.labelled(name, help, MetricType::Counter, |family| {
-        values.try_for_each(|(labels, value)| ConstCounter::new(value).encode(family.encode_family(&labels)?))
-    })
-}
-
 fn by_rule(
     out: &mut Out<'_>,
     name: &str,
@@ -98,7 +80,7 @@ fn by_rule(
             .iter()
             .map(move |rule| ([("scope", scope.name.as_str()), ("rule", &rule.rule)], value(rule)))
     });
-    counters(out, name, help, values)
+    out.counters(name, help, values)
 }
 
 fn by_reason(
@@ -114,7 +96,7 @@ fn by_reason(
             .iter()
             .map(move |pass| ([("scope", scope.name.as_str()), ("reason", &pass.reason)], value(pass)))
     });
-    counters(out, name, help, values)
+    out.counters(name, help, values)
 }
 
 /// One for each of them, by a label.
@@ -126,9 +108,7 @@ fn gauges<T>(
     label: fn(&T) -> (&'static str, &str),
     value: fn(&T) -> u64,
 ) -> fmt::Result {
-    out.labelled(name, help, MetricType::Gauge, |family| {
-        all.iter().try_for_each(|it| ConstGauge::new(value(it)).encode(family.encode_family(&[label(it)])?))
-    })
+    out.gauges(name, help, all.iter().map(|it| ([label(it)], value(it))))
 }
 
 fn of_scope(scope: &Scope) -> (&'static str, &str) {

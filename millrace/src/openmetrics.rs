@@ -1,6 +1,6 @@
 //! The OpenMetrics text format, as every `/metrics` here has it: made anew for each scrape.
 
-use std::fmt;
+use std::{collections::BTreeMap, fmt};
 
 use prometheus_client::{
     collector::Collector,
@@ -45,6 +45,44 @@ impl Out<'_> {
     pub fn gauge_f64(&mut self, name: &str, help: &str, unit: Unit, value: f64) -> fmt::Result {
         let metric = ConstGauge::new(value);
         metric.encode(self.0.encode_descriptor(name, help, Some(&unit), metric.metric_type())?)
+    }
+
+    /// Counters of one family, each with its labels.
+    pub fn counters<'l, const N: usize>(
+        &mut self,
+        name: &str,
+        help: &str,
+        mut values: impl Iterator<Item = ([(&'l str, &'l str); N], u64)>,
+    ) -> fmt::Result {
+        self.labelled(name, help, MetricType::Counter, |family| {
+            values.try_for_each(|(labels, value)| {
+                ConstCounter::new(value).encode(family.encode_family(&labels)?)
+            })
+        })
+    }
+
+    /// Gauges of one family, each with its labels.
+    pub fn gauges<'l, const N: usize>(
+        &mut self,
+        name: &str,
+        help: &str,
+        mut values: impl Iterator<Item = ([(&'l str, &'l str); N], u64)>,
+    ) -> fmt::Result {
+        self.labelled(name, help, MetricType::Gauge, |family| {
+            values
+                .try_for_each(|(labels, value)| ConstGauge::new(value).encode(family.encode_family(&labels)?))
+        })
+    }
+
+    /// Counters that are told apart by one label, whose values are the keys.
+    pub fn counts(
+        &mut self,
+        name: &str,
+        help: &str,
+        label: &str,
+        counts: &BTreeMap<String, u64>,
+    ) -> fmt::Result {
+        self.counters(name, help, counts.iter().map(|(value, count)| ([(label, value.as_str())], *count)))
     }
 
     pub fn labelled(

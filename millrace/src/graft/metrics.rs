@@ -41,16 +41,7 @@ impl Collector for Snapshot {
             out.gauge("reload_ok", help, None, u64::from(error.is_none()))?;
             out.gauge_f64("reload_timestamp", "When the settings were read last", Unit::Seconds, *time_s)?;
         }
-        out.labelled(
-            "outcomes",
-            "What became of connections that a rule fits",
-            MetricType::Counter,
-            |family| {
-                outcomes.iter().try_for_each(|(outcome, count)| {
-                    ConstCounter::new(*count).encode(family.encode_family(&[("outcome", outcome.as_str())])?)
-                })
-            },
-        )?;
+        out.counts("outcomes", "What became of connections that a rule fits", "outcome", outcomes)?;
         out.labelled("connections", "Live connections that use a graft", MetricType::Gauge, |family| {
             loaded.iter().try_for_each(|it| {
                 ConstGauge::new(it.connections).encode(family.encode_family(&[("graft", it.name.as_str())])?)
@@ -134,14 +125,7 @@ impl Snapshot {
             ("negotiations", "What became of negotiations with peers", "outcome", negotiations),
             ("downgrades", "Connections whose TCP options were changed on the way", "kind", downgrades),
         ];
-        for (name, help, label, counts) in counters {
-            out.labelled(name, help, MetricType::Counter, |family| {
-                counts.iter().try_for_each(|(value, count)| {
-                    ConstCounter::new(*count).encode(family.encode_family(&[(label, value.as_str())])?)
-                })
-            })?;
-        }
-        Ok(())
+        counters.into_iter().try_for_each(|(name, help, label, counts)| out.counts(name, help, label, counts))
     }
 }
 

@@ -3,12 +3,7 @@
 use std::fmt;
 
 use millrace_graft::packet::{SessionStatus, Status};
-use prometheus_client::{
-    collector::Collector,
-    encoding::{DescriptorEncoder, EncodeMetric as _},
-    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
-    registry::Unit,
-};
+use prometheus_client::{collector::Collector, encoding::DescriptorEncoder, registry::Unit};
 
 use crate::openmetrics::{self, Out};
 
@@ -22,9 +17,6 @@ pub fn encode(status: Status) -> Result<String, fmt::Error> {
 #[derive(Debug)]
 struct Snapshot(Status);
 
-/// Of a session: labels behind its name, and the figure.
-type Figures = Vec<(&'static str, String, u64)>;
-
 impl Collector for Snapshot {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut out = Out(encoder);
@@ -37,70 +29,30 @@ impl Collector for Snapshot {
         }
         let troubles = self.0.trouble.len() as u64;
         out.gauge("troubles", "What is not as it should be, as the status says", None, troubles)?;
-        self.gauges(&mut out, "session", "1 for the graft that a session has", |it| {
-            vec![("graft", it.graft.clone(), 1)]
-        })?;
-        self.gauges(
-            &mut out,
-            "mean_ns",
-            "Time that a joint takes for a packet, of the latest second",
-            |it| it.mean_ns.iter().map(|(joint, ns)| ("joint", joint.clone(), *ns)).collect(),
-        )?;
-        self.counters(&mut out, "packets", "Packets by what became of them", |it| {
-            it.packets.iter().map(|(reason, count)| ("reason", reason.clone(), *count)).collect()
-        })?;
-        self.counters(&mut out, "swaps", "Changes of a session's graft", |it| {
-            vec![
-                ("outcome", "agreed".to_owned(), it.swaps),
-                ("outcome", "failed".to_owned(), it.swaps_failed),
-            ]
-        })?;
-        out.labelled("over_budget", "Samples above the budget", MetricType::Counter, |family| {
-            self.0.sessions.iter().try_for_each(|it| {
-                let labels = [("session", it.name.as_str())];
-                ConstCounter::new(it.over_budget).encode(family.encode_family(&labels)?)
-            })
-        })
+        // Sessions are at most 64, by the settings.
+        let sessions = &self.0.sessions;
+        let help = "1 for the graft that a session has";
+        out.gauges("session", help, sessions.iter().map(|it| ([of(it), ("graft", it.graft.as_str())], 1)))?;
+        let times = sessions.iter().flat_map(|it| {
+            it.mean_ns.iter().map(move |(joint, ns)| ([of(it), ("joint", joint.as_str())], *ns))
+        });
+        out.gauges("mean_ns", "Time that a joint takes for a packet, of the latest second", times)?;
+        let packets = sessions.iter().flat_map(|it| {
+            it.packets.iter().map(move |(reason, count)| ([of(it), ("reason", reason.as_str())], *count))
+        });
+        out.counters("packets", "Packets by what became of them", packets)?;
+        let swaps = sessions.iter().flat_map(|it| {
+            let outcomes = [("agreed", it.swaps), ("failed", it.swaps_failed)];
+            outcomes.map(|(outcome, count)| ([of(it), ("outcome", outcome)], count))
+        });
+        out.counters("swaps", "Changes of a session's graft", swaps)?;
+        let over = sessions.iter().map(|it| ([of(it)], it.over_budget));
+        out.counters("over_budget", "Samples above the budget", over)
     }
 }
 
-impl Snapshot {
-    fn gauges(
-        &self,
-        out: &mut Out<'_>,
-        name: &str,
-        help: &str,
-        of: impl Fn(&SessionStatus) -> Figures,
-    ) -> fmt::Result {
-        out.labelled(name, help, MetricType::Gauge, |family| {
-            self.each(of, |labels, value| ConstGauge::new(value).encode(family.encode_family(&labels)?))
-        })
-    }
-
-    fn counters(
-        &self,
-        out: &mut Out<'_>,
-        name: &str,
-        help: &str,
-        of: impl Fn(&SessionStatus) -> Figures,
-    ) -> fmt::Result {
-        out.labelled(name, help, MetricType::Counter, |family| {
-            self.each(of, |labels, value| ConstCounter::new(value).encode(family.encode_family(&labels)?))
-        })
-    }
-
-    /// Sessions are at most 64, by the settings.
-    fn each(
-        &self,
-        of: impl Fn(&SessionStatus) -> Figures,
-        mut write: impl FnMut([(&str, &str); 2], u64) -> fmt::Result,
-    ) -> fmt::Result {
-        self.0.sessions.iter().try_for_each(|session| {
-            of(session).iter().try_for_each(|(label, what, value)| {
-                write([("session", session.name.as_str()), (*label, what.as_str())], *value)
-            })
-        })
-    }
+fn of(session: &SessionStatus) -> (&str, &str) {
+    ("session", &session.name)
 }
 
 #[cfg(test)]

@@ -191,16 +191,8 @@ impl Snapshot {
                 ConstCounter::new(count).encode(family.encode_family(&[("direction", direction)])?)
             })
         })?;
-        out.labelled("refused", "Sessions and requests not allowed", MetricType::Counter, |family| {
-            self.0.access.refused.iter().try_for_each(|(reason, count)| {
-                ConstCounter::new(*count).encode(family.encode_family(&[("reason", reason.as_str())])?)
-            })
-        })?;
-        out.labelled("drops", "What was not forwarded", MetricType::Counter, |family| {
-            self.0.drops.iter().try_for_each(|(reason, count)| {
-                ConstCounter::new(*count).encode(family.encode_family(&[("reason", reason.as_str())])?)
-            })
-        })
+        out.counts("refused", "Sessions and requests not allowed", "reason", &self.0.access.refused)?;
+        out.counts("drops", "What was not forwarded", "reason", &self.0.drops)
     }
 
     fn engine_counters(&self, out: &mut Out<'_>) -> fmt::Result {
@@ -239,11 +231,7 @@ impl Out<'_> {
 
     fn by_outcome(&mut self, name: &str, help: &str, counts: &Option<BTreeMap<String, u64>>) -> fmt::Result {
         let Some(counts) = counts else { return Ok(()) };
-        self.labelled(name, help, MetricType::Counter, |family| {
-            counts.iter().try_for_each(|(outcome, count)| {
-                ConstCounter::new(*count).encode(family.encode_family(&[("outcome", outcome.as_str())])?)
-            })
-        })
+        self.counts(name, help, "outcome", counts)
     }
 
     fn per_sender(

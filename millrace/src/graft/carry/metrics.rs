@@ -1,65 +1,34 @@
 //! Its metrics.
 
-use std::{collections::BTreeMap, fmt};
+use std::fmt;
 
 use millrace_graft::status::{Carrier, Carry};
-use prometheus_client::{
-    encoding::EncodeMetric as _,
-    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
-};
 
 use crate::openmetrics::Out;
 
 const STATES: [&str; 4] = ["warm", "suspect", "full", "cold"];
 
 pub fn encode(carry: &Carry, out: &mut Out<'_>) -> fmt::Result {
-    let counts: [(&str, &str, &str, &BTreeMap<String, u64>); 2] = [
-        ("hook_verdicts", "Connections to hosts with a broker that a rule fits", "verdict", &carry.verdicts),
-        ("carried_ended", "What became of carried connections", "how", &carry.ended),
-    ];
-    for (name, help, label, counts) in counts {
-        out.labelled(name, help, MetricType::Counter, |family| {
-            counts.iter().try_for_each(|(value, count)| {
-                ConstCounter::new(*count).encode(family.encode_family(&[(label, value.as_str())])?)
-            })
-        })?;
-    }
-    out.labelled("carriers", "Carriers by how they are", MetricType::Gauge, |family| {
-        STATES.iter().try_for_each(|state| {
-            let count = carry.carriers.iter().filter(|it| it.state == *state).count() as u64;
-            ConstGauge::new(count).encode(family.encode_family(&[("state", *state)])?)
-        })
-    })?;
+    let help = "Connections to hosts with a broker that a rule fits";
+    out.counts("hook_verdicts", help, "verdict", &carry.verdicts)?;
+    out.counts("carried_ended", "What became of carried connections", "how", &carry.ended)?;
+    let carriers = STATES.iter().map(|state| {
+        let count = carry.carriers.iter().filter(|it| it.state == *state).count() as u64;
+        ([("state", *state)], count)
+    });
+    out.gauges("carriers", "Carriers by how they are", carriers)?;
     out.gauge("carried_connections", "Connections that are carried", None, carry.connections)?;
     out.gauge("carried_kept_bytes", "Bytes that are not confirmed yet", None, carry.kept_bytes)?;
-    out.labelled("carried_bytes", "Bytes of applications", MetricType::Counter, |family| {
-        [("sent", carry.sent_bytes), ("received", carry.received_bytes)].into_iter().try_for_each(
-            |(way, bytes)| ConstCounter::new(bytes).encode(family.encode_family(&[("way", way)])?),
-        )
-    })?;
+    let bytes = [([("way", "sent")], carry.sent_bytes), ([("way", "received")], carry.received_bytes)];
+    out.counters("carried_bytes", "Bytes of applications", bytes.into_iter())?;
     out.counter("carried_resumed", "Times that one went on with another carrier", None, carry.resumed)?;
-    by_peer(out, "carrier_bytes", "Bytes of carriers, both ways", MetricType::Counter, carry, |it| {
-        it.sent_bytes + it.received_bytes
-    })?;
-    by_peer(out, "carrier_lost_packets", "Their lost packets", MetricType::Counter, carry, |it| {
-        it.lost_packets
-    })
-}
-
-/// Peers of the settings: few.
-fn by_peer(
-    out: &mut Out<'_>,
-    name: &str,
-    help: &str,
-    kind: MetricType,
-    carry: &Carry,
-    value: fn(&Carrier) -> u64,
-) -> fmt::Result {
-    out.labelled(name, help, kind, |family| {
-        carry.carriers.iter().try_for_each(|it| {
-            ConstCounter::new(value(it)).encode(family.encode_family(&[("peer", it.peer.as_str())])?)
-        })
-    })
+    // Peers of the settings: few.
+    let by_peer = |value: fn(&Carrier) -> u64| {
+        carry.carriers.iter().map(move |it| ([("peer", it.peer.as_str())], value(it)))
+    };
+    let all_bytes = by_peer(|it| it.sent_bytes + it.received_bytes);
+    out.counters("carrier_bytes", "Bytes of carriers, both ways", all_bytes)?;
+    out.counters("carrier_lost_packets", "Their lost packets", by_peer(|it| it.lost_packets))
 }
 
 #[cfg(test)]
