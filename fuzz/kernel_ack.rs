@@ -52,6 +52,14 @@ struct Congestion {
     since_ns: u64,
 }
 
+// As parsers.native.c asserts of C's.
+const _: () = {
+    use std::mem::offset_of;
+
+    assert!(size_of::<Shared>() == 16456 && size_of::<Ack>() == 88 && size_of::<Congestion>() == 32);
+    assert!(offset_of!(Shared, acked) == 8224 && offset_of!(Shared, went_ns) == 8264);
+};
+
 unsafe extern "C" {
     fn ack_native_take(shared: *mut Shared, number: u32, ack: *const Ack, now_ns: u64) -> i32;
     fn congestion_native_look(own: *mut Congestion, shared: *const Shared, initial: u32, now_ns: u64) -> u32;
