@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use millrace_proto::graft::carry::{WARM_MAX, WINDOW_MAX};
 use serde::Deserialize;
 
 use super::agreement::address;
@@ -10,6 +11,7 @@ const CONNECTIONS: usize = 10_000;
 const CONNECTIONS_MAX: usize = 60_000;
 const WINDOW_KIB: u32 = 4096;
 const MEMORY_MIB: u32 = 512;
+const WARM_KIB: u32 = 256;
 const MEMORY_MAX_MIB: u32 = 1 << 20;
 
 /// Whether a rule's connections are carried where they can be.
@@ -31,6 +33,8 @@ pub struct Carry {
     pub window: u64,
     /// For the unconfirmed bytes of all of them.
     pub memory: u64,
+    /// Bytes of no connection, with which a new carrier's window is opened.
+    pub warm: u64,
 }
 
 #[derive(Debug, Deserialize)]
@@ -40,11 +44,13 @@ pub(super) struct Raw {
     connections: Option<usize>,
     window_kib: Option<u32>,
     memory_mib: Option<u32>,
+    warm_kib: Option<u32>,
 }
 
 impl Raw {
     pub fn checked(self) -> Result<Carry, String> {
-        const WINDOW_MAX_KIB: u32 = (millrace_proto::graft::carry::WINDOW_MAX >> 10) as u32;
+        const WINDOW_MAX_KIB: u32 = (WINDOW_MAX >> 10) as u32;
+        const WARM_MAX_KIB: u32 = (WARM_MAX >> 10) as u32;
         let connections = self.connections.unwrap_or(CONNECTIONS);
         if !(1..=CONNECTIONS_MAX).contains(&connections) {
             return Err(format!("carry: connections is from 1 to {CONNECTIONS_MAX}"));
@@ -55,8 +61,9 @@ impl Raw {
         };
         let window = within("window-kib", self.window_kib.unwrap_or(WINDOW_KIB), 64, WINDOW_MAX_KIB)? << 10;
         let memory = within("memory-mib", self.memory_mib.unwrap_or(MEMORY_MIB), 1, MEMORY_MAX_MIB)? << 20;
+        let warm = within("warm-kib", self.warm_kib.unwrap_or(WARM_KIB), 0, WARM_MAX_KIB)? << 10;
         let listen = self.listen.map(|text| address("carry: listen", &text)).transpose()?;
-        Ok(Carry { listen, connections, window, memory })
+        Ok(Carry { listen, connections, window, memory, warm })
     }
 }
 
@@ -81,6 +88,7 @@ mod tests {
         assert_eq!(addresses, ["192.0.2.1", "2001:db8::1"]);
         let carry = settings.carry.expect("it carries");
         assert_eq!((carry.connections, carry.window, carry.memory), (10_000, 4 << 20, 512 << 20));
+        assert_eq!(carry.warm, 256 << 10);
     }
 
     #[test]
@@ -91,6 +99,7 @@ mod tests {
             (format!("{OURS}connections = 0\n"), "carry: connections is from 1"),
             (format!("{OURS}window-kib = 1\n"), "carry: window-kib is from 64"),
             (format!("{OURS}memory-mib = 0\n"), "carry: memory-mib is from 1"),
+            (format!("{OURS}warm-kib = 2000\n"), "carry: warm-kib is from 0 to 1024"),
             (OURS.replace("9188", "0"), "carry: listen \"0.0.0.0:0\" is an address and a port"),
             (format!("{OURS}{}", peer("carry = \"b\"")), "peer b: carry \"b\" is an address"),
             (format!("{OURS}{}", peer("addresses = [\"b\"]")), "invalid IP address"),

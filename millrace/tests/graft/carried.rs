@@ -132,6 +132,17 @@ fn exchange(near: &TcpStream, far: &TcpStream, length: usize) {
 }
 
 #[test]
+fn a_carrier_has_carried_something_before_it_is_needed() {
+    let Some(site) = Site::new("warmth") else { return };
+    let ends = warm(&site, ["warm-kib = 64", ""]);
+    for (end, bytes) in ends.iter().zip([64 << 10, 256 << 10]) {
+        wait_for("an open window", || (carrier(end).sent_bytes > bytes).then_some(()));
+    }
+    assert!(carrier(&ends[0]).sent_bytes < 128 << 10, "more than was asked for");
+    assert_eq!(carry(&ends[0]).connections + carry(&ends[1]).connections, 0);
+}
+
+#[test]
 fn both_ends_see_each_other_and_all_bytes() {
     let Some(site) = Site::new("carried") else { return };
     let [near, far] = warm(&site, ["", ""]);

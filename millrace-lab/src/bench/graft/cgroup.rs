@@ -2,8 +2,11 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::Context as _;
+
+static MADE: AtomicUsize = AtomicUsize::new(0);
 
 pub struct Cgroup {
     root: PathBuf,
@@ -17,7 +20,9 @@ impl Cgroup {
         let found = fields.find(|fields| fields.get(2) == Some(&"cgroup2"));
         let root = found.and_then(|fields| fields.get(1).map(PathBuf::from));
         let root = root.context("no cgroup of version 2 is mounted")?;
-        let path = root.join(format!("millrace-bench-{}-{what}", std::process::id()));
+        // Several labs at once have hosts of the same name.
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let path = root.join(format!("millrace-bench-{}-{number}-{what}", std::process::id()));
         std::fs::create_dir(&path).with_context(|| path.display().to_string())?;
         Ok(Self { root, path })
     }

@@ -8,12 +8,13 @@ use anyhow::ensure;
 
 use super::fct_rows::{self, Case, Round, Row, render};
 use super::flow::{Flow, Transfer};
+use super::network::Network;
 use super::{fct_plot, register};
 use crate::bench::at_once::at_once;
-use crate::bench::site::{SUBSCRIBERS_LINK, Site};
+use crate::bench::site::Site;
 use crate::bench::table::write_json;
 use crate::bench::usage::warn_if_busy;
-use crate::lab::{Directions, Topology};
+use crate::lab::Directions;
 use crate::progress::Progress;
 
 #[derive(Debug, clap::Args)]
@@ -74,26 +75,15 @@ struct Cell {
     network: Network,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Network {
-    /// Percent.
-    loss: f64,
-    rtt_ms: u32,
-}
-
 impl FromStr for Cell {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let parts: Vec<&str> = text.split(':').collect();
-        let [kib, loss, rtt] = parts[..] else { return Err("is KIB:PERCENT:MS, such as 8192:1:100".into()) };
-        let number = |what: &str, part: &str| format!("{what} {part:?} is no number");
+        let wanted = "is KIB:PERCENT:MS, such as 8192:1:100";
+        let (kib, network) = text.split_once(':').ok_or(wanted)?;
         Ok(Self {
-            kib: kib.parse().map_err(|_| number("KIB", kib))?,
-            network: Network {
-                loss: loss.parse().map_err(|_| number("PERCENT", loss))?,
-                rtt_ms: rtt.parse().map_err(|_| number("MS", rtt))?,
-            },
+            kib: kib.parse().map_err(|_| format!("KIB {kib:?} is no number: {wanted}"))?,
+            network: network.parse()?,
         })
     }
 }
@@ -103,8 +93,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     ensure!(args.rate_mbit > 0, "--rate-mbit is at least 1");
     ensure!(args.labs > 0, "--labs is at least 1");
     let cells = args.cells();
-    let in_range = |cell: &Cell| (0.0..100.0).contains(&cell.network.loss);
-    ensure!(cells.iter().all(in_range), "losses are from 0 to less than 100 %");
+    cells.iter().try_for_each(|cell| cell.network.check())?;
     let mut rows = Vec::new();
     for path in &args.add {
         rows.extend(fct_rows::read(path)?);
@@ -125,16 +114,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 
 impl Args {
     /// The queue has room for the product of rate and round trip.
-    fn site(&self, Network { rtt_ms, loss }: Network, round: usize) -> anyhow::Result<Site> {
-        let bdp = u64::from(self.rate_mbit) * 125 * u64::from(rtt_ms);
-        let (rate, queue) = (self.rate_mbit, bdp.max(64 << 10));
-        let mut topology = Topology::standard(1, 1);
+    fn site(&self, network: Network, round: usize) -> anyhow::Result<Site> {
         // Each round loses other packets.
-        (topology.seed, topology.netem) = (self.seed.wrapping_add(round as u64), false);
-        topology.impair(SUBSCRIBERS_LINK, Directions::Both, &format!("delay={}us", rtt_ms * 500))?;
-        let forward = format!("rate={rate}mbit queue-bytes={queue} loss={loss}%");
-        topology.impair(SUBSCRIBERS_LINK, Directions::Forward, &forward)?;
-        Site::new(&topology)
+        let seed = self.seed.wrapping_add(round as u64);
+        Site::new(&network.topology(self.rate_mbit, Directions::Forward, seed)?)
     }
 
     fn cells(&self) -> Vec<Cell> {

@@ -1,5 +1,7 @@
 //! `millrace bench graft`: what it takes to load and to swap transport functions, and what they do for TCP.
 
+mod apps;
+mod carrying;
 mod cgroup;
 mod deploy;
 mod fct;
@@ -8,6 +10,7 @@ mod fct_rows;
 mod flow;
 mod host;
 mod negotiate;
+mod network;
 mod packets;
 mod redirect;
 mod repair;
@@ -25,6 +28,8 @@ pub struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
+    /// Applications as they are, by plain TCP and carried, by loss and round trip
+    Apps(apps::Args),
     /// Time to load a graft, and TCP in place, by steps
     Deploy(deploy::Args),
     /// Time that transfers take with each congestion control, by size, loss and round trip
@@ -57,6 +62,7 @@ struct Fairness {
 
 pub fn run(args: Args) -> anyhow::Result<()> {
     match args.command {
+        Command::Apps(args) => apps::run(args),
         Command::Deploy(args) => deploy::run(args),
         Command::Fct(args) => fct::run(args),
         Command::Fairness(Fairness { controls, bottleneck }) => {

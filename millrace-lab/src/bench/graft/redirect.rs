@@ -7,10 +7,11 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::ensure;
 use serde_json::{Value, json};
 
-use super::host::{Host, LIMIT};
+use super::carrying::Carrying;
+use super::host::LIMIT;
 use crate::bench::process::Process;
 use crate::bench::site::Site;
 use crate::bench::stats::{Percentiles, Spread};
@@ -35,7 +36,6 @@ pub struct Args {
     json: Option<PathBuf>,
 }
 
-const CARRIERS: u16 = 9188;
 const CARRIED: u16 = 7200;
 const DIRECT: u16 = 7201;
 const PROXY: u16 = 7202;
@@ -98,7 +98,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         }
     }
     drop(progress);
-    hosts.check_led(2 * args.rounds)?;
+    hosts.pair.check_led(2 * args.rounds)?;
     print!("{}", render(&rows));
     if proxy.is_none() {
         println!("haproxy is not there: apt-get install haproxy");
@@ -108,32 +108,20 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 }
 
 struct Hosts<'a> {
-    client: Host<'a>,
-    server: Host<'a>,
+    pair: Carrying<'a>,
     listeners: [TcpListener; 2],
 }
 
 impl<'a> Hosts<'a> {
     fn new(site: &'a Site) -> anyhow::Result<Self> {
-        let host = |name, node| Host::new(name, node, &site.directory().join(name));
-        let (client, server) = (host("client", site.relay()?)?, host("server", site.subscribers()?)?);
-        let (near, far) = (client.key()?, server.key()?);
-        let at = SocketAddr::new(server.node.addr_v4().into(), CARRIERS);
-        let rule = |side: &str| {
-            format!(
-                "[[rule]]\nname = \"r\"\nside = \"{side}\"\nport = {CARRIED}\ntier = \"carried\"\nagree = false\n"
-            )
-        };
-        let own = "[agreement]\nkey = \"host.key\"\n[carry]\n";
-        let peer = |key: &str| format!("[[peer]]\nname = \"p\"\nkey = \"{key}\"\n");
-        client.configure(&format!("{own}{}carry = \"{at}\"\n{}", peer(&far), rule("client")))?;
-        server.configure(&format!("{own}listen = \"{at}\"\n{}{}", peer(&near), rule("server")))?;
+        let pair = Carrying::new(site.relay()?, site.subscribers()?, site.directory(), &[CARRIED])?;
+        let server = &pair.server;
         let listen = |port| {
             let bind = || TcpListener::bind((server.node.addr_v4(), port));
             anyhow::Ok(server.cgroup.enter(|| server.node.enter(bind))???)
         };
         let listeners = [listen(CARRIED)?, listen(DIRECT)?];
-        Ok(Self { client, server, listeners })
+        Ok(Self { pair, listeners })
     }
 
     /// Until the carrier is warm.
@@ -142,19 +130,7 @@ impl<'a> Hosts<'a> {
             let listener = listener.try_clone()?;
             std::thread::spawn(move || serve(&listener));
         }
-        let (server, client) = (self.server.start()?, self.client.start()?);
-        let start = Instant::now();
-        loop {
-            let status = self.client.status()?;
-            let state = status.pointer("/status/carry/carriers/0/state").and_then(Value::as_str);
-            if state == Some("warm") {
-                return Ok((server, client));
-            }
-            if start.elapsed() > LIMIT {
-                bail!("no carrier within {LIMIT:?}: {status}");
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        self.pair.start()
     }
 
     /// Debian's, as it comes, on the client's host. `None`: it is not there.
@@ -162,7 +138,8 @@ impl<'a> Hosts<'a> {
         if Command::new("haproxy").arg("-v").output().is_err() {
             return Ok(None);
         }
-        let (path, server) = (self.client.directory.join("haproxy.cfg"), self.server.node.addr_v4());
+        let (path, server) =
+            (self.pair.client.directory.join("haproxy.cfg"), self.pair.server.node.addr_v4());
         fs::write(
             &path,
             format!(
@@ -170,22 +147,22 @@ impl<'a> Hosts<'a> {
                  listen p\n  bind 127.0.0.1:{PROXY}\n  server s {server}:{DIRECT}\n"
             ),
         )?;
-        let mut command = self.client.node.command("haproxy");
+        let mut command = self.pair.client.node.command("haproxy");
         command.arg("-db").arg("-f").arg(path);
-        let mut process = Process::start("haproxy", command, &self.client.directory)?;
+        let mut process = Process::start("haproxy", command, &self.pair.client.directory)?;
         process.wait_until("its port", LIMIT, || self.connect(Way::Haproxy).is_ok())?;
         Ok(Some(process))
     }
 
     fn connect(&self, way: Way) -> anyhow::Result<TcpStream> {
-        let server = self.server.node.addr_v4().into();
+        let server = self.pair.server.node.addr_v4().into();
         let to = match way {
             Way::Direct => SocketAddr::new(server, DIRECT),
             Way::Carried => SocketAddr::new(server, CARRIED),
             Way::Haproxy => SocketAddr::from(([127, 0, 0, 1], PROXY)),
         };
         let connect = || TcpStream::connect_timeout(&to, LIMIT);
-        let stream = self.client.cgroup.enter(|| self.client.node.enter(connect))???;
+        let stream = self.pair.client.cgroup.enter(|| self.pair.client.node.enter(connect))???;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(LIMIT))?;
         stream.set_write_timeout(Some(LIMIT))?;
@@ -220,13 +197,6 @@ impl<'a> Hosts<'a> {
         let gbit = sent as f64 * 8.0 / 1e9 / start.elapsed().as_secs_f64();
         row.gbit.push(gbit);
         row.gbit_per_cpu.push(gbit / used.busy_cpus().max(0.01));
-        Ok(())
-    }
-
-    fn check_led(&self, least: usize) -> anyhow::Result<()> {
-        let status = self.client.status()?;
-        let led = status.pointer("/status/carry/verdicts/led").and_then(Value::as_u64).context("verdicts")?;
-        ensure!(led >= least as u64, "{led} connections were carried, and not {least}");
         Ok(())
     }
 }

@@ -14,3 +14,6 @@ pub mod ledger;
 
 /// What a sender may have unconfirmed at most, of one connection; what is more is no connection any more.
 pub const WINDOW_MAX: u64 = 16 << 20;
+
+/// Bytes of no connection, on a stream that begins with them, that the other end takes: they open the path's window.
+pub const WARM_MAX: u64 = 1 << 20;

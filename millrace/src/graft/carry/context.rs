@@ -15,4 +15,6 @@ pub struct Context {
     pub carriers: Arc<Carriers>,
     /// That say which servers of this host are reached by carriers.
     pub servers: RwLock<Vec<Rule>>,
+    /// Bytes that open a new carrier's window.
+    pub warm: u64,
 }

@@ -26,6 +26,7 @@ use super::{
     context::Context,
     host,
     stream::{PATIENCE, Stream},
+    warm,
 };
 use crate::graft::tls::Tls;
 
@@ -183,7 +184,11 @@ async fn answer(
 
 fn begin(context: &Arc<Context>, peer: String, connection: Connection, run: u64, is_called: bool) {
     match context.carriers.add(&peer, connection.clone(), run, is_called) {
-        Some(carrier) => drop(tokio::spawn(host::serve(context.clone(), carrier))),
+        Some(carrier) => {
+            tokio::spawn(host::serve(context.clone(), carrier.clone()));
+            let bytes = context.warm;
+            tokio::spawn(async move { warm::open(&carrier, bytes).await });
+        }
         None => connection.close(0_u32.into(), b"the settings have changed"),
     }
 }

@@ -24,6 +24,7 @@ use super::{
     pump::{Ended, Pump, Role, prepare},
     stream::Stream,
     table::Found,
+    warm,
 };
 
 /// For a server to answer.
@@ -50,6 +51,7 @@ async fn begin(context: &Context, carrier: &Arc<Carrier>, mut stream: Stream) {
             context.table.count(ended);
         }
         Ok(Frame::Resume { id, received }) => resume(context, carrier, stream, (id, received)).await,
+        Ok(Frame::Data(bytes)) => warm::discard(stream, bytes.len() as u64).await,
         other => {
             debug!(peer = carrier.peer, "a stream that says nothing of a connection: {other:?}");
             stream.reset();

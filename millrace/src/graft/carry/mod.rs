@@ -13,6 +13,7 @@ mod pump;
 mod stream;
 mod table;
 pub mod text;
+mod warm;
 
 use std::{collections::BTreeMap, net::IpAddr, path::Path, sync::Arc, sync::atomic::Ordering::Relaxed};
 
@@ -59,7 +60,8 @@ impl Broker {
         let hooks = Arc::new(Hooks::attach(listeners.config()?, cgroup)?);
         let table = Arc::new(Table::new(descriptors(carry.connections)?, carry.window, carry.memory));
         let carriers = Arc::new(Carriers::new(hooks.clone(), table.clone()));
-        let context = Arc::new(Context { run: run()?, hooks, table, carriers, servers: RwLock::default() });
+        let (run, servers, warm) = (run()?, RwLock::default(), carry.warm);
+        let context = Arc::new(Context { run, hooks, table, carriers, servers, warm });
         let mut tasks = JoinSet::new();
         tasks.spawn(led::accept(context.clone(), listeners));
         let tls = Arc::new(RwLock::new(tls));

@@ -64,6 +64,11 @@ impl Stream {
         }
     }
 
+    /// What is sent on others goes first.
+    pub fn yield_to_others(&self) {
+        let _ = self.sender.stream.set_priority(-1);
+    }
+
     /// The application has reset the connection, or there is none.
     pub fn reset(&mut self) {
         let _ = self.sender.stream.reset(RESET);

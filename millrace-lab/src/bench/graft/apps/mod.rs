@@ -1,0 +1,214 @@
+//! `bench graft apps`: applications as they are, by plain TCP and carried, one way after the other on the same network.
+
+mod application;
+mod rows;
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+
+use self::application::{Application, Came, Server};
+use self::rows::{Case, Row, render};
+use super::carrying::Carrying;
+use super::network::Network;
+use crate::bench::at_once::at_once;
+use crate::bench::process::Process;
+use crate::bench::site::{SUBSCRIBERS_LINK, Site, device};
+use crate::bench::table::write_json;
+use crate::bench::usage::warn_if_busy;
+use crate::lab::{Directions, Node};
+use crate::progress::Progress;
+
+/// In which carriers open their windows.
+const WARMING: Duration = Duration::from_secs(3);
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// web:KIB, iperf3:KIB, redis, rsync
+    #[arg(long, value_delimiter = ',', default_value = "web:64,web:1024,web:8192,redis,rsync,iperf3:4096")]
+    apps: Vec<Application>,
+    /// Loss at random, each way, and round trip without queue
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "0:1,0:100,1:100,5:100,1:600",
+        value_name = "PERCENT:MS"
+    )]
+    networks: Vec<Network>,
+    /// TCP's congestion controls that take turns with carriers
+    #[arg(long, value_delimiter = ',', default_value = "cubic,bbr", value_name = "NAME")]
+    controls: Vec<String>,
+    /// Rate of the link
+    #[arg(long, default_value_t = 100, value_name = "MBIT")]
+    rate_mbit: u32,
+    /// After which a run counts as over
+    #[arg(long, default_value_t = 60, value_name = "SECONDS")]
+    limit: u64,
+    /// Runs of each
+    #[arg(long, default_value_t = 10)]
+    rounds: usize,
+    /// Rounds at once, each in a lab of its own
+    #[arg(long, default_value_t = 1)]
+    labs: usize,
+    /// Of the losses; rounds count on from it
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Write the rows here
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// How an application's connections get to the other host.
+#[derive(Debug, Clone, PartialEq)]
+enum Way {
+    InPlace(String),
+    Carried,
+}
+
+impl Way {
+    fn name(&self) -> &str {
+        match self {
+            Self::InPlace(control) => control,
+            Self::Carried => "carried",
+        }
+    }
+}
+
+pub fn run(args: Args) -> anyhow::Result<()> {
+    ensure!(
+        args.rounds > 0 && args.limit > 0 && args.labs > 0,
+        "--rounds, --limit and --labs are at least 1"
+    );
+    ensure!(args.rate_mbit > 0, "--rate-mbit is at least 1");
+    args.networks.iter().try_for_each(Network::check)?;
+    let lacking: Vec<_> =
+        Server::ALL.into_iter().filter_map(|server| Some((server, server.lacks()?))).collect();
+    let is_here = |app: &&Application| !lacking.iter().any(|(server, _)| *server == app.server());
+    let apps: Vec<_> = args.apps.iter().filter(is_here).copied().collect();
+    for (_, program) in
+        lacking.iter().filter(|(server, _)| args.apps.iter().any(|app| app.server() == *server))
+    {
+        println!("no {program}: what needs it is left out");
+    }
+    ensure!(!apps.is_empty(), "no application could be run");
+    warn_if_busy()?;
+    let rows = args.measure(&apps)?;
+    print!("{}", render(&rows));
+    let json = rows.iter().map(serde_json::to_value).collect::<Result<Vec<_>, _>>()?;
+    args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))
+}
+
+impl Args {
+    fn ways(&self, round: usize) -> Vec<Way> {
+        let mut ways: Vec<_> = self.controls.iter().cloned().map(Way::InPlace).collect();
+        ways.push(Way::Carried);
+        let first = round % ways.len();
+        ways.rotate_left(first);
+        ways
+    }
+
+    /// Round after round, in each the networks; on a network each application by one way after the other.
+    fn measure(&self, apps: &[Application]) -> anyhow::Result<Vec<Row>> {
+        let networks = || self.networks.iter().copied();
+        let jobs: Vec<(usize, Network)> =
+            (1..=self.rounds).flat_map(|round| networks().map(move |network| (round, network))).collect();
+        let runs = jobs.len() * apps.len() * (self.controls.len() + 1);
+        let progress = Progress::of_lanes(runs, self.labs);
+        let done = at_once(self.labs, &jobs, |(round, network)| self.on(*network, *round, apps, &progress))?;
+        Ok(rows::joined(done.into_iter().flatten()))
+    }
+
+    fn on(
+        &self,
+        network: Network,
+        round: usize,
+        apps: &[Application],
+        progress: &Progress,
+    ) -> anyhow::Result<Vec<(Case, Came)>> {
+        // Each round loses other packets.
+        let seed = self.seed.wrapping_add(round as u64);
+        let site = Site::new(&network.topology(self.rate_mbit, Directions::Both, seed)?)?;
+        let hosts = Hosts::new(&site, apps)?;
+        let _servers = hosts.serve()?;
+        let _brokers = hosts.pair.start()?;
+        std::thread::sleep(WARMING);
+        let mut came = Vec::new();
+        for app in apps {
+            for way in self.ways(round) {
+                let case = Case {
+                    application: app.label(),
+                    loss_percent: network.loss,
+                    rtt_ms: network.rtt_ms,
+                    way: way.name().to_owned(),
+                };
+                let what = format!("round {round}, {}", case.text());
+                let work = || hosts.measure(*app, &way, self.limit);
+                let it = progress.step(&what, work, |it| rows::told(it.as_ref()))?;
+                came.push((case, it.with_context(|| what)?));
+            }
+        }
+        hosts.pair.check_led(apps.len())?;
+        Ok(came)
+    }
+}
+
+struct Hosts<'a> {
+    pair: Carrying<'a>,
+    apps: Vec<Application>,
+    served: PathBuf,
+}
+
+impl<'a> Hosts<'a> {
+    fn new(site: &'a Site, apps: &[Application]) -> anyhow::Result<Self> {
+        let carried: Vec<_> = Server::ALL.iter().map(|server| server.ports()[1]).collect();
+        let pair = Carrying::new(site.subscribers()?, site.relay()?, site.directory(), &carried)?;
+        let served = site.directory().join("served");
+        fs::create_dir_all(&served)?;
+        apps.iter().try_for_each(|app| app.prepare(&served))?;
+        Ok(Self { pair, apps: apps.to_vec(), served })
+    }
+
+    fn serve(&self) -> anyhow::Result<Vec<Process>> {
+        for node in [self.pair.client.node, self.pair.server.node] {
+            // Metrics of earlier connections are not kept: each is the first to its peer.
+            node.enter(|| fs::write("/proc/sys/net/ipv4/tcp_no_metrics_save", "1"))??;
+        }
+        let used = |server: &Server| self.apps.iter().any(|app| app.server() == *server);
+        let servers = Server::ALL.into_iter().filter(used);
+        let started = servers.map(|server| server.start(&self.pair.server, &self.served));
+        Ok(started.collect::<anyhow::Result<Vec<_>>>()?.into_iter().flatten().collect())
+    }
+
+    fn measure(&self, app: Application, way: &Way, limit: u64) -> anyhow::Result<Came> {
+        let [in_place, carried] = app.server().ports();
+        let port = match way {
+            Way::InPlace(control) => {
+                self.control(control)?;
+                in_place
+            }
+            Way::Carried => carried,
+        };
+        let server = self.pair.server.node.addr_v4();
+        app.run(&self.pair.client, (server, port), &self.served, limit)
+    }
+
+    /// The routes have it: a namespace may not choose freely.
+    fn control(&self, name: &str) -> anyhow::Result<()> {
+        let (client, server) = (self.pair.client.node, self.pair.server.node);
+        route(client, server, name)?;
+        route(server, client, name)
+    }
+}
+
+fn route(from: &Node, to: &Node, control: &str) -> anyhow::Result<()> {
+    let (near, far) = (from.addr_v4().to_string(), format!("{}/32", to.addr_v4()));
+    let mut command = from.command("ip");
+    let device = device(from, SUBSCRIBERS_LINK)?;
+    command.args(["route", "replace", &far, "dev", &device, "src", &near, "congctl", control]);
+    let done = command.output()?;
+    let errors = String::from_utf8_lossy(&done.stderr);
+    ensure!(done.status.success(), "TCP with {control}: {}", errors.trim());
+    Ok(())
+}

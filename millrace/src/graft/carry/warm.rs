@@ -1,0 +1,59 @@
+//! What opens a new carrier's window before anybody needs it: bytes of no connection, which the other end throws away.
+//!
+//! A window is as large as what it has carried. A connection on a carrier that has carried nothing would begin as slowly as one of
+//! its own, but for the handshake.
+
+use bytes::Bytes;
+use millrace_proto::graft::carry::{
+    WARM_MAX,
+    frame::{Frame, head_of_data},
+};
+use tokio::time::timeout;
+use tracing::debug;
+
+use super::{
+    carriers::Carrier,
+    stream::{Broken, PATIENCE, Stream},
+};
+
+const PIECE: usize = 16 << 10;
+static NOTHING: [u8; PIECE] = [0; PIECE];
+
+/// Sends so many, as fast as the congestion control says, behind what is carried.
+pub async fn open(carrier: &Carrier, bytes: u64) {
+    if bytes == 0 {
+        return;
+    }
+    if let Err(error) = try_open(carrier, bytes).await {
+        debug!(peer = carrier.peer, "its window is not opened: {error}");
+    }
+}
+
+async fn try_open(carrier: &Carrier, bytes: u64) -> Result<(), Broken> {
+    let stream = carrier.connection.open_bi().await.map_err(|_| Broken::Lost)?;
+    let mut stream = Stream::new(stream);
+    stream.yield_to_others();
+    let mut left = usize::try_from(bytes.min(WARM_MAX)).unwrap_or_default();
+    while left > 0 {
+        let piece = left.min(PIECE);
+        stream.sender.push_bytes(head_of_data(piece));
+        stream.sender.push_bytes(Bytes::from_static(&NOTHING).slice(..piece));
+        stream.sender.flush().await?;
+        left -= piece;
+    }
+    stream.finish();
+    Ok(())
+}
+
+/// Takes what the other end sends, of which `first` has come. More than there may be is no opening of a window.
+pub async fn discard(mut stream: Stream, first: u64) {
+    let mut got = first;
+    while got <= WARM_MAX {
+        match timeout(PATIENCE, stream.receiver.next()).await {
+            Ok(Ok(Frame::Data(bytes))) => got += bytes.len() as u64,
+            Ok(Err(Broken::Closed)) => return stream.finish(),
+            _ => break,
+        }
+    }
+    stream.reset();
+}
