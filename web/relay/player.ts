@@ -12,6 +12,10 @@ const FIGURES_MS = 250;
 /** Time stamps that are not from a publisher's clock begin anywhere, mostly at 0. */
 const DAY_MS = 86_400_000;
 
+/** Of catalogs, in the order in which they are tried. moq-cli's MSF has numbers in it that the player does not take. */
+const FORMATS = ["msf", "hang"] as const;
+const AGAIN_MS = 500;
+
 const STATES = { offline: "waits for the broadcast", loading: "waits for media", live: "live" };
 
 export class Player {
@@ -23,11 +27,13 @@ export class Player {
   /** Of the last picture, and when it was shown; milliseconds. */
   #stamp?: number;
   #shownAt = 0;
+  /** Whether there was a catalog in the format that is asked for. */
+  #hasCatalog = false;
 
   constructor(place: HTMLElement) {
     const canvas = h("canvas", { width: 640, height: 360, role: "img", "aria-label": "The video" });
     // Sound has to be asked for; until then browsers play nothing that has any.
-    this.#watch = h("moq-watch", { muted: true, visible: "always", "catalog-format": "msf" }, canvas);
+    this.#watch = h("moq-watch", { muted: true, visible: "always", "catalog-format": FORMATS[0] }, canvas);
     this.#place = place;
     this.#watch.renderer.out.timestamp.subscribe((timestamp) => {
       if (timestamp === undefined) return;
@@ -35,6 +41,12 @@ export class Player {
       this.#stamp = timestamp;
       this.#shownAt = Date.now();
       this.#hasPicture = true;
+    });
+    this.#watch.broadcast.out.status.subscribe((status) => {
+      if (status === "live") this.#hasCatalog = true;
+      // It is there, and its catalog is not, or cannot be read.
+      const { active } = this.#watch.broadcast.out;
+      if (status === "offline" && active.peek() && !this.#hasCatalog) setTimeout(() => this.#tryOther(), AGAIN_MS);
     });
     this.#watch.video.out.stalled.subscribe((stalled) => {
       // Nothing stalls that has not begun.
@@ -51,9 +63,20 @@ export class Player {
     this.#stalls = 0;
     this.#hasPicture = false;
     this.#stamp = undefined;
+    this.#ask(FORMATS[0]);
     this.#watch.name = Path.from(name);
     // In the page it begins to connect, and to ask for what is called as it is.
     if (!this.#watch.isConnected) this.#place.append(h("moq-watch-ui", {}, this.#watch));
+  }
+
+  #ask(format: (typeof FORMATS)[number]) {
+    this.#hasCatalog = false;
+    this.#watch.catalogFormat = format;
+  }
+
+  #tryOther() {
+    if (this.#hasCatalog || this.#watch.broadcast.out.status.peek() !== "offline") return;
+    this.#ask(this.#watch.catalogFormat === FORMATS[0] ? FORMATS[1] : FORMATS[0]);
   }
 
   /** Shows figures in the list of this ID, from now on. */

@@ -115,7 +115,7 @@ impl Program {
             Self::Millrace => &[Format::MoqPub, Format::Msf],
             Self::MoqPub | Self::MoqSub => &[Format::MoqPub],
             Self::MoqCli => &[Format::Hang, Format::Msf],
-            Self::Chromium => &[Format::Msf],
+            Self::Chromium => &[Format::Msf, Format::Hang],
         }
     }
 
