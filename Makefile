@@ -53,13 +53,14 @@ kernels: setup ## BPF programs and forwarding on Debian's 6.1 and 6.12 (QEMU) an
 	@scripts/setup.sh kernels
 	@scripts/kernels.sh
 
-soak: build ## with each engine ten minutes of loss, reordering and churn; hostile clients, 10^7 forged packets, an hour of observing, README and docs (or SOAK_SECONDS each)
+soak: build ## with each engine ten minutes of loss, reordering and churn; hostile clients, 10^7 forged packets, 200 carriers cut, an hour of observing, README and docs (or SOAK_SECONDS each)
 	@scripts/setup.sh soak
 	@scripts/soak.sh
 	@scripts/soak-hostile.sh
 	@scripts/soak-cost.sh
 	@scripts/walk.py target/release/millrace --whole
 	@cargo test --locked -q -p millrace-bpf --lib -- --ignored --nocapture ten_million_forged_packets
+	@cargo test --locked -q -p millrace --test graft -- --ignored --nocapture two_hundred_carriers
 
 bench: build peers ## compare relays, share a bottleneck, adapt, meet hostile clients, watch in a browser; results in target/bench*.json
 	@scripts/setup.sh bench
