@@ -3,10 +3,11 @@
 import { Broadcast as Net, Group, Time, type Track as NetTrack } from "@moq/net";
 
 import type { Chunk } from "./encode";
-import { type Track, fragment, init } from "./mp4";
+import { OPUS_RATE, type Track, fragment, init } from "./mp4";
 
-/** A catalog in the words of MSF (draft-ietf-moq-msf-01), and one in those of moq-pub, which moq-sub reads. */
+/** A catalog in the words of MSF (draft-ietf-moq-msf-01), one in those of hang, and one in those of moq-pub, which moq-sub reads. */
 const MSF = "catalog";
+const HANG = "catalog.json";
 const MOQ_PUB = ".catalog";
 const INIT = "0.mp4";
 
@@ -28,7 +29,7 @@ export class Broadcast {
     readonly path: string,
     tracks: Track[],
   ) {
-    this.#described = Object.fromEntries([MSF, MOQ_PUB, INIT].map((name) => [name, this.producer.createTrack(name, KEPT)]));
+    this.#described = Object.fromEntries([MSF, HANG, MOQ_PUB, INIT].map((name) => [name, this.producer.createTrack(name, KEPT)]));
     for (const { id } of tracks) this.#tracks.set(id, { track: this.producer.createTrack(name(id)), next: now() });
     this.describe(tracks);
   }
@@ -38,6 +39,7 @@ export class Broadcast {
     const text = (value: unknown) => new TextEncoder().encode(JSON.stringify(value));
     this.#whole(INIT, init(tracks));
     this.#whole(MOQ_PUB, text(moqPub(this.path, tracks)));
+    this.#whole(HANG, text(hang(tracks)));
     this.#whole(MSF, text(msf(tracks)));
   }
 
@@ -113,9 +115,25 @@ function msf(tracks: Track[]) {
   };
 }
 
+/** What a decoder begins with is in the init segment too, where moq-cli does not look for it. */
+function hang(tracks: Track[]) {
+  const common = (track: Track) => ({ container: { kind: "cmaf", init: base64(init([track])) }, bitrate: track.bitrate });
+  const videos = tracks.flatMap((track) => {
+    if (track.kind !== "video") return [];
+    const size = { codedWidth: track.width, codedHeight: track.height };
+    return [[name(track.id), { codec: track.codec, ...size, description: hexadecimal(track.avcC), ...common(track) }]];
+  });
+  const sounds = tracks.flatMap((track) => {
+    if (track.kind !== "sound") return [];
+    return [[name(track.id), { codec: track.codec, sampleRate: OPUS_RATE, numberOfChannels: track.channels, ...common(track) }]];
+  });
+  const section = (renditions: unknown[][]) => (renditions.length > 0 ? { renditions: Object.fromEntries(renditions) } : undefined);
+  return { video: section(videos), audio: section(sounds) };
+}
+
 function described(track: Track) {
   if (track.kind === "video") return { role: "video", codec: track.codec, width: track.width, height: track.height };
-  return { role: "audio", codec: track.codec, samplerate: 48_000, channelConfig: String(track.channels) };
+  return { role: "audio", codec: track.codec, samplerate: OPUS_RATE, channelConfig: String(track.channels) };
 }
 
 /** draft-ietf-moq-catalogformat-01. */
@@ -132,6 +150,10 @@ function moqPub(path: string, tracks: Track[]) {
     commonTrackFields: { namespace: `/${path}`, packaging: "cmaf", renderGroup: 1 },
     tracks: tracks.map(of),
   };
+}
+
+function hexadecimal(data: Uint8Array): string {
+  return [...data].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
 function base64(data: Uint8Array): string {

@@ -102,10 +102,9 @@ impl Program {
 
     fn writes(self) -> &'static [Format] {
         match self {
-            Self::Millrace => &[Format::MoqPub, Format::Msf, Format::Hang],
+            Self::Millrace | Self::Chromium => &[Format::MoqPub, Format::Msf, Format::Hang],
             Self::MoqPub | Self::MoqSub => &[Format::MoqPub],
             Self::MoqCli => &[Format::Msf, Format::Hang],
-            Self::Chromium => &[Format::MoqPub, Format::Msf],
         }
     }
 
