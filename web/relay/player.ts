@@ -42,10 +42,12 @@ export class Player {
       this.#shownAt = Date.now();
       this.#hasPicture = true;
     });
-    this.#watch.broadcast.out.status.subscribe((status) => {
+    const { active, status } = this.#watch.broadcast.out;
+    // The next one may have others.
+    active.subscribe((broadcast) => (this.#hasCatalog &&= broadcast !== undefined));
+    status.subscribe((status) => {
       if (status === "live") this.#hasCatalog = true;
       // It is there, and its catalog is not, or cannot be read.
-      const { active } = this.#watch.broadcast.out;
       if (status === "offline" && active.peek() && !this.#hasCatalog) setTimeout(() => this.#tryOther(), AGAIN_MS);
     });
     this.#watch.video.out.stalled.subscribe((stalled) => {

@@ -533,6 +533,31 @@ test("a screen is published, without sound", async () => {
   }
 });
 
+test("a broadcast plays by the catalog that the player takes", async () => {
+  const server = await relay();
+  // As moq-cli writes MSF: the player wants whole numbers.
+  const prepare = (page) =>
+    page.addInitScript(() => {
+      const stringify = JSON.stringify;
+      JSON.stringify = (value, ...rest) => {
+        if (value?.version === "draft-01") for (const track of value.tracks) track.jitter = 33.388981;
+        return stringify(value, ...rest);
+      };
+    });
+  const { page, close } = await open({ tab: "#publish/odd", prepare });
+  const viewer = await open({ tab: "#watch/odd" });
+  try {
+    await broadcast(page);
+    await moves(viewer.page, 10);
+    assert.equal(await viewer.page.locator("moq-watch").evaluate((player) => player.catalogFormat), "hang");
+    assert.deepEqual(viewer.wrong, []);
+  } finally {
+    await viewer.close();
+    await close();
+    await server.stop();
+  }
+});
+
 test("what hinders publishing is said in words", async () => {
   const server = await relay();
   const without = (name) => (page) => page.addInitScript((name) => delete window[name], name);
