@@ -137,12 +137,10 @@ impl Process {
         }
     }
 
-    /// The end of what it wrote, errors first.
+    /// The end of what it wrote, errors first. Output that is no text is none of its words.
     pub fn last_words(&self) -> String {
-        let said = [&self.errors, &self.output].map(|path| fs::read(path).unwrap_or_default());
-        let text =
-            said.iter().map(|bytes| String::from_utf8_lossy(bytes)).find(|text| !text.trim().is_empty());
-        let text = text.unwrap_or_default();
+        let said = [&self.errors, &self.output].map(|path| fs::read_to_string(path).unwrap_or_default());
+        let text = said.into_iter().find(|text| !text.trim().is_empty()).unwrap_or_default();
         let lines: Vec<&str> = text.trim().lines().collect();
         lines.get(lines.len().saturating_sub(LINES_TOLD)..).unwrap_or_default().join(" | ")
     }

@@ -1,5 +1,7 @@
 //! `bench graft redirect`: what two brokers and a carrier cost on a link that needs none, beside a proxy.
 
+mod many;
+
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -10,6 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::ensure;
 use serde_json::{Value, json};
 
+use self::many::Many;
 use super::carrying::Carrying;
 use super::host::LIMIT;
 use crate::bench::process::Process;
@@ -31,6 +34,9 @@ pub struct Args {
     /// Seconds of sending as much as goes, of each round
     #[arg(long, default_value_t = 2.0)]
     seconds: f64,
+    /// Carried at once, three times; 0: that is not measured
+    #[arg(long, default_value_t = 2000)]
+    connections: usize,
     /// Write the rows here
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -39,6 +45,7 @@ pub struct Args {
 const CARRIED: u16 = 7200;
 const DIRECT: u16 = 7201;
 const PROXY: u16 = 7202;
+const MANY: u16 = 7203;
 const MESSAGE: usize = 64;
 /// Before anything is timed.
 const UNTIMED: usize = 200;
@@ -84,7 +91,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     warn_if_busy()?;
     let site = Site::new(&Topology::standard(1, 1))?;
     let hosts = Hosts::new(&site)?;
-    let (_server, _client) = hosts.start()?;
+    let (server, client) = hosts.start()?;
     let proxy = hosts.haproxy()?;
     let ways = [Some(Way::Direct), proxy.as_ref().map(|_| Way::Haproxy), Some(Way::Carried)];
     let row = |way| Row { way, latency: Vec::new(), gbit: Vec::new(), gbit_per_cpu: Vec::new() };
@@ -99,29 +106,36 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     }
     drop(progress);
     hosts.pair.check_led(2 * args.rounds)?;
+    let many = match args.connections {
+        0 => None,
+        count => Some(Many::measure(&hosts.pair, [&server, &client], &hosts.many, count)?),
+    };
     print!("{}", render(&rows));
+    print!("{}", many.as_ref().map_or_else(String::new, Many::render));
     if proxy.is_none() {
         println!("haproxy is not there: apt-get install haproxy");
     }
-    let json: Vec<_> = rows.iter().map(|row| row.json(&rows)).collect();
+    let json: Vec<_> = rows.iter().map(|row| row.json(&rows)).chain(many.iter().map(Many::json)).collect();
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))
 }
 
 struct Hosts<'a> {
     pair: Carrying<'a>,
     listeners: [TcpListener; 2],
+    many: TcpListener,
 }
 
 impl<'a> Hosts<'a> {
     fn new(site: &'a Site) -> anyhow::Result<Self> {
-        let pair = Carrying::new(site.relay()?, site.subscribers()?, site.directory(), &[CARRIED])?;
+        let pair = Carrying::new(site.relay()?, site.subscribers()?, site.directory(), &[CARRIED, MANY])?;
         let server = &pair.server;
         let listen = |port| {
             let bind = || TcpListener::bind((server.node.addr_v4(), port));
             anyhow::Ok(server.cgroup.enter(|| server.node.enter(bind))???)
         };
         let listeners = [listen(CARRIED)?, listen(DIRECT)?];
-        Ok(Self { pair, listeners })
+        let many = listen(MANY)?;
+        Ok(Self { pair, listeners, many })
     }
 
     /// Until the carrier is warm.

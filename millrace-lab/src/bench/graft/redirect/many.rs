@@ -1,0 +1,139 @@
+//! As many connections at once as there may be: how fast they are made, and what they cost while they are there and afterwards.
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow, bail};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use serde_json::{Value, json};
+
+use crate::bench::graft::carrying::Carrying;
+use crate::bench::graft::host::LIMIT;
+use crate::bench::process::Process;
+use crate::bench::usage::rss_bytes;
+
+const WAVES: usize = 3;
+const MESSAGE: usize = 64;
+/// Of this process, besides both ends of each connection.
+const OTHER_DESCRIPTORS: u64 = 256;
+
+/// Resident memory of both daemons.
+#[derive(Debug, Clone, Copy)]
+struct Memory {
+    client: u64,
+    server: u64,
+}
+
+struct Wave {
+    per_second: f64,
+    during: Memory,
+    after: Memory,
+}
+
+pub struct Many {
+    count: usize,
+    before: Memory,
+    waves: Vec<Wave>,
+}
+
+impl Many {
+    /// Wave after wave, each of new connections that all say something and are there until the last of them has.
+    pub fn measure(
+        pair: &Carrying<'_>,
+        [server, client]: [&Process; 2],
+        listener: &TcpListener,
+        count: usize,
+    ) -> anyhow::Result<Self> {
+        make_room(count)?;
+        let memory =
+            || anyhow::Ok(Memory { client: rss_bytes(client.id())?, server: rss_bytes(server.id())? });
+        let before = memory()?;
+        let mut waves = Vec::new();
+        for _ in 0..WAVES {
+            let start = Instant::now();
+            let held = hold(pair, listener, count)?;
+            let per_second = count as f64 / start.elapsed().as_secs_f64();
+            let during = memory()?;
+            drop(held);
+            settle(pair)?;
+            waves.push(Wave { per_second, during, after: memory()? });
+        }
+        Ok(Self { count, before, waves })
+    }
+
+    pub fn json(&self) -> Value {
+        let memory = |it: Memory| json!({ "client_bytes": it.client, "server_bytes": it.server });
+        let wave = |it: &Wave| {
+            let (during, after) = (memory(it.during), memory(it.after));
+            json!({ "connections_per_second": it.per_second, "rss_during": during, "rss_after": after })
+        };
+        let waves: Vec<_> = self.waves.iter().map(wave).collect();
+        json!({ "connections": self.count, "rss_before": memory(self.before), "waves": waves })
+    }
+
+    pub fn render(&self) -> String {
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        let both = |it: Memory| format!("{:.0} and {:.0} MiB", mib(it.client), mib(it.server));
+        let mut text = format!(
+            "{} connections at once, memory of client's and server's daemon: {} before\n",
+            self.count,
+            both(self.before)
+        );
+        for (number, it) in self.waves.iter().enumerate() {
+            let (during, after) = (both(it.during), both(it.after));
+            text += &format!(
+                "wave {}: {:.0} a second, {during} with them, {after} after\n",
+                number + 1,
+                it.per_second
+            );
+        }
+        text
+    }
+}
+
+/// For both ends of them. What is started later gets it, too.
+fn make_room(count: usize) -> anyhow::Result<()> {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    let wanted = (2 * count as u64 + OTHER_DESCRIPTORS).max(hard);
+    let room = hard.saturating_sub(OTHER_DESCRIPTORS) / 2;
+    setrlimit(Resource::RLIMIT_NOFILE, wanted, wanted).with_context(|| {
+        format!("--connections {count}: descriptors (RLIMIT_NOFILE, {hard}) are for {room}, and there may be no more")
+    })
+}
+
+/// Both ends of so many connections, one made after the other, each of which has carried a message there and back.
+fn hold(pair: &Carrying<'_>, listener: &TcpListener, count: usize) -> anyhow::Result<Vec<[TcpStream; 2]>> {
+    let at: SocketAddr = listener.local_addr()?;
+    let connect = || {
+        let one = |_| {
+            let mut near = TcpStream::connect_timeout(&at, LIMIT)?;
+            near.set_read_timeout(Some(LIMIT))?;
+            near.write_all(&[7; MESSAGE])?;
+            let (mut far, _) = listener.accept()?;
+            far.set_read_timeout(Some(LIMIT))?;
+            let mut message = [0; MESSAGE];
+            far.read_exact(&mut message)?;
+            far.write_all(&message)?;
+            near.read_exact(&mut message)?;
+            Ok([near, far])
+        };
+        (0..count).map(one).collect::<std::io::Result<Vec<_>>>()
+    };
+    let held = pair.client.cgroup.enter(|| pair.client.node.enter(connect))??;
+    held.context("a connection of many")
+}
+
+/// Until none is carried any more.
+fn settle(pair: &Carrying<'_>) -> anyhow::Result<()> {
+    let start = Instant::now();
+    loop {
+        let status = pair.client.status()?;
+        let live = status.pointer("/status/carry/connections").and_then(Value::as_u64);
+        match live.ok_or_else(|| anyhow!("no connections in {status}"))? {
+            0 => return Ok(()),
+            left if start.elapsed() > LIMIT => bail!("{left} connections did not end within {LIMIT:?}"),
+            _ => std::thread::sleep(Duration::from_millis(50)),
+        }
+    }
+}
