@@ -56,18 +56,21 @@ static __always_inline int is_preamble(const struct frame_stream *frame)
 int find_beginning(const struct work *work, struct frame_stream *frame)
 {
 	struct relay_upstream *upstream;
+	__u64 web;
 	__u32 key;
 
 	if (!work || !frame || !(frame->id & UNIDIRECTIONAL))
+		return 0;
+	web = work->arrival.web;
+	if (frame->offset && frame->offset != web_stream_len(web))
 		return 0;
 	key = work->arrival.upstream;
 	upstream = bpf_map_lookup_elem(&upstreams, &key);
 	if (!upstream)
 		return 0;
 	if (frame->offset)
-		return work->arrival.web != WEB_BARE && frame->offset == web_stream_len(work->arrival.web) &&
-		       is_seen(upstream->preambles, frame->id >> 2);
-	if (web_enter_stream(frame, work->in.bytes, work->arrival.web))
+		return is_seen(upstream->preambles, frame->id >> 2);
+	if (web_enter_stream(frame, work->in.bytes, web))
 		return 0;
 	if (is_preamble(frame))
 		mark_seen(upstream->preambles, frame->id >> 2);
