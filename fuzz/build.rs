@@ -5,8 +5,16 @@ use std::{env, path::PathBuf, process::Command};
 
 const SOURCE: &str = "../millrace-bpf/src/bpf";
 const SANITIZERS: &str = "address,undefined";
-const TARGETS: [&str; 7] =
-    ["kernel_ack", "kernel_frames", "kernel_gate", "kernel_graft", "kernel_udp", "kernel_quic", "kernel_subgroup"];
+const TARGETS: [&str; 8] = [
+    "kernel_ack",
+    "kernel_frames",
+    "kernel_gate",
+    "kernel_graft",
+    "kernel_udp",
+    "kernel_quic",
+    "kernel_subgroup",
+    "kernel_web",
+];
 
 fn main() {
     println!("cargo::rerun-if-changed={SOURCE}");

@@ -20,11 +20,14 @@ pub use graft::kernel_graft;
 #[path = "kernel_subgroup.rs"]
 mod subgroup;
 pub use subgroup::kernel_subgroup;
+#[path = "kernel_web.rs"]
+mod web;
+pub use web::kernel_web;
 
 type Check = fn(&[u8]);
 
 /// Every check by the name of its fuzz target and of its directory of fixtures.
-pub const ALL: [(&str, Check); 7] = [
+pub const ALL: [(&str, Check); 8] = [
     ("kernel_ack", kernel_ack),
     ("kernel_frames", kernel_frames),
     ("kernel_gate", kernel_gate),
@@ -32,6 +35,7 @@ pub const ALL: [(&str, Check); 7] = [
     ("kernel_udp", kernel_udp),
     ("kernel_quic", kernel_quic),
     ("kernel_subgroup", kernel_subgroup),
+    ("kernel_web", kernel_web),
 ];
 
 /// `FRAMES_MAX` of frames.h.

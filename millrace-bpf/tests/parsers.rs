@@ -5,7 +5,7 @@
 
 use std::{fs, path::Path};
 
-use millrace_proto::moq::vi64;
+use millrace_proto::{moq::vi64, quic::webtransport::Binding};
 
 #[path = "../../fuzz/kernel_checks.rs"]
 mod checks;
@@ -49,6 +49,28 @@ fn random_subgroups_pass() {
             data[at] ^= 1 << rng.u32(..8);
         }
         checks::kernel_subgroup(&data);
+    }
+}
+
+/// Almost right: random bytes seldom name the session.
+#[test]
+fn random_sessions_pass() {
+    let mut rng = fastrand::Rng::with_seed(3);
+    for _ in 0..50_000 {
+        let bits = rng.u32(..63);
+        let session = rng.u64(..1 << bits);
+        let binding = Binding::Session(session);
+        let front = if rng.bool() { binding.uni() } else { binding.datagram() };
+        let mut data = [&session.to_be_bytes()[..], &[rng.u8(..), rng.u8(..)], &front, &[7; 9]].concat();
+        match rng.u32(..3) {
+            0 => {
+                let at = rng.usize(10..data.len());
+                data[at] ^= 1 << rng.u32(..8);
+            }
+            1 => data.truncate(rng.usize(10..data.len())),
+            _ => {}
+        }
+        checks::kernel_web(&data);
     }
 }
 

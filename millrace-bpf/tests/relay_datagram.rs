@@ -17,7 +17,7 @@ use millrace_bpf::relay::{
     Compute, Config, Datagrams, EgressOutcome, Forwarded, Outcome, Relay, Slot, Upstream,
 };
 use millrace_proto::moq::{Datagram, Status};
-use millrace_proto::quic::{frame, keys::Suite};
+use millrace_proto::quic::{frame, keys::Suite, webtransport::Binding};
 use net::{Capture, Network, address, root};
 use peers::{PORT, Subscriber};
 use quic::Direction;
@@ -40,6 +40,9 @@ struct Scene {
     subscribers: Vec<Subscriber>,
     /// Theirs, in the same order.
     aliases: Vec<u64>,
+    /// What the publisher's datagrams begin with, and theirs.
+    front: Vec<u8>,
+    fronts: Vec<Vec<u8>>,
     from: UdpSocket,
     to: UdpSocket,
     capture: Capture,
@@ -80,6 +83,8 @@ impl Scene {
             publisher,
             subscribers,
             aliases: aliases.to_vec(),
+            front: Vec::new(),
+            fronts: vec![Vec::new(); aliases.len()],
             from,
             to,
             capture,
@@ -87,6 +92,23 @@ impl Scene {
             rng,
             _network: network,
         }
+    }
+
+    /// Puts publisher and subscribers into these sessions; `None`: on the bare connection.
+    fn bind(&mut self, publisher: Option<u64>, subscribers: &[Option<u64>]) {
+        let front =
+            |session: Option<u64>| session.map_or(Binding::Bare, Binding::Session).datagram().to_vec();
+        self.upstream.set_web(publisher);
+        self.front = front(publisher);
+        for (subscriber, session) in self.subscribers.iter().zip(subscribers) {
+            subscriber.downstream.set_web(*session);
+        }
+        self.fronts = subscribers.iter().copied().map(front).collect();
+    }
+
+    /// As the publisher sends it.
+    fn fronted(&self, datagram: &[u8]) -> Vec<u8> {
+        [&self.front, datagram].concat()
     }
 
     fn send_packet(&mut self, packet: &[u8]) -> Vec<Forwarded> {
@@ -105,9 +127,10 @@ impl Scene {
     fn expect(&mut self, datagrams: &[(Vec<u8>, Datagram)], forwarded: &[Forwarded]) {
         let mut registered = forwarded.iter();
         for (start, datagram) in datagrams {
-            for ((tag, subscriber), &alias) in (0..).zip(&self.subscribers).zip(&self.aliases) {
+            let aliases = self.aliases.iter().zip(&self.fronts);
+            for ((tag, subscriber), (&alias, front)) in (0..).zip(&self.subscribers).zip(aliases) {
                 let sent = registered.next().expect("a registration");
-                let rewritten = under(alias, start, datagram);
+                let rewritten = [front.clone(), under(alias, start, datagram)].concat();
                 let mut frames = Vec::new();
                 frame::write_datagram(&rewritten, &mut frames);
                 let want = subscriber.keys.build((0, sent.number), &frames);
@@ -139,7 +162,7 @@ impl Scene {
         };
         let totals = state(self);
         let mut frames = Vec::new();
-        frame::write_datagram(&encode(datagram), &mut frames);
+        frame::write_datagram(&self.fronted(&encode(datagram)), &mut frames);
         let forwarded = self.send(&frames);
         let counted = self.relay.counters().expect("counters").since(&before);
         let mut outcomes = EgressOutcome::ALL.into_iter().filter(|outcome| counted.egresses(*outcome) > 0);
@@ -212,12 +235,21 @@ fn pick(rng: &mut Rng) -> Status {
 
 #[test]
 fn equal_the_builders_under_every_alias() {
-    const CASES: usize = 1200;
+    const CASES: usize = 500;
     if !root("equal_the_builders_under_every_alias") {
         return;
     }
-    for (name, suite) in [("dgc", Suite::ChaCha20Poly1305), ("dga", Suite::Aes128Gcm)] {
+    let sessions: [(_, &[_]); 3] = [
+        (None, &[None, None, None]),
+        (None, &[Some(0), None, Some(0x400)]),
+        (Some(0x400), &[None, Some(0), Some(1 << 60)]),
+    ];
+    let suites = [("dgc", Suite::ChaCha20Poly1305), ("dga", Suite::Aes128Gcm)];
+    for ((name, suite), (publisher, theirs)) in
+        suites.into_iter().flat_map(|suite| sessions.map(|sessions| (suite, sessions)))
+    {
         let mut scene = Scene::new(name, suite, &ALIASES);
+        scene.bind(publisher, theirs);
         let mut total = 0;
         for _ in 0..CASES {
             let count = scene.rng.usize(1..=3);
@@ -233,6 +265,7 @@ fn equal_the_builders_under_every_alias() {
                     [] => encode(&datagram),
                     _ => under(ALIAS, &rest, &datagram),
                 };
+                let bytes = scene.fronted(&bytes);
                 if at + 1 == count && scene.rng.bool() {
                     frames.push(0x30);
                     frames.extend(bytes);
@@ -257,15 +290,25 @@ fn equal_the_builders_under_every_alias() {
 /// Whoever forwards what is malformed makes others close their sessions.
 #[test]
 fn only_what_userspace_would_take_is_forwarded() {
-    const CASES: usize = 4000;
+    const CASES: usize = 2000;
     if !root("only_what_userspace_would_take_is_forwarded") {
         return;
     }
+    for session in [None, Some(0), Some(0x400)] {
+        let seen = forward_what_is_good(CASES, session);
+        assert!(seen.iter().all(|count| *count > CASES / 10), "{seen:?}");
+    }
+}
+
+/// How many datagrams were not forwarded, and how many were.
+fn forward_what_is_good(cases: usize, session: Option<u64>) -> [usize; 2] {
+    let binding = session.map_or(Binding::Bare, Binding::Session);
     let mut scene = Scene::new("dgm", Suite::ChaCha20Poly1305, &ALIASES[..1]);
+    scene.bind(session, &[None]);
     let mut seen = [0; 2];
-    for _ in 0..CASES {
+    for _ in 0..cases {
         let (_, datagram) = generate(&mut scene.rng, 200);
-        let mut bytes = encode(&datagram);
+        let mut bytes = scene.fronted(&encode(&datagram));
         match scene.rng.u32(..3) {
             0 => bytes.truncate(scene.rng.usize(..=bytes.len())),
             1 => {
@@ -276,7 +319,8 @@ fn only_what_userspace_would_take_is_forwarded() {
         }
         let mut frames = Vec::new();
         frame::write_datagram(&bytes, &mut frames);
-        let decoded = Datagram::decode(bytes.clone().into());
+        let object = binding.strip(&bytes).map(|from| bytes[from..].to_vec());
+        let decoded = object.map_or(Ok(None), |object| Datagram::decode(object.into()));
         let want = matches!(&decoded, Ok(Some(datagram)) if datagram.alias == ALIAS);
         let forwarded = scene.send(&frames);
         assert_eq!(forwarded.len(), usize::from(want), "{bytes:02x?}: {decoded:?}");
@@ -285,7 +329,7 @@ fn only_what_userspace_would_take_is_forwarded() {
         }
         seen[usize::from(want)] += 1;
     }
-    assert!(seen.iter().all(|count| *count > CASES / 10), "{seen:?}");
+    seen
 }
 
 #[test]
@@ -309,6 +353,13 @@ fn a_datagram_is_sent_within_every_limit_or_not_at_all() {
     // max_datagram_frame_size counts the whole frame (RFC 9221, section 3): 3 bytes before the object, 4 of its own.
     assert_eq!(scene.outcome(&sample(5, 1, LIMIT as usize - 7)), EgressOutcome::Sent);
     assert_eq!(scene.outcome(&sample(5, 1, LIMIT as usize - 6)), EgressOutcome::TooLarge);
+    // A quarter of a session's ID is a byte or two more.
+    for (session, more) in [(0, 1), (0x400, 2)] {
+        scene.bind(Some(0), &[Some(session)]);
+        assert_eq!(scene.outcome(&sample(5, 1, LIMIT as usize - 7 - more)), EgressOutcome::Sent);
+        assert_eq!(scene.outcome(&sample(5, 1, LIMIT as usize - 6 - more)), EgressOutcome::TooLarge);
+    }
+    scene.bind(None, &[None]);
     scene.subscribers[0].downstream.set_max_datagram(0);
     assert_eq!(scene.outcome(&plain), EgressOutcome::TooLarge);
     scene.subscribers[0].downstream.set_max_datagram(u32::MAX);

@@ -49,7 +49,7 @@ impl Connection {
     /// The application's streams lie in a session of HTTP/3, which has `streams` unidirectional streams of its own. Called
     /// before [`Self::start`].
     pub fn bind(&self, binding: Binding, streams: u64) {
-        self.downstream().bind(binding, streams);
+        self.shared.bind(binding, streams);
         let _ = self.binding.set(binding); // called once
     }
 
@@ -104,8 +104,7 @@ impl Connection {
 
     /// Datagrams under a track alias of the peer as the offload may forward them; `None` if it cannot.
     pub fn ingress_datagrams(&self, alias: u64) -> Option<Arc<dyn Ingress>> {
-        // The kernel's alias is at the front of the datagram.
-        self.is_bare().then(|| self.shared.ingress(Origin::Datagrams(alias)))?
+        self.shared.ingress(Origin::Datagrams(alias))
     }
 
     /// Has the offload forward a track's datagrams until what this returns is dropped; `None` if it cannot. The tag is
@@ -115,7 +114,7 @@ impl Connection {
         ingress: &Arc<dyn Ingress>,
         datagrams: &Datagrams,
     ) -> Option<Box<dyn Delegation>> {
-        self.is_bare().then(|| self.shared.delegate_datagrams(ingress, datagrams))?
+        self.shared.delegate_datagrams(ingress, datagrams)
     }
 
     /// Whether the offload has sent the datagram at this group and object; says so once.
@@ -132,18 +131,18 @@ impl Connection {
     /// Streams of the peer that begin under a track alias, behind the subgroup that is given by group and ID, as the offload
     /// may open streams for them; `None` if it cannot.
     pub fn openings(&self, alias: u64, last: (u64, u64)) -> Option<Arc<dyn Openings>> {
-        self.is_bare().then(|| self.shared.openings(alias, last))?
+        self.shared.openings(alias, last)
     }
 
-    /// To be called for every unidirectional stream of the peer: the offload opens no streams for it after that. Returns what
-    /// it has opened some for.
+    /// To be called for every unidirectional stream of the peer, once it is known what it is or that it is nothing: the offload
+    /// opens no streams for it after that. Returns what it has opened some for.
     pub fn accept(&self, stream: quinn::StreamId) -> Option<Arc<dyn Ingress>> {
         self.shared.accept(VarInt::from(stream).into_inner())
     }
 
     /// Has the offload open a stream of this connection for what the ingress will be bound to. Returns whether it may.
     pub fn prepare(&self, ingress: &Arc<dyn Ingress>, opens: &Opens) -> bool {
-        self.is_bare() && self.shared.prepare(ingress, opens)
+        self.shared.prepare(ingress, opens)
     }
 
     /// `stream` is what the ingress carries for its owner: the stream that the offload has opened for it, or the one that is
@@ -180,12 +179,6 @@ impl Connection {
     /// Packets that the offload sent without saying so: there must be none.
     pub fn unregistered(&self) -> Option<u64> {
         self.shared.unregistered()
-    }
-
-    /// Whether the offload can begin streams and datagrams of the connection: it knows of no preambles. Bytes behind them it can
-    /// forward.
-    fn is_bare(&self) -> bool {
-        self.binding() == Binding::Bare
     }
 
     /// Whether both connections send through the same socket, so that one batch serves them.

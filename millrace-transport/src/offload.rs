@@ -30,6 +30,7 @@ use millrace_proto::{
     quic::{
         keys::{Secret, Suite},
         packet::ConnectionId,
+        webtransport::Binding,
     },
 };
 use quinn::AsyncUdpSocket;
@@ -82,6 +83,10 @@ pub trait Offload: Send + Sync {
 
     /// How traces name the connection.
     fn set_session(&self, session: u32);
+
+    /// How the application's streams and datagrams lie on the connection, in both directions. Called at most once, before anything
+    /// is delegated or arrives; without it they are bare.
+    fn set_binding(&self, binding: Binding);
 
     /// Whether it can seal and open packets of the suite.
     fn supports(&self, suite: Suite) -> bool;

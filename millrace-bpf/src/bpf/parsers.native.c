@@ -34,6 +34,7 @@ static long native_load_bytes(const struct __sk_buff *skb, __u32 offset, void *t
 #include "quic_packet.h"
 #include "skb_udp.h"
 #include "subgroup.h"
+#include "web.h"
 
 struct native_walk {
 	__u32 steps;
@@ -45,6 +46,12 @@ int frames_native_walk(const __u8 *text, __u32 at, __u32 end, struct native_walk
 int subgroup_native_walk(struct subgroup_state *state, const __u8 *text, __u32 at, __u32 end, __u32 *steps);
 int subgroup_native_may_end(const struct subgroup_state *state);
 int subgroup_native_read_head(const __u8 *text, __u32 at, __u32 len, struct subgroup_head *out);
+int web_native_enter_stream(const __u8 *text, __u32 at, __u32 len, __u64 session);
+int web_native_enter_datagram(const __u8 *text, __u32 at, __u32 len, __u64 session);
+__u32 web_native_put_stream(__u8 *end, __u64 session);
+__u32 web_native_put_datagram(__u8 *end, __u64 session);
+__u32 web_native_stream_len(__u64 session);
+__u32 web_native_datagram_len(__u64 session);
 int udp_native_parse(const __u8 *frame, __u32 bytes, const __u16 *vlan_tci, struct udp_packet *out);
 int gate_native_read(const __u8 *frame, __u32 bytes, __u8 fill, struct gate_packet *out);
 int gate_native_take(__u64 *full_at, const struct gate_rate *rate, __u64 units, __u64 now_ns);
@@ -101,6 +108,41 @@ int subgroup_native_may_end(const struct subgroup_state *state)
 int subgroup_native_read_head(const __u8 *text, __u32 at, __u32 len, struct subgroup_head *out)
 {
 	return subgroup_read_head(text, at, len, out);
+}
+
+/* How many bytes are in front of the application's, or -1; the text as frames_native_walk has it. */
+int web_native_enter_stream(const __u8 *text, __u32 at, __u32 len, __u64 session)
+{
+	struct frame_stream frame = {.at = at, .len = len};
+
+	return web_enter_stream(&frame, text, session) ? -1 : (int)frame.offset;
+}
+
+int web_native_enter_datagram(const __u8 *text, __u32 at, __u32 len, __u64 session)
+{
+	struct frame_stream frame = {.at = at, .len = len};
+
+	return web_enter_datagram(&frame, text, session) ? -1 : (int)frame.offset;
+}
+
+__u32 web_native_put_stream(__u8 *end, __u64 session)
+{
+	return web_put_stream_before(end, session);
+}
+
+__u32 web_native_put_datagram(__u8 *end, __u64 session)
+{
+	return web_put_datagram_before(end, session);
+}
+
+__u32 web_native_stream_len(__u64 session)
+{
+	return web_stream_len(session);
+}
+
+__u32 web_native_datagram_len(__u64 session)
+{
+	return web_datagram_len(session);
 }
 
 /* enum parse. `vlan_tci` is a tag that travels beside the frame, or NULL. */

@@ -38,7 +38,7 @@ find_stream(const struct relay_downstream *downstream, const struct relay_egress
 	packet->opens = chunk->kind == RELAY_STREAM && is_unopened(packet->id);
 	if (!packet->opens)
 		return RELAY_EGRESS_SENT;
-	if (packet->id != RELAY_UNOPENED || !is_beginning(chunk) || !head->is_read)
+	if (packet->id != RELAY_UNOPENED || !chunk->begins || !head->is_read)
 		return RELAY_EGRESS_UNOPENED;
 	packet->streams = READ_ONCE(downstream->streams);
 	if ((__u32)packet->streams >= packet->streams >> 32)
@@ -47,8 +47,8 @@ find_stream(const struct relay_downstream *downstream, const struct relay_egress
 	return RELAY_EGRESS_SENT;
 }
 
-/* The front of the stream has the subscriber's alias in place of the publisher's, in as many bytes if they are enough: what
- * millrace-proto's SubgroupHeader::encode_padded makes of it.
+/* The front of the stream has the preamble of the subscriber's session, and its alias in place of the publisher's, in as many
+ * bytes if they are enough: what millrace-proto's SubgroupHeader::encode_padded makes of it.
  */
 static __always_inline void measure_front(struct egress_packet *packet, const struct relay_egress *egress,
 					  const struct subgroup_head *head)
@@ -58,7 +58,7 @@ static __always_inline void measure_front(struct egress_packet *packet, const st
 	packet->alias_bytes = shortest > head->alias_bytes ? shortest : head->alias_bytes;
 	packet->data_at += skipped;
 	packet->data_bytes -= skipped;
-	packet->len = 1 + packet->alias_bytes + packet->data_bytes;
+	packet->len = web_stream_len(packet->web) + 1 + packet->alias_bytes + packet->data_bytes;
 	packet->offset = 0;
 	if (head->priority >= 0)
 		packet->level = (egress->level & 0xff00) | (head->priority & 0xff);
@@ -81,7 +81,7 @@ static __always_inline void measure_datagram(struct egress_packet *packet, const
 					     const struct chunk *chunk)
 {
 	packet->offset = chunk->frame.offset;
-	packet->len = 1 + vi64_len(egress->id) + chunk->frame.len;
+	packet->len = web_datagram_len(packet->web) + 1 + vi64_len(egress->id) + chunk->frame.len;
 	packet->credit = 0;
 	packet->fin = 0;
 	packet->size = 1 + varint_len(packet->len) + packet->len;
@@ -219,7 +219,8 @@ int open_stream(struct relay_downstream *downstream, struct relay_egress *egress
 	}
 	at = work->fan.chunk & (CHUNKS - 1);
 	egress->upstream_id = work->chunks[at].frame.id;
-	egress->shift = (__u64)work->packet.alias_bytes - work->heads[at].alias_bytes;
+	egress->shift = (__u64)web_stream_len(work->packet.web) + work->packet.alias_bytes -
+			work->chunks[at].frame.offset - work->heads[at].alias_bytes;
 	egress->group = work->heads[at].group;
 	egress->level = work->packet.level;
 	__sync_val_compare_and_swap(&egress->id, RELAY_OPENING, work->packet.id);
@@ -269,7 +270,7 @@ static __always_inline void put_stream_header(__u8 *end, const struct egress_pac
 	varint_put_before(end - bytes, type);
 }
 
-/* The same with the front of the stream behind it: type and alias. */
+/* The same with the front of the stream behind it: preamble, type and alias. */
 static __always_inline void put_front(__u8 *end, const struct relay_egress *egress,
 				      const struct egress_packet *packet, __u8 type)
 {
@@ -278,17 +279,19 @@ static __always_inline void put_front(__u8 *end, const struct relay_egress *egre
 	if (bytes < 1 || bytes > 9)
 		return; /* for the verifier */
 	vi64_put_long_before(end, egress->alias, bytes);
-	end[-1 - (int)bytes] = type;
-	put_stream_header(end - 1 - bytes, packet);
+	end -= 1 + bytes;
+	*end = type;
+	put_stream_header(end - web_put_stream_before(end, packet->web), packet);
 }
 
-/* The frame's header, and the part of the object's that is another one downstream: type and alias. */
+/* The frame's header, and the part of the object's that is another one downstream: preamble, type and alias. */
 static __always_inline void put_datagram_header(__u8 *end, const struct relay_egress *egress,
 						const struct egress_packet *packet, __u32 type)
 {
 	__u32 bytes = vi64_put_before(end, egress->id);
 
 	bytes += vi64_put_before(end - bytes, type & OBJECT_KNOWN);
+	bytes += web_put_datagram_before(end - bytes, packet->web);
 	bytes += varint_put_before(end - bytes, packet->len);
 	varint_put_before(end - bytes, FRAME_DATAGRAM_LEN);
 }
@@ -480,6 +483,7 @@ static __always_inline enum relay_egress_outcome forward(struct __sk_buff *skb, 
 
 	if (is_gone(egress, downstream, work, chunk))
 		return RELAY_EGRESS_GONE;
+	packet->web = READ_ONCE(downstream->web);
 	outcome = find_stream(downstream, egress, chunk, head, packet);
 	if (outcome)
 		return outcome;

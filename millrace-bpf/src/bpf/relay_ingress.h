@@ -168,6 +168,7 @@ enum relay_outcome open_packet(struct work *work, struct frame_walk *walk)
 		return RELAY_REPLAYED;
 	work->cursor.number = number;
 	work->arrival.opens = READ_ONCE(upstream->tracks);
+	work->arrival.web = READ_ONCE(upstream->web);
 	raise_expected(upstream, number);
 	if (header.first & QUIC_RESERVED)
 		return RELAY_BAD_FRAMES;
@@ -198,7 +199,7 @@ static __always_inline void take_chunk(struct work *work, const struct chunk *fo
 	int good = ordinal < 64 && work->cursor.good >> (ordinal & 63) & 1;
 	struct chunk *chunk;
 
-	if (work->cursor.id ? !good : !ingress && !(work->arrival.opens && is_beginning(found))) {
+	if (work->cursor.id ? !good : !ingress && !(work->arrival.opens && found->begins)) {
 		work->fan.wakes = 1;
 		return;
 	}
@@ -213,11 +214,17 @@ static __always_inline void take_chunk(struct work *work, const struct chunk *fo
 	work->fan.chunks++;
 }
 
-int read_datagram(const struct quic_buf *in, const struct frame_stream *frame, struct chunk *chunk)
+/* `web`: session of the upstream. */
+int read_datagram(const struct quic_buf *in, const struct frame_stream *frame, __u64 web, struct chunk *chunk)
 {
 	struct object_datagram datagram = {};
+	struct frame_stream object;
 
-	if (!in || !frame || !chunk || object_datagram(in->bytes, frame->at, frame->len, &datagram))
+	if (!in || !frame || !chunk)
+		return -1;
+	object = *frame;
+	if (web_enter_datagram(&object, in->bytes, web) ||
+	    object_datagram(in->bytes, object.at, object.len, &datagram))
 		return -1;
 	*chunk = (struct chunk){
 		.frame = {.id = datagram.alias, .offset = datagram.group, .at = datagram.rest_at},
@@ -248,8 +255,10 @@ static long walk_step(__u32 index, struct walk_loop *loop)
 	step = step_frame(&loop->work->in, &loop->walk, &frame);
 	if (step == FRAME_IS_STREAM && (frame.len || frame.fin)) {
 		chunk.frame = frame;
+		chunk.begins = find_beginning(loop->work, &chunk.frame);
 		take_chunk(loop->work, &chunk);
-	} else if (step == FRAME_IS_DATAGRAM && !read_datagram(&loop->work->in, &frame, &chunk)) {
+	} else if (step == FRAME_IS_DATAGRAM && 
+		   !read_datagram(&loop->work->in, &frame, loop->work->arrival.web, &chunk)) {
 		take_chunk(loop->work, &chunk);
 	} else if (step == FRAME_IS_STREAM || step == FRAME_IS_DATAGRAM) {
 		loop->work->fan.wakes = 1;
@@ -270,7 +279,7 @@ static __always_inline enum relay_frame_outcome judge_chunk(struct work *work, s
 
 	chunk->egress = RELAY_END;
 	head->is_read = 0;
-	if (is_beginning(chunk))
+	if (chunk->begins)
 		read_head(&work->in, &chunk->frame, head);
 	if (chunk->ingress == RELAY_END && !work->cursor.id && bind_stream(work, chunk, head))
 		return NO_SLOT;

@@ -74,6 +74,8 @@ struct relay_upstream {
 	__u64 seen[RELAY_SEEN];
 	__u64 streams
 		[RELAY_SEEN]; /* the same of unidirectional streams that somebody has taken, by their index */
+	__u64 preambles[RELAY_SEEN]; /* and of those of which only the session's preamble has come */
+	__u64 web;		     /* ID of its WebTransport session, or WEB_BARE */
 	__u32 generations[2]; /* by key phase: one more than the generation of its keys, 0 without keys */
 	struct relay_ring ring;
 	__u64 lookups[RELAY_LOOKUPS];
@@ -219,6 +221,7 @@ struct relay_downstream {
 	 * that nobody opens any while the other does.
 	 */
 	__u64 streams;
+	__u64 web;	      /* ID of its WebTransport session, or WEB_BARE */
 	__u64 max_bytes;      /* total of UDP payload that it may send */
 	__u64 bytes;	      /* that it has sent or is about to */
 	__u32 epoch;	      /* 0: not in use */
@@ -309,6 +312,7 @@ enum relay_frame_outcome {
 enum relay_opening {
 	RELAY_OPENING_BOUND = 0, /* it has one now */
 	RELAY_OPENING_OTHER, /* no whole SUBGROUP_HEADER in the shortest form, or it wants the first object */
+	RELAY_OPENING_PREAMBLE, /* that of its WebTransport session: what follows may get one */
 	RELAY_OPENING_NO_TRACK,
 	RELAY_OPENING_ORDER,  /* not behind the subgroup that began last */
 	RELAY_OPENING_MISSED, /* userspace has not prepared any more yet */

@@ -4,6 +4,9 @@
  *
  * Whoever marks the publisher's stream in `streams` of the upstream first has it, the program or userspace, and for good:
  * nobody else opens streams for it.
+ *
+ * In a WebTransport session a stream begins with the session's preamble, which may come before anything else does: that it
+ * has come is marked in `preambles`.
  */
 #ifndef MILLRACE_RELAY_OPEN_H
 #define MILLRACE_RELAY_OPEN_H
@@ -35,10 +38,43 @@ static __always_inline int mark_seen(__u64 *window, __u64 number)
 	return -1;
 }
 
-/* Whether a stream of the peer begins with the frame. */
-static __always_inline int is_beginning(const struct chunk *chunk)
+/* Whether a number was marked, and not so long ago that others have its place. */
+static __always_inline int is_seen(const __u64 *window, __u64 number)
 {
-	return chunk->kind == RELAY_STREAM && !chunk->frame.offset && chunk->frame.id & UNIDIRECTIONAL;
+	__u64 block = number >> SEEN_BLOCK, word = READ_ONCE(window[block & (RELAY_SEEN - 1)]);
+
+	return word >> 32 == (__u32)block && word >> (number & ((1 << SEEN_BLOCK) - 1)) & 1;
+}
+
+/* Whether a frame that was at the stream's beginning had the preamble and nothing else. */
+static __always_inline int is_preamble(const struct frame_stream *frame)
+{
+	return frame->offset && !frame->len;
+}
+
+/* Whether the application's part of a stream of the peer begins with the frame, of which that part is left then. */
+int find_beginning(const struct work *work, struct frame_stream *frame)
+{
+	struct relay_upstream *upstream;
+	__u64 web;
+	__u32 key;
+
+	if (!work || !frame || !(frame->id & UNIDIRECTIONAL))
+		return 0;
+	web = work->arrival.web;
+	if (frame->offset && frame->offset != web_stream_len(web))
+		return 0;
+	key = work->arrival.upstream;
+	upstream = bpf_map_lookup_elem(&upstreams, &key);
+	if (!upstream)
+		return 0;
+	if (frame->offset)
+		return is_seen(upstream->preambles, frame->id >> 2);
+	if (web_enter_stream(frame, work->in.bytes, web))
+		return 0;
+	if (is_preamble(frame))
+		mark_seen(upstream->preambles, frame->id >> 2);
+	return 1;
 }
 
 /* Reads what the front of a stream says. */
@@ -78,6 +114,7 @@ static __always_inline enum relay_opening bind_locked(struct work *work, struct 
 		return RELAY_OPENING_MISSED;
 	}
 	WRITE_ONCE(ingress->id, slot.id);
+	ingress->next = chunk->frame.offset; /* behind the preamble */
 	if (mark_seen(upstream->streams, slot.id >> 2)) {
 		WRITE_ONCE(ingress->id, RELAY_UNBOUND);
 		return RELAY_OPENING_TAKEN;
@@ -102,7 +139,7 @@ static __always_inline enum relay_opening find_opening(struct work *work, struct
 	__u32 *index, key;
 
 	if (!head->is_read)
-		return RELAY_OPENING_OTHER;
+		return is_preamble(&chunk->frame) ? RELAY_OPENING_PREAMBLE : RELAY_OPENING_OTHER;
 	index = bpf_map_lookup_elem(&slots, &slot);
 	if (!index)
 		return RELAY_OPENING_NO_TRACK;

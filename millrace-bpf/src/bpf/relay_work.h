@@ -8,6 +8,7 @@
 #include "object.h"
 #include "relay_intf.h"
 #include "subgroup.h"
+#include "web.h"
 #include <linux/bpf.h>
 
 #define FRAME_BYTES 2048 /* Ethernet frames that are longer are left to userspace */
@@ -15,7 +16,10 @@
 
 /* A frame of the received packet that has a slot. */
 struct chunk {
-	struct frame_stream frame; /* of a datagram: the alias, the group, and what follows the alias */
+	/* What of it is the application's, behind the preamble of a WebTransport session. Of a datagram: the alias, the group,
+	 * and what follows the alias.
+	 */
+	struct frame_stream frame;
 	__u64 object;
 	__u32 type; /* of a datagram */
 	__s32 priority;
@@ -23,13 +27,14 @@ struct chunk {
 	__u32 ingress;
 	__u32 egress;  /* first of its slot */
 	__u32 ordinal; /* among the packet's STREAM and DATAGRAM frames */
-	__u32 pad;
+	__u32 begins;  /* the application's part of a stream of the peer begins with it */
 };
 
 /* The frame that arrived, and what has been done to it. */
 struct arrival {
 	__u64 traced_ns; /* when it arrived; 0: it is not traced */
 	__u64 number;	 /* for traces */
+	__u64 web;	 /* of the upstream */
 	__u32 frame_bytes;
 	__u32 packet_at; /* the QUIC packet's place in the frame */
 	__u32 packet_bytes;
@@ -51,6 +56,7 @@ struct egress_packet {
 	__u64 word;    /* the drawn number and its key generation */
 	__u64 id;      /* of the stream, or the track's alias */
 	__u64 streams; /* of the downstream, when its next stream was looked up for this one */
+	__u64 web;     /* of the downstream */
 	__u64 offset;  /* downstream; group of a datagram */
 	__u32 data_at;
 	__u32 data_bytes; /* that are copied as they are */

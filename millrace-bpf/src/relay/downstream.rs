@@ -67,6 +67,7 @@ impl Downstream {
         entry.lookups.iter().for_each(|count| count.store(0, Ordering::Relaxed));
         entry.ring.run.store(0, Ordering::Relaxed);
         entry.number.store(word, Ordering::Relaxed);
+        entry.web.store(intf::BARE, Ordering::Relaxed);
         entry.mtu.store(mtu, Ordering::Relaxed);
         entry.max_datagram.store(0, Ordering::Relaxed);
         entry.path.store(0, Ordering::Relaxed);
@@ -242,6 +243,12 @@ impl Downstream {
     /// Packets of the peer that were steered to the deferred socket.
     pub fn deferred_packets(&self) -> u64 {
         self.entry().deferred.load(Ordering::Relaxed)
+    }
+
+    /// What leaves is of the WebTransport session with this ID; `None`: it is on the bare connection, as at first. To be called
+    /// before anything is forwarded.
+    pub fn set_web(&self, session: Option<u64>) {
+        self.entry().web.store(session.unwrap_or(intf::BARE), Ordering::Relaxed);
     }
 
     /// How events name the connection.

@@ -30,6 +30,8 @@ pub(crate) const DATAGRAMS: u32 = 1;
 pub(crate) const TRACK: u32 = 2;
 /// `RELAY_OPENINGS`.
 pub(crate) const OPENINGS: usize = 64;
+/// `WEB_BARE`: in place of a WebTransport session's ID.
+pub(crate) const BARE: u64 = u64::MAX;
 /// `RELAY_UNBOUND`: ID of an ingress whose stream has not begun.
 pub(crate) const UNBOUND: u64 = u64::MAX;
 /// `RELAY_UNOPENED` and its like: IDs of an egress without a stream.
@@ -120,6 +122,8 @@ shared!(Upstream = "relay_upstream" {
     expected: AtomicU64,
     seen: [AtomicU64; SEEN_WORDS],
     streams: [AtomicU64; SEEN_WORDS],
+    preambles: [AtomicU64; SEEN_WORDS],
+    web: AtomicU64,
     generations: [AtomicU32; 2],
     ring: Ring,
     lookups: [AtomicU64; super::outcome::Lookup::ALL.len()],
@@ -197,6 +201,7 @@ shared!(Downstream = "relay_downstream" {
     max_data: AtomicU64,
     data: AtomicU64,
     streams: AtomicU64,
+    web: AtomicU64,
     max_bytes: AtomicU64,
     bytes: AtomicU64,
     epoch: AtomicU32,

@@ -133,6 +133,8 @@ outcomes! {
         Bound = "bound",
         /// No whole SUBGROUP_HEADER in the shortest form; or one whose subgroup is named by the first object, without that.
         Other = "other",
+        /// Only the preamble of the WebTransport session has come: what follows may get one.
+        Preamble = "preamble",
         NoTrack = "no_track",
         /// Not behind the subgroup that began last.
         Order = "order",

@@ -42,6 +42,8 @@ impl Upstream {
         }
         fill_window(&entry.seen, expected);
         fill_window(&entry.streams, streams);
+        entry.preambles.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        entry.web.store(intf::BARE, Ordering::Relaxed);
         let ring = Mutex::new(Ring::new(shared.clone()));
         let ids = Ids::new(shared.clone(), index);
         Ok(Self { shared, index, ids, changing: Mutex::default(), ring })
@@ -114,6 +116,12 @@ impl Upstream {
     pub fn opening(&self) -> Result<Slot, Error> {
         let key = intf::Slot { id: intf::UNBOUND, upstream: self.index, kind: intf::STREAM };
         Slot::opening(self.shared.clone(), key)
+    }
+
+    /// What arrives is of the WebTransport session with this ID; `None`: it is on the bare connection, as at first. To be called
+    /// before anything is forwarded.
+    pub fn set_web(&self, session: Option<u64>) {
+        self.entry().web.store(session.unwrap_or(intf::BARE), Ordering::Relaxed);
     }
 
     /// How events name the connection.

@@ -1,12 +1,14 @@
 //! Streams that the program opens.
 
-use millrace_bpf::relay::{EgressKey, EgressOutcome, Opened, Opener, Opening, Outcome, Slot, Track};
+use millrace_bpf::relay::{Config, EgressKey, EgressOutcome, Opened, Opener, Opening, Outcome, Slot, Track};
 use millrace_proto::moq::data::{Status, encode_object_header};
 use millrace_proto::moq::{SubgroupHeader, SubgroupId, vi64};
+use millrace_proto::quic::{keys::Suite, webtransport::Binding};
 
-use crate::net::{Network, root};
+use crate::net::{self, Network, root};
+use crate::peers::{PORT, attach};
 use crate::quic::Chunk;
-use crate::scene::{Scene, simple};
+use crate::scene::{ID_LEN, Scene, simple};
 
 const ALIAS: u64 = 7;
 const TAG: u64 = 1 << 63 | 5;
@@ -43,6 +45,22 @@ fn stream_of(header: &SubgroupHeader, len: usize, object: u64, payload: usize) -
     bytes
 }
 
+/// Sessions of publisher and subscriber; `None`: on the bare connection.
+const PAIRS: [(Option<u64>, Option<u64>); 7] = [
+    (None, None),
+    (None, Some(0)),
+    (Some(0), None),
+    (Some(0), Some(0)),
+    (Some(0x40), Some(4)),
+    (Some(4), Some(70_000)),
+    (Some(1 << 40), Some(1 << 60)),
+];
+
+/// What streams of a session begin with.
+fn preamble(session: Option<u64>) -> Vec<u8> {
+    session.map_or(Binding::Bare, Binding::Session).uni().to_vec()
+}
+
 /// A track with openings for the scene's one subscriber.
 struct Stage {
     _network: Network,
@@ -61,6 +79,11 @@ impl Stage {
         scene.only().downstream.set_stream_bits(3);
         assert_eq!(scene.only().downstream.set_streams(70, 1000), 70);
         Self { _network: network, scene, track, openings: Vec::new(), next_stream: 70, number: 0 }
+    }
+
+    fn bind(&mut self, (publisher, subscriber): (Option<u64>, Option<u64>)) {
+        self.scene.upstream.set_web(publisher);
+        self.scene.only().downstream.set_web(subscriber);
     }
 
     fn prepare(&mut self, opened: &Opened) {
@@ -113,7 +136,13 @@ fn streams_are_opened_under_the_subscribers_alias() {
     if !root("streams_are_opened_under_the_subscribers_alias") {
         return;
     }
+    PAIRS.into_iter().for_each(open_under_every_alias);
+}
+
+fn open_under_every_alias(pair: (Option<u64>, Option<u64>)) {
     let mut stage = Stage::new("opn");
+    stage.bind(pair);
+    let mut credit = 0;
     let explicit =
         SubgroupHeader { subgroup: SubgroupId::Explicit(70_000), priority: Some(3), ..header(1 << 20) };
     let by_object = SubgroupHeader { subgroup: SubgroupId::FirstObject, ..header(1 << 30) };
@@ -136,19 +165,21 @@ fn streams_are_opened_under_the_subscribers_alias() {
             header.encode(&mut bytes);
             bytes.len()
         };
+        let data = [preamble(pair.0), data].concat();
         // Two frames: the second one goes the way of any delegated stream.
         let first = Chunk { stream, offset: 0, data: data[..200].to_vec(), fin: false };
         let second = Chunk { stream, offset: 200, data: data[200..].to_vec(), fin: true };
-        assert_eq!(stage.send(&first), SENT, "{description}");
+        assert_eq!(stage.send(&first), SENT, "{description} {pair:?}");
         let id = stage.take_id();
         let want = stream_of(&SubgroupHeader { alias, ..header }, header_len, object, 600);
-        let shift = want.len() - data.len();
-        let got = Chunk { stream: id, data: want[..200 + shift].to_vec(), ..first };
-        stage.expect(&got);
+        let want = [preamble(pair.1), want].concat();
+        let cut = 200 + want.len() - data.len();
+        stage.expect(&Chunk { stream: id, data: want[..cut].to_vec(), ..first });
         let sent = (Outcome::Forwarded, None, Some(EgressOutcome::Sent));
-        assert_eq!(stage.send(&second), sent, "{description}");
-        let offset = 200 + shift as u64;
-        stage.expect(&Chunk { stream: id, offset, data: want[200 + shift..].to_vec(), fin: true });
+        assert_eq!(stage.send(&second), sent, "{description} {pair:?}");
+        stage.expect(&Chunk { stream: id, offset: cut as u64, data: want[cut..].to_vec(), fin: true });
+        credit += want.len() as u64;
+        assert_eq!(stage.scene.only().downstream.data(), credit, "the preamble counts");
         let (slot, key) = &stage.openings[at];
         assert_eq!((slot.bound(), slot.close(*key)), (Some(stream), Opener::Program(Some(id))));
         assert_eq!(slot.judged(), data.len() as u64);
@@ -197,6 +228,102 @@ fn what_is_not_understood_is_left_to_userspace() {
     let next = stream_of(&header(7), 0, 0, 100);
     assert_eq!(stage.send(&whole(106, &next)), (Outcome::NoSlot, Some(Opening::Missed), None));
     assert_eq!(stage.track.missed(), 1);
+}
+
+/// Of a session's stream the preamble may come alone, and then what the stream is opened with.
+#[test]
+fn a_stream_may_begin_behind_its_preamble() {
+    if !root("a_stream_may_begin_behind_its_preamble") {
+        return;
+    }
+    let mut stage = Stage::new("pre");
+    stage.bind((Some(0), Some(0x40)));
+    (0..3).for_each(|_| stage.prepare(&OPENED));
+    let noted = (Outcome::NoSlot, Some(Opening::Preamble), None);
+    let passed_by = (Outcome::NoSlot, None, None);
+    let alone = |stream, bytes: &[u8]| Chunk { stream, offset: 0, data: bytes.to_vec(), fin: false };
+    let behind = |stream, offset: usize, group| Chunk {
+        stream,
+        offset: offset as u64,
+        data: stream_of(&header(group), 0, 0, 100),
+        fin: true,
+    };
+    let expect = |stage: &mut Stage, group| {
+        let want = stream_of(&SubgroupHeader { alias: OPENED.alias, ..header(group) }, 0, 0, 100);
+        let id = stage.take_id();
+        stage.expect(&whole(id, &[preamble(Some(0x40)), want].concat()));
+    };
+    let own = preamble(Some(0));
+    assert_eq!(stage.send(&alone(2, &own)), noted);
+    assert_eq!(stage.send(&alone(2, &own)), noted, "twice");
+    assert_eq!(stage.send(&behind(2, 3, 5)), SENT);
+    expect(&mut stage, 5);
+    assert_eq!(stage.send(&behind(2, 3, 5)), (Outcome::Declined, None, None), "once");
+    assert_eq!(stage.send(&whole(2, &[&own[..], &behind(2, 3, 5).data].concat())).2, None, "nor as a whole");
+    assert_eq!(stage.openings[0].0.judged(), 3 + behind(2, 3, 5).data.len() as u64);
+    // The other way round.
+    assert_eq!(stage.send(&behind(6, 3, 6)), passed_by);
+    assert_eq!(stage.send(&alone(6, &own)), noted);
+    assert_eq!(stage.send(&behind(6, 3, 6)), SENT);
+    expect(&mut stage, 6);
+    // Longer than needed is legal; what comes behind it alone is left to userspace.
+    let long = [0x80, 0, 0, 0x54, 0x40, 0];
+    assert_eq!(stage.send(&alone(10, &long)), noted);
+    assert_eq!(stage.send(&behind(10, 6, 7)), passed_by);
+    assert_eq!(stage.send(&whole(14, &[&long[..], &behind(0, 0, 7).data].concat())), SENT);
+    expect(&mut stage, 7);
+    // Nobody's, or not all there.
+    stage.prepare(&OPENED);
+    for (at, (description, front)) in [
+        ("another session's", preamble(Some(4))),
+        ("a bidirectional stream's", vec![0x40, 0x41, 0]),
+        ("another stream's of HTTP/3", vec![0, 0x30, 7]),
+        ("half a preamble", vec![0x40, 0x54]),
+        ("none", vec![]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let stream = 18 + 8 * at as u64;
+        let rest = behind(stream, front.len(), 8);
+        if !front.is_empty() {
+            assert_eq!(stage.send(&alone(stream, &front)), passed_by, "{description}");
+            assert_eq!(stage.send(&rest), passed_by, "{description}");
+        }
+        let both = [front, rest.data].concat();
+        assert_eq!(stage.send(&whole(stream + 4, &both)), passed_by, "{description}");
+    }
+    let half = [&own[..], &[0x30]].concat();
+    assert_eq!(stage.send(&alone(58, &half)), (Outcome::NoSlot, Some(Opening::Other), None), "half a header");
+    // A preamble is remembered as long as streams are.
+    assert_eq!(stage.send(&alone(62, &own)), noted);
+    assert_eq!(stage.send(&alone(62 + 4 * 256, &own)), noted);
+    assert_eq!(stage.send(&behind(62, 3, 8)), passed_by);
+    assert_eq!(stage.send(&behind(62 + 4 * 256, 3, 8)), SENT);
+    expect(&mut stage, 8);
+}
+
+/// The preamble is in the packet too.
+#[test]
+fn what_fits_without_its_preamble_only_is_too_large() {
+    if !root("what_fits_without_its_preamble_only_is_too_large") {
+        return;
+    }
+    let mut stage = Stage::new("ptl");
+    (0..4).for_each(|_| stage.prepare(&Opened { alias: ALIAS, ..OPENED }));
+    let mut send = |group, sessions, mtu| {
+        stage.bind(sessions);
+        stage.scene.only().downstream.set_mtu(mtu);
+        let bytes = [preamble(sessions.0), stream_of(&header(group), 0, 0, 600)].concat();
+        let result = stage.send(&whole(4 * group + 2, &bytes)).2;
+        (result, stage.scene.only().downstream.bytes())
+    };
+    let (sent, size) = send(5, (None, None), 1452);
+    assert_eq!(sent, Some(EgressOutcome::Sent));
+    let mtu = size as u32;
+    assert_eq!(send(6, (None, Some(0)), mtu), (Some(EgressOutcome::TooLarge), size));
+    assert_eq!(send(7, (Some(0), Some(0)), mtu + 3), (Some(EgressOutcome::Sent), 2 * size + 3));
+    assert_eq!(send(8, (Some(0), None), mtu), (Some(EgressOutcome::Sent), 3 * size + 3));
 }
 
 /// Who takes a publisher's stream first has it for good.
@@ -290,5 +417,71 @@ fn a_stream_that_could_not_be_opened_is_userspaces() {
         let front = stream_of(&header(group), 0, 0, 100)[..3].to_vec();
         let front = Chunk { fin: false, ..whole(4 * group + 2, &front) };
         assert_eq!(stage.send(&front).2, Some(outcome), "{first:?}");
+    }
+}
+
+/// In one run of the program, and in one for each.
+#[test]
+fn each_subscriber_gets_the_front_of_its_own_session() {
+    if !root("each_subscriber_gets_the_front_of_its_own_session") {
+        return;
+    }
+    for max_copies_per_run in [64, 1] {
+        let network = Network::new("mix");
+        net::set_checksum_offload(&network.publisher, "eth", false);
+        let config = Config { ports: vec![PORT], id_len: ID_LEN, max_copies_per_run, ..Config::default() };
+        let scene = Scene::with_config(&config, &network, 4, &[4], Suite::ChaCha20Poly1305, 4, 1);
+        attach(&network, &scene.relay, "west");
+        open_for_all(scene);
+    }
+}
+
+fn open_for_all(mut scene: Scene) {
+    const KINDS: [(Option<u64>, u64); 4] =
+        [(Some(0), 9), (None, 300), (Some(1 << 60), u64::MAX), (Some(0), ALIAS)];
+    scene.slots.clear();
+    scene.upstream.set_web(Some(0));
+    let track = scene.upstream.track(ALIAS, LAST).expect("a track");
+    for (subscriber, (session, _)) in scene.subscribers.iter().zip(KINDS) {
+        subscriber.downstream.set_web(session);
+        subscriber.downstream.set_stream_bits(3);
+        subscriber.downstream.set_streams(0, 1000);
+    }
+    for group in 5..15 {
+        let mut slot = scene.upstream.opening().expect("an opening");
+        for (subscriber, (_, alias)) in scene.subscribers.iter().zip(KINDS) {
+            slot.add_opened(&subscriber.downstream, &Opened { alias, ..OPENED }).expect("an egress");
+        }
+        assert!(track.put(&slot));
+        let data = stream_of(&header(group), 0, 0, 80 * group as usize);
+        let front = preamble(Some(0));
+        // The preamble in a frame of its own, or not.
+        let cut = if group.is_multiple_of(2) { front.len() } else { 0 };
+        let bytes = [front, data].concat();
+        let (alone, rest) = bytes.split_at(cut);
+        let stream = 4 * group + 2;
+        let mut frames = Vec::new();
+        if cut > 0 {
+            frames.extend(Chunk { stream, offset: 0, data: alone.to_vec(), fin: false }.encode());
+        }
+        frames.extend(Chunk { stream, offset: cut as u64, data: rest.to_vec(), fin: true }.encode());
+        let packet = scene.publisher.seal((0, group), 4, &frames);
+        let forwarded = scene.send(&packet);
+        assert_eq!(forwarded.len(), KINDS.len(), "group {group}");
+        for ((sent, subscriber), (session, alias)) in forwarded.iter().zip(&scene.subscribers).zip(KINDS) {
+            let want = stream_of(&SubgroupHeader { alias, ..header(group) }, 0, 0, 80 * group as usize);
+            let want = Chunk {
+                stream: (group - 5) << 2 | 3,
+                offset: 0,
+                data: [preamble(session), want].concat(),
+                fin: true,
+            };
+            assert_eq!((sent.id, sent.offset, usize::from(sent.len)), (want.stream, 0, want.data.len()));
+            assert_eq!(sent.credit, want.data.len() as u64);
+            let want = subscriber.keys.build((0, sent.number), &want.encode());
+            let mut buffer = [0; 2048];
+            let len = subscriber.socket.recv(&mut buffer).expect("a packet");
+            assert_eq!(buffer[..len], want, "group {group}, {session:?}");
+        }
     }
 }

@@ -66,31 +66,43 @@ impl Streams {
 
     /// Reads a stream's header and takes the stream to where it belongs.
     async fn take(&self, recv: RecvStream, control: mpsc::Sender<MessageReader>) -> Result<(), SessionError> {
-        let connection = self.context.connection();
-        let bound = connection.accept(recv.id());
-        let Some(mut recv) = connection.streams().enter_uni(recv).await? else { return Ok(()) };
-        let mut buffer = BytesMut::new();
+        let (id, mut buffer) = (recv.id(), BytesMut::new());
+        let begun = self.enter(recv, &mut buffer).await;
+        // Not before: what has come may be a preamble, behind which the kernel opens streams for the header.
+        let bound = self.context.connection().accept(id);
+        let Some((recv, header, len)) = begun? else { return Ok(()) };
         let mut held = self.context.incomplete();
-        // Without a limit of time: congestion can hold a header up for long, and streams are limited.
-        match read_header(&mut recv, &mut buffer).await? {
-            Some((StreamHeader::Setup, _)) => {
+        match header {
+            StreamHeader::Setup => {
                 let reader = self.context.control_reader(recv, buffer);
                 let _ = control.send(reader).await; // the session is over
             }
-            Some((StreamHeader::Subgroup(header), len)) => {
+            StreamHeader::Subgroup(header) => {
                 held.set(buffer.len())?;
                 self.context.until_ready().await?;
                 self.take_subgroup(recv, (header, len), bound, buffer, held).await?;
             }
-            Some((StreamHeader::Fetch { request_id }, _)) => {
+            StreamHeader::Fetch { request_id } => {
                 if let Err((mut recv, _)) = self.fetches.take(request_id, (recv, buffer)) {
                     stop(&mut recv, code::Reset::CANCELLED);
                 }
             }
-            Some((StreamHeader::Padding, _)) => recv.discard().await,
-            None => {}
+            StreamHeader::Padding => recv.discard().await,
         }
         Ok(())
+    }
+
+    /// Reads a stream's header, and says its length; `None`: it has none, or is not the application's. Without a limit of time:
+    /// congestion can hold a header up for long, and streams are limited.
+    async fn enter(
+        &self,
+        recv: RecvStream,
+        buffer: &mut BytesMut,
+    ) -> Result<Option<(RecvStream, StreamHeader, usize)>, SessionError> {
+        let entered = self.context.connection().streams().enter_uni(recv).await?;
+        let Some(mut recv) = entered else { return Ok(None) };
+        let header = read_header(&mut recv, buffer).await?;
+        Ok(header.map(|(header, len)| (recv, header, len)))
     }
 
     /// Reads a subgroup stream to its end, passing on every piece as it comes. `bound` is what the offload has opened

@@ -6,6 +6,7 @@ use std::sync::{
 };
 
 use millrace_bpf::relay::{self as bpf, Forwarded};
+use millrace_proto::quic::webtransport::Binding;
 use parking_lot::Mutex;
 
 use super::{Kernel, deferred::Deferred, keystream::Ahead};
@@ -22,6 +23,8 @@ pub(super) struct Connection {
     pub open: Ahead,
     pub kernel: Arc<Kernel>,
     pub owner: OnceLock<Weak<dyn Owner>>,
+    /// Of a connection that is not bare.
+    binding: OnceLock<Binding>,
     /// Of tracks of the peer.
     pub openings: Mutex<Vec<Weak<dyn Binds>>>,
     pub inbox: Mutex<Vec<Forwarded>>,
@@ -46,6 +49,7 @@ impl Connection {
             open: Ahead::default(),
             kernel,
             owner: OnceLock::new(),
+            binding: OnceLock::new(),
             openings: Mutex::default(),
             inbox: Mutex::default(),
             waiting: AtomicBool::new(false),
@@ -70,11 +74,25 @@ impl Connection {
     pub fn open_from(&self, seen: Seen) -> Result<&bpf::Upstream, millrace_bpf::Error> {
         if self.upstream.get().is_none() {
             let upstream = self.kernel.relay.upstream_from(seen.packets, seen.streams)?;
+            upstream.set_web(self.web_session());
             self.deferred.iter().for_each(|deferred| upstream.set_deferred_socket(&deferred.handle));
             self.downstream.remove_ids();
             let _ = self.upstream.set(upstream); // another was faster
         }
         self.upstream().ok_or(millrace_bpf::Error::Full { what: "upstreams" })
+    }
+
+    /// Says how streams and datagrams lie on the connection, in both directions.
+    pub fn bind(&self, binding: Binding) {
+        let _ = self.binding.set(binding); // called once
+        self.downstream.set_web(self.web_session());
+    }
+
+    fn web_session(&self) -> Option<u64> {
+        match self.binding.get() {
+            Some(Binding::Session(id)) => Some(*id),
+            Some(Binding::Bare) | None => None,
+        }
     }
 
     /// Something was sent on the connection, which [`Offload::drain`] will give.

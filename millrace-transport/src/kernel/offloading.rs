@@ -18,6 +18,7 @@ use millrace_proto::{
     quic::{
         keys::{Secret, Suite},
         packet::ConnectionId,
+        webtransport::Binding,
     },
 };
 use tracing::debug;
@@ -48,6 +49,10 @@ impl Offload for Connection {
     fn set_session(&self, session: u32) {
         self.downstream.set_session(session);
         self.upstream().into_iter().for_each(|upstream| upstream.set_session(session));
+    }
+
+    fn set_binding(&self, binding: Binding) {
+        self.bind(binding);
     }
 
     fn supports(&self, suite: Suite) -> bool {

@@ -14,7 +14,7 @@ use std::{
 
 use millrace_proto::{
     plane::downstream::{Budget, Downstream, Label, OffloadedPacket, StreamKey},
-    quic::{keys::Secret, packet::ConnectionId},
+    quic::{keys::Secret, packet::ConnectionId, webtransport::Binding},
 };
 use tracing::{debug, warn};
 
@@ -108,6 +108,11 @@ impl Offloaded {
     /// The largest DATAGRAM frame that the peer takes, bytes.
     pub fn set_max_datagram(&self, bytes: u64) {
         self.offload.set_max_datagram(u32::try_from(bytes).unwrap_or(u32::MAX));
+    }
+
+    /// How the application's streams and datagrams lie on the connection.
+    pub fn bind(&self, binding: Binding) {
+        self.offload.set_binding(binding);
     }
 
     pub fn status(&self) -> ConnectionStatus {

@@ -5,7 +5,10 @@ use std::{
     time::Instant,
 };
 
-use millrace_proto::plane::downstream::{Downstream, NewStream, StreamKey};
+use millrace_proto::{
+    plane::downstream::{Downstream, NewStream, StreamKey},
+    quic::webtransport::Binding,
+};
 
 use super::{Shared, State};
 use crate::offload::{
@@ -28,6 +31,14 @@ impl Shared {
             // Closed meanwhile, without the lock.
             offload.reclaim_budget(&mut plane.downstream);
         }
+    }
+
+    /// How the application's streams and datagrams lie on the connection, on which the stack has `streams` unidirectional
+    /// ones besides.
+    pub fn bind(&self, binding: Binding, streams: u64) {
+        let mut state = self.state.lock();
+        state.plane.downstream.bind(binding, streams);
+        state.offload.iter().for_each(|offload| offload.bind(binding));
     }
 
     /// What the peer sends as the offload may forward it from now on.

@@ -7,7 +7,7 @@ use tokio::time;
 
 use crate::{
     needs_root,
-    net::{ALIAS, Arrived, Cast, Net, assert_forwarded, cast, futures_join, sum},
+    net::{ALIAS, Arrived, By, Cast, Net, assert_forwarded, cast, cast_by, futures_join, sum},
     peer::{Peer, patiently},
 };
 
@@ -36,7 +36,7 @@ async fn play(publisher: &Peer, subscribers: &mut [&mut Peer], group: u64, mut b
             between(id);
             let mut bytes = Vec::new();
             object(group, id).encode(&mut bytes);
-            publisher.session.connection().send_datagram(bytes.into()).unwrap();
+            publisher.session.streams().send_datagram(bytes.into()).unwrap();
             arrived.wait((id + 1).saturating_sub(AHEAD)).await;
             time::sleep(Duration::from_millis(1)).await;
         }
@@ -82,8 +82,14 @@ async fn receive_burst(subscriber: &mut Peer, group: u64) {
 #[test]
 fn each_datagram_comes_once_and_most_from_the_kernel() {
     needs_root!(each_datagram_comes_once_and_most_from_the_kernel);
+    [By::Quic, By::Web].into_iter().for_each(datagrams_from);
+}
+
+/// To subscribers of either kind.
+fn datagrams_from(by: By) {
     let net = Net::new(2, false, |_| {});
-    let Cast { publisher, subscribers: mut peers, _requests } = cast(&net, &["sub1", "sub2"]);
+    let both = [("sub1", By::Quic), ("sub2", By::Web)];
+    let Cast { publisher, subscribers: mut peers, _requests } = cast_by(&net, by, &both);
     let [one, other] = &mut peers[..] else { panic!("two subscribers") };
     net.run(play(&publisher, &mut [one, other], 1, |_| {}));
     let status = net.status();
@@ -92,7 +98,7 @@ fn each_datagram_comes_once_and_most_from_the_kernel() {
     assert_eq!(status.engine.streams, 2);
 
     // Whoever joins later gets the same from userspace, all at once.
-    let mut late = net.peer("sub1");
+    let mut late = net.peer_by("sub1", By::Web);
     let track = crate::peer::track("live/cam", "video");
     net.run(async {
         let _request = late.subscribe(&track).await;

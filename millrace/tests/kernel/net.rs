@@ -25,6 +25,13 @@ pub const PUBLISHER_LINK: &str = "pub-relay";
 /// The publisher's, of the one track.
 pub const ALIAS: u64 = 7;
 
+/// How a peer comes.
+#[derive(Clone, Copy, Debug)]
+pub enum By {
+    Quic,
+    Web,
+}
+
 /// A relay with engine `kernel`, and where its peers are.
 pub struct Net {
     pub runtime: Runtime,
@@ -69,7 +76,21 @@ impl Net {
     }
 
     pub fn peer_from(&self, node: &str, ip: IpAddr, endpoint: quinn::EndpointConfig) -> Peer {
-        let url = format!("moqt://{}", SocketAddr::new(ip, PORT)).parse().unwrap();
+        self.connect(node, format!("moqt://{}", SocketAddr::new(ip, PORT)), endpoint)
+    }
+
+    /// A peer that is a WebTransport client or not.
+    pub fn peer_by(&self, node: &str, by: By) -> Peer {
+        let scheme = match by {
+            By::Quic => "moqt",
+            By::Web => "https",
+        };
+        let url = format!("{scheme}://{}", SocketAddr::new(self.relay().addr_v4().into(), PORT));
+        self.connect(node, url, quinn::EndpointConfig::default())
+    }
+
+    fn connect(&self, node: &str, url: String, endpoint: quinn::EndpointConfig) -> Peer {
+        let url = url.parse().unwrap();
         let connect = || self.runtime.block_on(Peer::connect_from(url, endpoint));
         self.lab.node(node).unwrap().enter(connect).unwrap()
     }
@@ -248,6 +269,11 @@ pub struct Cast {
 
 pub fn cast(net: &Net, names: &[&str]) -> Cast {
     introduce(net, net.peer("pub"), names.iter().map(|name| net.peer(name)).collect())
+}
+
+pub fn cast_by(net: &Net, publisher: By, subscribers: &[(&str, By)]) -> Cast {
+    let subscribers = subscribers.iter().map(|(name, by)| net.peer_by(name, *by)).collect();
+    introduce(net, net.peer_by("pub", publisher), subscribers)
 }
 
 pub fn introduce(net: &Net, mut publisher: Peer, subscribers: Vec<Peer>) -> Cast {

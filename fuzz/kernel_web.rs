@@ -1,0 +1,61 @@
+//! What is in front of a WebTransport session's streams and datagrams: `web.h` against `quic::webtransport`.
+
+use millrace_proto::quic::webtransport::{Begins, Binding};
+
+/// `FRAMES_MAX` of frames.h.
+const FRAMES_MAX: usize = 2048;
+/// Where a test's front ends, with what may be overwritten before it.
+const END: usize = 32;
+
+/// Whether the application's part of `data` begins there, and how long that is.
+type Enter = unsafe extern "C" fn(text: *const u8, at: u32, len: u32, session: u64) -> i32;
+/// Writes the front so that it ends at `end`, and returns its length.
+type Put = unsafe extern "C" fn(end: *mut u8, session: u64) -> u32;
+
+unsafe extern "C" {
+    fn web_native_enter_stream(text: *const u8, at: u32, len: u32, session: u64) -> i32;
+    fn web_native_enter_datagram(text: *const u8, at: u32, len: u32, session: u64) -> i32;
+    fn web_native_put_stream(end: *mut u8, session: u64) -> u32;
+    fn web_native_put_datagram(end: *mut u8, session: u64) -> u32;
+    fn web_native_stream_len(session: u64) -> u32;
+    fn web_native_datagram_len(session: u64) -> u32;
+}
+
+fn enter(with: Enter, data: &[u8], (at, fill): (usize, u8), session: u64) -> Option<usize> {
+    let mut text = vec![fill; FRAMES_MAX + 8];
+    text[at..at + data.len()].copy_from_slice(data);
+    // SAFETY: `text` has the size that frames.h wants, and the bytes lie in it.
+    let taken = unsafe { with(text.as_ptr(), at as u32, data.len() as u32, session) };
+    usize::try_from(taken).ok()
+}
+
+fn put(with: Put, session: u64) -> Vec<u8> {
+    let mut text = [0xee; END];
+    // SAFETY: there are more than 16 bytes before the end.
+    let len = unsafe { with(text.as_mut_ptr().add(END), session) } as usize;
+    text[END - len..].to_vec()
+}
+
+/// A stream's or a datagram's bytes. The first 8 bytes are the session's ID, or say with their highest bits that there is none;
+/// the next is where in the buffer the data begins, and one fills what lies around it.
+pub fn kernel_web(data: &[u8]) {
+    let Some((session, data)) = data.split_first_chunk() else { return };
+    let Some((&[at, fill], data)) = data.split_first_chunk() else { return };
+    let place = (usize::from(at), fill);
+    let data = &data[..data.len().min(FRAMES_MAX - place.0)];
+    let session = u64::from_be_bytes(*session);
+    let (session, binding) =
+        if session >> 62 == 0 { (session, Binding::Session(session)) } else { (u64::MAX, Binding::Bare) };
+
+    let begins = match binding.begins_uni(data) {
+        Begins::Ours(len) => Some(len),
+        Begins::Unknown | Begins::Stray(_) | Begins::Http(_) => None,
+    };
+    assert_eq!(enter(web_native_enter_stream, data, place, session), begins);
+    assert_eq!(enter(web_native_enter_datagram, data, place, session), binding.strip(data));
+    assert_eq!(put(web_native_put_stream, session), *binding.uni());
+    assert_eq!(put(web_native_put_datagram, session), *binding.datagram());
+    // SAFETY: of plain numbers.
+    let lengths = unsafe { (web_native_stream_len(session), web_native_datagram_len(session)) };
+    assert_eq!(lengths, (binding.uni().len() as u32, binding.datagram().len() as u32));
+}
