@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Westwood+ (Grieco and Mascolo, 2004): after a loss the window is what the path has been delivering, if that is more than half.
+/* Westwood+ (Grieco and Mascolo, 2004): after a loss the window is what the path has been delivering, if that is more than a part of it.
  * Otherwise it is Reno.
  */
 #include "graft.h"
 
 struct westwood_config {
+	__u32 keep_percent;  /* of the window stays after a loss, at least */
 	__u32 sample_min_us; /* no sample of the bandwidth is of a shorter time */
 	__u32 pace;	     /* 1: space packets out */
 };
 
 SEC(".rodata.config")
 const volatile struct westwood_config config = {
+	.keep_percent = 70,
 	.sample_min_us = 50000,
 	.pace = 1,
 };
@@ -78,14 +80,15 @@ static __always_inline __u32 path_window(const struct westwood *westwood, __u32 
 	return graft_min(graft_max(window, (__u64)GRAFT_CWND_MIN), (__u64)GRAFT_SSTHRESH_NONE);
 }
 
-/* What fits without a queue is less than half the window where the queue is long: beside controls that keep it long, taking it would be
- * giving way for ever. */
+/* What fits without a queue is a small part of the window where the queue is long: beside controls that keep it long, taking it would
+ * be giving way for ever. */
 SEC("struct_ops")
 __u32 BPF_PROG(westwood_ssthresh, struct sock *sk)
 {
-	__u32 half = graft_max(graft_tcp(sk)->snd_cwnd / 2, (__u32)GRAFT_CWND_MIN);
+	__u64 part = (__u64)graft_tcp(sk)->snd_cwnd * config.keep_percent / 100;
+	__u32 least = graft_max(part, (__u64)GRAFT_CWND_MIN);
 
-	return graft_max(path_window(graft_state(sk), half), half);
+	return graft_max(path_window(graft_state(sk), least), least);
 }
 
 SEC("struct_ops")

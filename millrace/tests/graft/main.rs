@@ -99,11 +99,11 @@ fn a_reload_is_all_or_nothing() {
     }
     // Another parameter of the same graft, in its place.
     site.configure(&format!(
-        "{}[[load]]\ngraft = \"hybla\"\nparameters = {{ rtt0_us = 50000 }}\n",
+        "{}[[load]]\ngraft = \"hybla\"\nparameters = {{ rtt0_us = 30000 }}\n",
         rule("hybla")
     ));
     assert_eq!(daemon.succeed(&["reload"]), "the settings were read again\n");
-    assert_eq!(daemon.status().loaded[0].parameters["rtt0_us"], 50_000);
+    assert_eq!(daemon.status().loaded[0].parameters["rtt0_us"], 30_000);
     assert_eq!(congestion(&site.connect(&listener).0), "mr_hybla");
     // Another graft.
     site.configure(&rule("westwood"));
@@ -182,7 +182,7 @@ fn a_graft_of_ones_own_in_ten_minutes() {
     let (near, far) = site.connect(&listener);
     assert_eq!(congestion(&near), "mr_mine");
     // Other code under the same name.
-    compile(&site, &hybla_as_mine().replace("rtt0_us = 25000", "rtt0_us = 26000"));
+    compile(&site, &hybla_as_mine().replace("rtt0_us = 50000", "rtt0_us = 26000"));
     let error = daemon.fail(&["swap", "mine", "mine"]);
     assert!(error.contains("and sha256 says"), "{error}");
     write_manifest(&site);
@@ -340,7 +340,7 @@ fn what_is_to_stay_stays_until_it_is_taken_back() {
         (ours(), is_used()),
         (vec!["mr_hybla".to_owned(), "mr_westwood".to_owned()], "mr_hybla".to_owned())
     );
-    let changed = rule("hybla") + "[[load]]\ngraft = \"hybla\"\nparameters = { rtt0_us = 50000 }\n";
+    let changed = rule("hybla") + "[[load]]\ngraft = \"hybla\"\nparameters = { rtt0_us = 30000 }\n";
     site.configure(&changed);
     let third = Daemon::start_with(&site, 0, &keep);
     assert_eq!((ours(), is_used()), (vec!["mr_hybla".to_owned()], "mr_hybla".to_owned()));
