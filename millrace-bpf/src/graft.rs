@@ -19,6 +19,7 @@ pub use control::{Control, Timing, remove_leftovers};
 pub use error::Error;
 pub use object::{NAME_PREFIX, Object, Parameter};
 pub use pins::Pins;
+pub use recipe::Verification;
 pub use rule::{RULES, Rule, Settings, Side, covers, everybody};
 pub use sockets::{Change, Changed, Socket, Sockets};
 pub use tcp::{Connection, Outcome, Peer, Tcp};

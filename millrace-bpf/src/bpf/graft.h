@@ -129,6 +129,38 @@ extern __u32 tcp_reno_undo_cwnd(struct sock *sk) __ksym;
 		one_ > other_ ? one_ : other_; \
 	})
 
+/* The same and more without a branch, of numbers below 2^63. Behind a branch the verifier looks at all that follows once more. */
+
+static __always_inline __u64 graft_at_least_1(__u64 x)
+{
+	return x | (x - 1) >> 63;
+}
+
+static __always_inline __s64 graft_smaller(__s64 one, __s64 other)
+{
+	__s64 difference = one - other;
+
+	return other + (difference & difference >> 63);
+}
+
+static __always_inline __s64 graft_larger(__s64 one, __s64 other)
+{
+	__s64 difference = one - other;
+
+	return one - (difference & difference >> 63);
+}
+
+/* 1 or -1. */
+static __always_inline __s64 graft_sign(__s64 x)
+{
+	return x >> 63 | 1;
+}
+
+static __always_inline __u64 graft_magnitude(__s64 x)
+{
+	return graft_sign(x) * x;
+}
+
 static __always_inline struct tcp_sock *graft_tcp(const struct sock *sk)
 {
 	return (struct tcp_sock *)sk;

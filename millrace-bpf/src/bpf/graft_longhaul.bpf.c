@@ -31,7 +31,7 @@ enum phase {
 
 struct longhaul {
 	__u64 bandwidth[2]; /* greatest of this epoch and the one before, bytes/s */
-	__u64 bound;	    /* bytes/s, after too much loss; 0: none */
+	__u64 bound;	    /* bytes/s, after too much loss */
 	__u64 full;	    /* of start-up: the greatest that was not outgrown, bytes/s */
 	__u64 rtt_since_us;
 	__u64 phase_until_us; /* of PROBE_RTT */
@@ -59,24 +59,50 @@ _Static_assert(sizeof(struct longhaul) <= GRAFT_STATE_BYTES, "room in the socket
 #define INITIAL_RTT_US	100000
 #define IS_AFTER(a, b)	((__s32)((a) - (b)) >= 0)
 
+#define NO_BOUND (1ULL << 62)
+
+/* What TCP knows as an acknowledgement has come. */
+struct moment {
+	__u64 us;
+	__u64 rate; /* of delivery, as TCP has measured it, bytes/s; 0: not yet */
+	__u32 srtt_us;
+	__u32 packet_bytes;
+	__u32 delivered;
+	__u32 lost;
+	__u32 in_flight;
+	__u32 cwnd;
+	__u32 acked;
+};
+
+/* A connection, on the stack. Functions that get it are not static: the verifier looks at each of them once and by itself, and not
+ * once for each way that leads to it. For that it wants to see that a pointer is one.
+ */
+struct flow {
+	struct longhaul haul;
+	struct moment now;
+};
+
 static __always_inline __u64 now_us(void)
 {
 	return bpf_ktime_get_ns() / 1000;
 }
 
+static __always_inline __u64 greatest(const struct longhaul *haul)
+{
+	return graft_larger(haul->bandwidth[0], haul->bandwidth[1]);
+}
+
 static __always_inline __u64 bandwidth_of(const struct longhaul *haul)
 {
-	__u64 greatest = graft_max(haul->bandwidth[0], haul->bandwidth[1]);
-
-	return haul->bound && haul->bound < greatest ? haul->bound : greatest;
+	return graft_smaller(haul->bound, greatest(haul));
 }
 
 /* Before there is a rate to go by. */
-static __always_inline __u64 initial_rate(const struct tcp_sock *tp)
+static __always_inline __u64 initial_rate(__u32 srtt_us, __u32 cwnd, __u32 packet_bytes)
 {
-	__u32 rtt_us = tp->srtt_us ? graft_max(tp->srtt_us >> 3, 1U) : INITIAL_RTT_US;
+	__u64 rtt_us = srtt_us ? srtt_us : INITIAL_RTT_US;
 
-	return (__u64)tp->snd_cwnd * tp->mss_cache * 1000000 / rtt_us * STARTUP_PERCENT / 100;
+	return (__u64)cwnd * packet_bytes * 1000000 / rtt_us * STARTUP_PERCENT / 100;
 }
 
 SEC("struct_ops")
@@ -87,7 +113,7 @@ void BPF_PROG(longhaul_init, struct sock *sk)
 
 	haul->bandwidth[0] = 0;
 	haul->bandwidth[1] = 0;
-	haul->bound = 0;
+	haul->bound = NO_BOUND;
 	haul->full = 0;
 	haul->rtt_since_us = now_us();
 	haul->phase_until_us = 0;
@@ -103,25 +129,7 @@ void BPF_PROG(longhaul_init, struct sock *sk)
 	haul->rounds = 0;
 	tp->snd_ssthresh = GRAFT_SSTHRESH_NONE;
 	graft_pace(sk);
-	sk->sk_pacing_rate = initial_rate(tp);
-}
-
-/* The delivery rate that TCP has measured; what the application limited raises it only (tcp_rate.c). */
-static __always_inline void take_rate(struct longhaul *haul, const struct tcp_sock *tp)
-{
-	__u64 rate;
-
-	if (!tp->rate_interval_us)
-		return;
-	rate = (__u64)tp->rate_delivered * tp->mss_cache * 1000000 / tp->rate_interval_us;
-	if (rate > haul->bandwidth[0])
-		haul->bandwidth[0] = rate;
-}
-
-static __always_inline void end_startup(struct longhaul *haul)
-{
-	if (haul->phase == STARTUP)
-		haul->phase = DRAIN;
+	sk->sk_pacing_rate = initial_rate(tp->srtt_us >> 3, tp->snd_cwnd, tp->mss_cache);
 }
 
 /* Start-up is over when three rounds brought less than a quarter more. */
@@ -135,77 +143,93 @@ static __always_inline void judge_growth(struct longhaul *haul)
 		haul->full = bandwidth;
 		haul->flat_rounds = 0;
 	} else if (++haul->flat_rounds >= 3) {
-		end_startup(haul);
+		haul->phase = DRAIN;
 	}
 }
 
 /* Than chance explains: the deviation of a count is its root, and rounds are short at first. */
 static __always_inline bool is_more(__u64 lost, __u64 tolerated)
 {
-	__u64 excess = lost > tolerated ? lost - tolerated : 0;
+	__u64 excess = lost - graft_smaller(lost, tolerated);
 
 	return excess > 2 && excess * excess > 4 * tolerated;
 }
 
-static __always_inline void judge_loss(struct longhaul *haul, const struct tcp_sock *tp)
+__noinline int longhaul_judge_loss(struct flow *flow)
 {
-	__u64 lost = tp->lost - haul->round_lost;
-	__u64 sent = tp->delivered - haul->round_delivered + lost;
-	__u64 tolerated = sent * config.loss_permille / 1000;
+	__u64 lost, sent, bound;
+	struct longhaul *haul;
 
-	if (haul->phase == DRAIN)
-		return;
-	if (is_more(lost, tolerated)) {
+	if (!flow || flow->haul.phase == DRAIN)
+		return 0;
+	haul = &flow->haul;
+	lost = flow->now.lost - haul->round_lost;
+	sent = flow->now.delivered - haul->round_delivered + lost;
+	if (is_more(lost, sent * config.loss_permille / 1000)) {
 		/* Start-up loses what it sent too much of, at a rate that nobody keeps. */
-		if (haul->phase != STARTUP)
+		if (haul->phase == STARTUP)
+			haul->phase = DRAIN;
+		else
 			haul->bound = bandwidth_of(haul) * config.back_off_percent / 100;
-		end_startup(haul);
-	} else if (haul->bound && haul->step == 0) {
+	} else if (haul->step == 0) {
 		/* Probing upwards did no harm. */
-		haul->bound += haul->bound / 4;
-		if (haul->bound >= graft_max(haul->bandwidth[0], haul->bandwidth[1]))
-			haul->bound = 0;
+		bound = haul->bound + haul->bound / 4;
+		haul->bound = bound < greatest(haul) ? bound : NO_BOUND;
 	}
+	return 0;
 }
 
-static __always_inline void begin_round(struct longhaul *haul, const struct tcp_sock *tp)
+static __always_inline void begin_round(struct flow *flow)
 {
-	haul->round_delivered = tp->delivered;
-	haul->round_lost = tp->lost;
-	haul->round_end = tp->delivered + graft_max(graft_in_flight(tp), 1U);
+	flow->haul.round_delivered = flow->now.delivered;
+	flow->haul.round_lost = flow->now.lost;
+	flow->haul.round_end = flow->now.delivered + graft_at_least_1(flow->now.in_flight);
 }
 
-static __always_inline void end_round(struct longhaul *haul, const struct tcp_sock *tp)
+__noinline int longhaul_end_round(struct flow *flow)
 {
+	struct longhaul *haul;
+
+	if (!flow)
+		return 0;
+	haul = &flow->haul;
 	judge_growth(haul);
-	judge_loss(haul, tp);
+	longhaul_judge_loss(flow);
 	if (haul->phase == PROBE)
 		haul->step = (haul->step + 1) % CYCLE;
 	if (++haul->rounds >= EPOCH_ROUNDS) {
 		haul->bandwidth[1] = haul->bandwidth[0];
-		haul->bandwidth[0] = 0;
+		haul->bandwidth[0] = flow->now.rate;
 		haul->rounds = 0;
-		take_rate(haul, tp);
 	}
-	begin_round(haul, tp);
+	begin_round(flow);
+	return 0;
 }
 
 /* Once in a while the queue is drained, so that the least round trip can be seen. */
-static __always_inline void check_rtt(struct longhaul *haul, struct tcp_sock *tp, __u64 now)
+__noinline int longhaul_check_rtt(struct flow *flow)
 {
+	struct longhaul *haul;
+	__u64 us;
+
+	if (!flow)
+		return 0;
+	haul = &flow->haul;
+	us = flow->now.us;
 	if (haul->phase == PROBE_RTT) {
-		if (now < haul->phase_until_us)
-			return;
+		if (us < haul->phase_until_us)
+			return 0;
 		haul->phase = PROBE;
 		haul->step = 2;
-		tp->snd_cwnd = graft_max(tp->snd_cwnd, haul->cwnd_before);
-	} else if (haul->phase == PROBE && now - haul->rtt_since_us > (__u64)config.rtt_window_ms * 1000) {
+		flow->now.cwnd = graft_larger(flow->now.cwnd, haul->cwnd_before);
+	} else if (haul->phase == PROBE && us - haul->rtt_since_us > (__u64)config.rtt_window_ms * 1000) {
 		haul->phase = PROBE_RTT;
-		haul->cwnd_before = tp->snd_cwnd;
-		haul->phase_until_us = now + PROBE_RTT_US + (tp->srtt_us >> 3);
+		haul->cwnd_before = flow->now.cwnd;
+		haul->phase_until_us = us + PROBE_RTT_US + flow->now.srtt_us;
 		haul->rtt_min_us = 0;
-		haul->rtt_since_us = now;
+		haul->rtt_since_us = us;
 	}
+	return 0;
 }
 
 SEC("struct_ops")
@@ -220,77 +244,102 @@ void BPF_PROG(longhaul_pkts_acked, struct sock *sk, const struct ack_sample *sam
 	}
 }
 
-static __always_inline __u32 pacing_percent(const struct longhaul *haul)
+static __always_inline __u64 pacing_percent(const struct longhaul *haul)
 {
-	if (haul->phase == STARTUP)
+	switch (haul->phase) {
+	case STARTUP:
 		return STARTUP_PERCENT;
-	if (haul->phase == DRAIN)
+	case DRAIN:
 		return DRAIN_PERCENT;
-	if (haul->phase == PROBE && haul->step == 0)
-		return 125;
-	if (haul->phase == PROBE && haul->step == 1)
-		return 75;
+	case PROBE:
+		if (haul->step < 2)
+			return haul->step ? 75 : 125;
+	}
 	return 100;
 }
 
-static __always_inline __u32 window_of(const struct longhaul *haul, const struct tcp_sock *tp, __u32 percent)
+static __always_inline __u64 window_of(const struct flow *flow, __u64 percent)
 {
-	__u64 bdp = bandwidth_of(haul) * haul->rtt_min_us / 1000000;
+	__u64 bdp = bandwidth_of(&flow->haul) * flow->haul.rtt_min_us / 1000000;
 
-	return bdp * percent / 100 / graft_max(tp->mss_cache, 1U) + CWND_LEAST;
+	return bdp * percent / 100 / flow->now.packet_bytes + CWND_LEAST;
 }
 
-static __always_inline void set_window(struct longhaul *haul, struct tcp_sock *tp, __u32 acked)
+/* Packets. */
+__noinline __u64 longhaul_window(const struct flow *flow)
 {
-	__u32 target, cwnd = tp->snd_cwnd;
+	__u64 cwnd, more, percent, target;
+	__u32 phase;
 
-	if (!haul->rtt_min_us || !bandwidth_of(haul)) {
-		cwnd += acked;
-	} else if (haul->phase == PROBE_RTT) {
-		cwnd = graft_min(cwnd, window_of(haul, tp, 50));
-	} else {
-		/* In start-up what is known of the bandwidth is what was sent: it bounds where growth ends, not its steps. */
-		target = window_of(haul, tp, haul->phase == STARTUP ? STARTUP_PERCENT : config.cwnd_percent);
-		if (haul->phase == STARTUP)
-			cwnd += cwnd < target ? acked : 0;
-		else
-			cwnd = graft_min(cwnd + acked, target);
-	}
-	cwnd = graft_max(cwnd, (__u32)CWND_LEAST);
-	tp->snd_cwnd = graft_min(cwnd, tp->snd_cwnd_clamp);
+	if (!flow)
+		return CWND_LEAST;
+	phase = flow->haul.phase;
+	cwnd = flow->now.cwnd;
+	more = cwnd + flow->now.acked;
+	if (!flow->haul.rtt_min_us || !bandwidth_of(&flow->haul))
+		return graft_larger(more, CWND_LEAST);
+	percent = phase == STARTUP ? STARTUP_PERCENT : phase == PROBE_RTT ? 50 : config.cwnd_percent;
+	target = window_of(flow, percent);
+	/* In start-up what is known of the bandwidth is what was sent: it bounds where growth ends, not its steps. */
+	if (phase == STARTUP)
+		return graft_larger(cwnd < target ? more : cwnd, CWND_LEAST);
+	return graft_larger(graft_smaller(phase == PROBE_RTT ? cwnd : more, target), CWND_LEAST);
 }
 
-static __always_inline void set_rate(struct longhaul *haul, struct sock *sk)
+/* Bytes/s. */
+static __always_inline __u64 rate_of(const struct flow *flow, __u64 before)
 {
-	struct tcp_sock *tp = graft_tcp(sk);
+	const struct longhaul *haul = &flow->haul;
+	const struct moment *now = &flow->now;
 	__u64 rate = bandwidth_of(haul) * pacing_percent(haul) / 100 * PACING_MARGIN / 100;
 
 	if (!rate)
-		rate = initial_rate(tp);
-	/* Never more slowly than in start-up before there is a rate to go by. */
-	if (haul->phase != STARTUP || rate > sk->sk_pacing_rate || !sk->sk_pacing_rate)
-		sk->sk_pacing_rate = graft_max(rate, (__u64)tp->mss_cache);
+		rate = initial_rate(now->srtt_us, now->cwnd, now->packet_bytes);
+	/* In start-up never more slowly than before there is a rate to go by. */
+	if (haul->phase == STARTUP && rate <= before)
+		return before;
+	return graft_larger(rate, now->packet_bytes);
+}
+
+static __always_inline void look(struct moment *now, const struct tcp_sock *tp)
+{
+	__u32 interval_us = tp->rate_interval_us;
+
+	now->us = now_us();
+	now->packet_bytes = graft_at_least_1(tp->mss_cache);
+	/* What the application limited TCP leaves out, unless it is more (tcp_rate.c). */
+	now->rate = interval_us ? (__u64)tp->rate_delivered * now->packet_bytes * 1000000 / interval_us : 0;
+	now->srtt_us = tp->srtt_us >> 3;
+	now->delivered = tp->delivered;
+	now->lost = tp->lost;
+	now->in_flight = graft_in_flight(tp);
+	now->cwnd = tp->snd_cwnd;
 }
 
 SEC("struct_ops")
 void BPF_PROG(longhaul_cong_control, struct sock *sk)
 {
-	struct longhaul *haul = graft_state(sk);
+	struct longhaul *kept = graft_state(sk);
 	struct tcp_sock *tp = graft_tcp(sk);
-	__u32 acked = tp->delivered - haul->delivered;
+	struct flow flow = {.haul = *kept};
+	struct longhaul *haul = &flow.haul;
 
-	haul->delivered = tp->delivered;
-	take_rate(haul, tp);
-	if (IS_AFTER(tp->delivered, haul->round_end))
-		end_round(haul, tp);
-	if (haul->phase == DRAIN && graft_in_flight(tp) <= window_of(haul, tp, 100)) {
+	look(&flow.now, tp);
+	flow.now.acked = flow.now.delivered - haul->delivered;
+	haul->delivered = flow.now.delivered;
+	haul->bandwidth[0] = graft_larger(haul->bandwidth[0], flow.now.rate);
+	if (IS_AFTER(flow.now.delivered, haul->round_end))
+		longhaul_end_round(&flow);
+	if (haul->phase == DRAIN && flow.now.in_flight <= window_of(&flow, 100)) {
 		haul->phase = PROBE;
 		haul->step = 2;
-		begin_round(haul, tp);
+		begin_round(&flow);
 	}
-	check_rtt(haul, tp, now_us());
-	set_window(haul, tp, acked);
-	set_rate(haul, sk);
+	longhaul_check_rtt(&flow);
+	*kept = flow.haul;
+	flow.now.cwnd = graft_smaller(longhaul_window(&flow), tp->snd_cwnd_clamp);
+	tp->snd_cwnd = flow.now.cwnd;
+	sk->sk_pacing_rate = rate_of(&flow, sk->sk_pacing_rate);
 }
 
 /* Losses do not move the window; too many move `bound`. */

@@ -25,6 +25,8 @@ const volatile struct pcc_config config = {
 	.step_permille = 50,
 };
 
+#define TRIALS 2
+
 enum phase {
 	STARTUP,
 	DRAIN,
@@ -52,7 +54,8 @@ struct pcc {
 	__u32 lost;	 /* likewise */
 	__u64 rtt_sum_us[2];
 	__u16 rtts[2];
-	__u32 bound[3]; /* where the first trial, the second, and what follows begin, in packets sent */
+	__u32 bound[TRIALS +
+		    1]; /* where the first trial, the second, and what follows begin, in packets sent */
 	struct outcome first;
 	__u8 phase;
 	__u8 trial;	/* that is being judged; 0: none yet */
@@ -76,25 +79,42 @@ _Static_assert(sizeof(struct pcc) <= GRAFT_STATE_BYTES, "room in the socket");
 #define GROWTH_MAX_PPM	  (10 * PPM)
 #define IS_AFTER(a, b)	  ((__s32)((a) - (b)) >= 0)
 
-static __always_inline __u64 now_us(void)
-{
-	return bpf_ktime_get_ns() / 1000;
-}
+/* What TCP knows as a callback begins. */
+struct moment {
+	__u64 us;
+	__u32 rtt_us;
+	__u32 rtt_min_us;
+	__u32 packet_bytes;
+	__u32 delivered;
+	__u32 lost;
+	__u32 judged; /* of which is known what became of them; one that is sent again counts again */
+	__u32 in_flight;
+	__u32 sent;
+	__u32 is_limited; /* by the application */
+};
 
-static __always_inline __u32 rtt_us(const struct tcp_sock *tp)
-{
-	return tp->srtt_us ? graft_max(tp->srtt_us >> 3, 1U) : INITIAL_RTT_US;
-}
+/* A connection, on the stack. Functions that get it are not static: the verifier looks at each of them once and by itself, and
+ * not once for each way that leads to it, of which there are thousands. For that it wants to see that a pointer is one.
+ */
+struct flow {
+	struct pcc pcc;
+	struct moment now;
+};
 
-/* Packets of which is known what became of them; one that is sent again counts again. */
-static __always_inline __u32 judged(const struct tcp_sock *tp)
+static __always_inline void look(struct moment *now, const struct tcp_sock *tp)
 {
-	return tp->delivered + tp->lost;
-}
+	__u32 srtt_us = tp->srtt_us;
 
-static __always_inline __u32 sent(const struct tcp_sock *tp)
-{
-	return judged(tp) + graft_in_flight(tp);
+	now->us = bpf_ktime_get_ns() / 1000;
+	now->rtt_us = srtt_us ? graft_at_least_1(srtt_us >> 3) : INITIAL_RTT_US;
+	now->rtt_min_us = graft_rtt_min_us(tp);
+	now->packet_bytes = graft_at_least_1(tp->mss_cache);
+	now->delivered = tp->delivered;
+	now->lost = tp->lost;
+	now->judged = now->delivered + now->lost;
+	now->in_flight = graft_in_flight(tp);
+	now->sent = now->judged + now->in_flight;
+	now->is_limited = tp->app_limited;
 }
 
 static __always_inline __u64 bytes_in(const struct pcc *pcc, __u64 us)
@@ -102,39 +122,39 @@ static __always_inline __u64 bytes_in(const struct pcc *pcc, __u64 us)
 	return pcc->rate * us / PPM;
 }
 
-static __always_inline void judge_until(struct pcc *pcc, const struct tcp_sock *tp, __u32 until)
+static __always_inline void judge_until(struct pcc *pcc, const struct moment *now, __u32 until)
 {
-	pcc->judged_since_us = now_us();
-	pcc->from = judged(tp);
+	pcc->judged_since_us = now->us;
+	pcc->from = now->judged;
 	pcc->until = until;
-	pcc->delivered = tp->delivered;
-	pcc->lost = tp->lost;
+	pcc->delivered = now->delivered;
+	pcc->lost = now->lost;
 	pcc->rtt_sum_us[0] = 0;
 	pcc->rtt_sum_us[1] = 0;
 	pcc->rtts[0] = 0;
 	pcc->rtts[1] = 0;
 }
 
-static __always_inline void set_rate(struct pcc *pcc, const struct tcp_sock *tp, __u64 rate)
+static __always_inline __u64 bounded(const struct moment *now, __u64 rate)
 {
-	__u64 least = (__u64)GRAFT_CWND_MIN * tp->mss_cache * PPM / rtt_us(tp);
+	__u64 least = (__u64)GRAFT_CWND_MIN * now->packet_bytes * PPM / now->rtt_us;
 
-	pcc->rate = graft_min(graft_max(rate, graft_max(least, 1ULL)), RATE_MAX);
+	return graft_smaller(graft_larger(rate, least), RATE_MAX);
 }
 
-static __always_inline void begin(struct pcc *pcc, __u8 phase)
+static __always_inline void begin(struct pcc *pcc, const struct moment *now, __u8 phase)
 {
 	pcc->phase = phase;
-	pcc->since_us = now_us();
+	pcc->since_us = now->us;
 }
 
-static __always_inline void begin_startup(struct pcc *pcc, const struct tcp_sock *tp)
+static __always_inline void begin_startup(struct pcc *pcc, const struct moment *now)
 {
 	pcc->best = 0;
 	pcc->worse = 0;
 	pcc->steps = 0;
-	begin(pcc, STARTUP);
-	judge_until(pcc, tp, sent(tp) + 1);
+	begin(pcc, now, STARTUP);
+	judge_until(pcc, now, now->sent + 1);
 }
 
 SEC("struct_ops")
@@ -142,11 +162,13 @@ void BPF_PROG(pcc_init, struct sock *sk)
 {
 	struct pcc *pcc = graft_state(sk);
 	struct tcp_sock *tp = graft_tcp(sk);
+	struct moment now;
 
 	__builtin_memset(pcc, 0, sizeof(*pcc));
+	look(&now, tp);
 	/* The first window leaves within half a round trip. */
-	set_rate(pcc, tp, 2ULL * tp->snd_cwnd * tp->mss_cache * PPM / rtt_us(tp));
-	begin_startup(pcc, tp);
+	pcc->rate = bounded(&now, 2ULL * tp->snd_cwnd * now.packet_bytes * PPM / now.rtt_us);
+	begin_startup(pcc, &now);
 	tp->snd_ssthresh = GRAFT_SSTHRESH_NONE;
 	graft_pace(sk);
 	sk->sk_pacing_rate = pcc->rate;
@@ -157,7 +179,7 @@ void BPF_PROG(pcc_pkts_acked, struct sock *sk, const struct ack_sample *sample)
 {
 	struct pcc *pcc = graft_state(sk);
 	struct tcp_sock *tp = graft_tcp(sk);
-	bool is_late = judged(tp) - pcc->from > (pcc->until - pcc->from) / 2;
+	bool is_late = tp->delivered + tp->lost - pcc->from > (pcc->until - pcc->from) / 2;
 	__s32 rtt_us = sample->rtt_us;
 
 	if (rtt_us <= 0)
@@ -174,25 +196,27 @@ void BPF_PROG(pcc_pkts_acked, struct sock *sk, const struct ack_sample *sample)
 /* From the middle of its first half to the middle of its second one. */
 static __always_inline __s32 growth_ppm(const struct pcc *pcc, __u64 spent_us)
 {
-	__u64 early, late, grown;
+	__s64 grown;
+	__u64 ppm;
 
 	if (!pcc->rtts[0] || !pcc->rtts[1])
 		return 0;
-	early = pcc->rtt_sum_us[0] / pcc->rtts[0];
-	late = pcc->rtt_sum_us[1] / pcc->rtts[1];
-	grown = (late > early ? late - early : early - late) * 2 * PPM / graft_max(spent_us, 1ULL);
-	grown = graft_min(grown, (__u64)GROWTH_MAX_PPM);
-	return late > early ? (__s32)grown : -(__s32)grown;
+	grown = pcc->rtt_sum_us[1] / pcc->rtts[1] - pcc->rtt_sum_us[0] / pcc->rtts[0];
+	ppm = graft_magnitude(grown) * 2 * PPM / graft_at_least_1(spent_us);
+	return graft_sign(grown) * (__s32)graft_smaller(ppm, GROWTH_MAX_PPM);
 }
 
-static __always_inline void judge(const struct pcc *pcc, const struct tcp_sock *tp, struct outcome *outcome)
+__noinline int pcc_judge(const struct flow *flow, struct outcome *outcome)
 {
-	outcome->lost = tp->lost - pcc->lost;
-	outcome->sent = tp->delivered - pcc->delivered + outcome->lost;
-	outcome->growth_ppm = growth_ppm(pcc, now_us() - pcc->judged_since_us);
+	if (!flow || !outcome)
+		return 0;
+	outcome->lost = flow->now.lost - flow->pcc.lost;
+	outcome->sent = flow->now.delivered - flow->pcc.delivered + outcome->lost;
+	outcome->growth_ppm = growth_ppm(&flow->pcc, flow->now.us - flow->pcc.judged_since_us);
+	return 0;
 }
 
-/* Takes so many bits off `x` if it has more. Without a branch: the verifier would walk all combinations of them. */
+/* Takes so many bits off `x` if it has more. */
 static __always_inline __u32 shorten(__u64 *x, __u32 bits)
 {
 	__u32 off = (((1ULL << bits) - 1 - *x) >> 63) * bits;
@@ -219,7 +243,7 @@ static __always_inline __s64 log2_of(__u64 x)
 #define FINE_BITS    20
 
 /* x^-0.1 in 1024ths, x in kbit/s: e^-y as (1 - y/64)^64, y = 0.1 ln x. */
-static __always_inline __s64 damping(__u64 kbit)
+__noinline __s64 pcc_damping(__u64 kbit)
 {
 	/* 0.1 ln 2 / 64 of FINE_BITS. */
 	__s64 value = (1 << FINE_BITS) - ((log2_of(kbit) - LOG2_OF_MBIT) * 1136 >> 10);
@@ -235,7 +259,7 @@ static __always_inline __s64 damping(__u64 kbit)
 
 static __always_inline __u64 kbit_of(__u64 rate)
 {
-	return graft_max(rate / 125, 1ULL);
+	return graft_at_least_1(rate / 125);
 }
 
 /* In 1024ths: a coefficient in permille times a share in ppm. */
@@ -245,207 +269,253 @@ static __always_inline __s64 weighed(__u32 permille, __u64 ppm)
 }
 
 /* Of a round of start-up, which is short at first: what chance explains of its loss is left out. */
-static __always_inline __s64 utility(__u64 kbit, const struct outcome *it)
+__noinline __s64 pcc_utility(__u64 kbit, const struct outcome *it)
 {
-	__u32 usual = it->sent / USUAL_LOSS_PART, excess = it->lost > usual ? it->lost - usual : 0;
-	__s64 worth = damping(kbit);
+	__u32 usual, excess;
+	__s64 worth;
 
+	if (!it)
+		return 0;
+	worth = pcc_damping(kbit);
+	usual = it->sent / USUAL_LOSS_PART;
+	excess = it->lost > usual ? it->lost - usual : 0;
 	if (excess > 2 && (__u64)excess * excess > 4 * usual)
-		worth -= weighed(config.loss_permille, (__u64)it->lost * PPM / graft_max(it->sent, 1U));
+		worth -= weighed(config.loss_permille, (__u64)it->lost * PPM / graft_at_least_1(it->sent));
 	if (it->growth_ppm > 0)
 		worth -= weighed(config.latency_permille, it->growth_ppm);
 	return worth * (__s64)kbit;
 }
 
-/* In 1024ths, of a share of loss by which two trials differ, if chance does not explain it: the deviation of a count is its root. */
+/* By the difference of the rates, which is twice that of one to the middle. `permille` as above. */
+static __always_inline __s64 by_rate(__u32 permille, __s64 ppm)
+{
+	return graft_sign(ppm) * (weighed(permille, graft_magnitude(ppm)) * 500ULL / config.trial_permille);
+}
+
+/* In ppm, by how much the shares of loss differ, if chance does not explain it: the deviation of a count is its root. */
 static __always_inline __s64 loss_difference(const struct outcome *higher, const struct outcome *lower)
 {
-	__u64 high = (__u64)higher->lost * lower->sent, low = (__u64)lower->lost * higher->sent;
-	__u64 scale = graft_max((__u64)higher->sent * lower->sent, 1ULL);
-	__u64 difference = high > low ? high - low : low - high;
-	__u64 packets = difference / graft_max(lower->sent, 1U);
-	__s64 cost;
+	__u64 sent = graft_at_least_1(lower->sent);
+	__s64 difference = (__u64)higher->lost * lower->sent - (__u64)lower->lost * higher->sent;
+	__u64 packets = graft_magnitude(difference) / sent;
 
 	if (packets * packets <= 4ULL * (higher->lost + lower->lost))
 		return 0;
-	/* By the difference of the rates, which is twice that of one to the middle. */
-	cost = weighed(config.loss_permille, difference * PPM / scale) * 500 /
-	       graft_max(config.trial_permille, 1U);
-	return high > low ? cost : -cost;
+	return graft_sign(difference) *
+	       (graft_magnitude(difference) * PPM / graft_at_least_1(higher->sent * sent));
 }
 
 /* du/dx in 1024ths. */
-static __always_inline __s64 gradient(const struct pcc *pcc, const struct outcome *higher,
-				      const struct outcome *lower)
+__noinline __s64 pcc_gradient(__u64 rate, const struct outcome *higher, const struct outcome *lower)
 {
-	__u32 all = graft_max(higher->sent + lower->sent, 1U);
-	__s32 grown = higher->growth_ppm - lower->growth_ppm;
-	__s64 cost, value = damping(kbit_of(pcc->rate)) * 922 >> 10;
+	__s64 value;
+	__u32 all;
 
+	if (!higher || !lower)
+		return 0;
+	all = graft_at_least_1(higher->sent + lower->sent);
+	value = pcc_damping(kbit_of(rate)) * 922 >> 10;
 	value -= weighed(config.loss_permille, (__u64)(higher->lost + lower->lost) * PPM / all);
-	value -= loss_difference(higher, lower);
-	cost = weighed(config.latency_permille, grown > 0 ? grown : -grown) * 500 /
-	       graft_max(config.trial_permille, 1U);
-	return grown > 0 ? value - cost : value + cost;
+	value -= by_rate(config.latency_permille, (__s64)higher->growth_ppm - lower->growth_ppm);
+	return value - by_rate(config.loss_permille, loss_difference(higher, lower));
+}
+
+__noinline int pcc_set_rate(struct flow *flow, __u64 rate)
+{
+	if (!flow)
+		return 0;
+	flow->pcc.rate = bounded(&flow->now, rate);
+	return 0;
 }
 
 /* The more steps in the same direction, the longer. */
-static __always_inline void step(struct pcc *pcc, const struct tcp_sock *tp, __s64 towards)
+__noinline int pcc_step(struct flow *flow, __s64 towards)
 {
-	__u64 length = towards < 0 ? -towards : towards;
-	__u32 steps;
+	__u64 length, rate;
+	__s32 steps;
 
-	if (towards >= 0)
-		pcc->steps = pcc->steps < 0 ? 1 : graft_min(pcc->steps + 1, STEPS_MAX);
-	else
-		pcc->steps = pcc->steps > 0 ? -1 : graft_max(pcc->steps - 1, -STEPS_MAX);
-	steps = pcc->steps < 0 ? -pcc->steps : pcc->steps;
-	length = graft_min(length, (__u64)ONE) * config.step_permille * steps;
-	length = graft_min(pcc->rate / 1000 * length / ONE, pcc->rate / 2);
-	set_rate(pcc, tp, towards < 0 ? pcc->rate - length : pcc->rate + length);
+	if (!flow)
+		return 0;
+	rate = flow->pcc.rate;
+	steps = flow->pcc.steps * graft_sign(towards);
+	steps = steps < 0 ? 1 : graft_smaller(steps + 1, STEPS_MAX);
+	flow->pcc.steps = steps * graft_sign(towards);
+	length = graft_smaller(graft_magnitude(towards), ONE) * config.step_permille * steps;
+	length = graft_smaller(rate / 1000 * length / ONE, rate / 2);
+	return pcc_set_rate(flow, rate + graft_sign(towards) * length);
 }
 
-static __always_inline void begin_trials(struct pcc *pcc, const struct tcp_sock *tp)
+static __always_inline void begin_trials(struct pcc *pcc, const struct moment *now)
 {
 	pcc->is_lower = bpf_get_prandom_u32() & 1;
 	pcc->is_usable = 1;
 	pcc->trial = 0;
-	pcc->bound[0] = sent(tp);
-	begin(pcc, FIRST);
+	pcc->bound[0] = now->sent;
+	begin(pcc, now, FIRST);
 }
 
 /* A round of start-up is what was sent in the round trip before. */
-static __always_inline void end_round(struct pcc *pcc, const struct tcp_sock *tp)
+__noinline int pcc_end_round(struct flow *flow)
 {
-	__u64 spent = graft_max(now_us() - pcc->judged_since_us, 1ULL);
-	__u64 came = (__u64)(tp->delivered - pcc->delivered) * tp->mss_cache * PPM / spent;
-	struct outcome it;
+	struct outcome it = {};
+	struct moment *now;
+	__u64 spent, rate;
+	struct pcc *pcc;
 	__s64 worth;
 
-	judge(pcc, tp, &it);
-	worth = utility(kbit_of((__u64)it.sent * tp->mss_cache * PPM / spent), &it);
-	judge_until(pcc, tp, judged(tp) + graft_max(graft_in_flight(tp), 1U));
-	if (tp->app_limited)
-		return;
+	if (!flow)
+		return 0;
+	pcc = &flow->pcc;
+	now = &flow->now;
+	spent = graft_at_least_1(now->us - pcc->judged_since_us);
+	/* At which packets came. */
+	rate = (__u64)(now->delivered - pcc->delivered) * now->packet_bytes * PPM / spent;
+	pcc_judge(flow, &it);
+	worth = pcc_utility(kbit_of((__u64)it.sent * now->packet_bytes * PPM / spent), &it);
+	judge_until(pcc, now, now->judged + graft_at_least_1(now->in_flight));
+	if (now->is_limited)
+		return 0;
 	if (worth > pcc->best) {
 		pcc->best = worth;
 		pcc->worse = 0;
-		set_rate(pcc, tp, pcc->rate * 2);
-	} else if (++pcc->worse >= 2) {
-		set_rate(pcc, tp, came);
-		begin(pcc, DRAIN);
+		rate = pcc->rate * 2;
+	} else if (++pcc->worse < 2) {
+		return 0;
+	} else {
+		begin(pcc, now, DRAIN);
 	}
+	return pcc_set_rate(flow, rate);
 }
 
 /* Whether a trial was long enough; and if it was not sent at its rate, it says nothing. */
-static __always_inline bool is_sent(struct pcc *pcc, const struct tcp_sock *tp, __u32 packets)
+static __always_inline bool is_sent(struct pcc *pcc, const struct moment *now, __u32 packets)
 {
-	__u64 spent = now_us() - pcc->since_us;
+	__u64 spent = now->us - pcc->since_us;
 
-	if (spent < rtt_us(tp) || (packets < TRIAL_PACKETS_MIN && spent < 4ULL * rtt_us(tp)))
+	if (spent < now->rtt_us || (packets < TRIAL_PACKETS_MIN && spent < 4ULL * now->rtt_us))
 		return false;
-	if (tp->app_limited || 2ULL * packets * tp->mss_cache < bytes_in(pcc, spent))
+	if (now->is_limited || 2ULL * packets * now->packet_bytes < bytes_in(pcc, spent))
 		pcc->is_usable = 0;
 	return true;
 }
 
-static __always_inline void send_trials(struct pcc *pcc, const struct tcp_sock *tp)
+/* Trials that were sent, of which another one may be under way. */
+static __always_inline __u32 trials_sent(const struct pcc *pcc)
 {
-	__u32 now = sent(tp);
-
-	if (pcc->phase == FIRST && is_sent(pcc, tp, now - pcc->bound[0])) {
-		pcc->bound[1] = now;
-		begin(pcc, SECOND);
-	} else if (pcc->phase == SECOND && is_sent(pcc, tp, now - pcc->bound[1])) {
-		pcc->bound[2] = now;
-		begin(pcc, WAIT);
-	}
+	return pcc->phase - FIRST;
 }
 
-static __always_inline bool is_astray(const struct pcc *pcc, const struct tcp_sock *tp)
+__noinline int pcc_send_trials(struct flow *flow)
 {
-	__u32 least = graft_rtt_min_us(tp);
+	__u32 at;
 
-	return pcc->steps >= STEPS_ASTRAY && rtt_us(tp) <= least + least / 8;
+	if (!flow)
+		return 0;
+	at = trials_sent(&flow->pcc);
+	if (at >= TRIALS || !is_sent(&flow->pcc, &flow->now, flow->now.sent - flow->pcc.bound[at]))
+		return 0;
+	flow->pcc.bound[at + 1] = flow->now.sent;
+	begin(&flow->pcc, &flow->now, FIRST + at + 1);
+	return 0;
 }
 
-static __always_inline void decide(struct pcc *pcc, const struct tcp_sock *tp)
+static __always_inline bool is_astray(const struct pcc *pcc, const struct moment *now)
 {
-	struct outcome second;
+	__u32 least = now->rtt_min_us;
 
-	judge(pcc, tp, &second);
-	if (pcc->is_usable && pcc->is_lower)
-		step(pcc, tp, gradient(pcc, &second, &pcc->first));
-	else if (pcc->is_usable)
-		step(pcc, tp, gradient(pcc, &pcc->first, &second));
-	if (is_astray(pcc, tp))
-		begin_startup(pcc, tp);
+	return pcc->steps >= STEPS_ASTRAY && now->rtt_us <= least + least / 8;
+}
+
+__noinline int pcc_decide(struct flow *flow)
+{
+	struct outcome of[TRIALS] = {};
+	__s64 towards;
+	bool is_lower;
+
+	if (!flow)
+		return 0;
+	is_lower = flow->pcc.is_lower;
+	of[0] = flow->pcc.first;
+	pcc_judge(flow, &of[1]);
+	towards = is_lower ? pcc_gradient(flow->pcc.rate, &of[1], &of[0])
+			   : pcc_gradient(flow->pcc.rate, &of[0], &of[1]);
+	if (flow->pcc.is_usable)
+		pcc_step(flow, towards);
+	if (is_astray(&flow->pcc, &flow->now))
+		begin_startup(&flow->pcc, &flow->now);
 	else
-		begin_trials(pcc, tp);
+		begin_trials(&flow->pcc, &flow->now);
+	return 0;
 }
 
 /* Packets are judged in about the order in which they were sent, a round trip later. */
-static __always_inline void judge_trials(struct pcc *pcc, const struct tcp_sock *tp)
+__noinline int pcc_judge_trials(struct flow *flow)
 {
-	__u32 now = judged(tp);
+	struct pcc *pcc;
+	__u32 at, sent;
 
-	if (pcc->trial == 0 && IS_AFTER(now, pcc->bound[0])) {
-		pcc->trial = 1;
-		judge_until(pcc, tp, pcc->phase == FIRST ? sent(tp) : pcc->bound[1]);
-	} else if (pcc->trial == 1 && pcc->phase != FIRST && IS_AFTER(now, pcc->bound[1])) {
-		judge(pcc, tp, &pcc->first);
-		pcc->trial = 2;
-		judge_until(pcc, tp, pcc->phase == SECOND ? sent(tp) : pcc->bound[2]);
-	} else if (pcc->trial == 2 && pcc->phase == WAIT && IS_AFTER(now, pcc->bound[2])) {
-		decide(pcc, tp);
-	}
+	if (!flow)
+		return 0;
+	pcc = &flow->pcc;
+	at = pcc->trial;
+	sent = trials_sent(pcc);
+	if (at > TRIALS || sent < at || !IS_AFTER(flow->now.judged, pcc->bound[at]))
+		return 0;
+	if (at == TRIALS)
+		return pcc_decide(flow);
+	if (at == 1)
+		pcc_judge(flow, &pcc->first);
+	pcc->trial = at + 1;
+	judge_until(pcc, &flow->now, sent == at ? flow->now.sent : pcc->bound[at + 1]);
+	return 0;
 }
 
 /* Of the connection's own packets, as many as fit the path without a queue. */
-static __always_inline bool is_drained(const struct pcc *pcc, const struct tcp_sock *tp)
+static __always_inline bool is_drained(const struct pcc *pcc, const struct moment *now)
 {
-	__u64 fits = bytes_in(pcc, graft_rtt_min_us(tp)) / graft_max(tp->mss_cache, 1U);
+	return now->in_flight <= bytes_in(pcc, now->rtt_min_us) / now->packet_bytes + WINDOW_MIN;
+}
 
-	return graft_in_flight(tp) <= fits + WINDOW_MIN;
+static __always_inline void go_on(struct flow *flow)
+{
+	if (flow->pcc.phase == STARTUP) {
+		if (IS_AFTER(flow->now.judged, flow->pcc.until))
+			pcc_end_round(flow);
+	} else if (flow->pcc.phase == DRAIN) {
+		if (is_drained(&flow->pcc, &flow->now))
+			begin_trials(&flow->pcc, &flow->now);
+	} else {
+		pcc_send_trials(flow);
+		pcc_judge_trials(flow);
+	}
 }
 
 static __always_inline __u64 pacing_rate(const struct pcc *pcc)
 {
 	__u64 difference = pcc->rate * config.trial_permille / 1000;
 
-	switch (pcc->phase) {
-	case DRAIN:
+	if (pcc->phase == DRAIN)
 		return pcc->rate / 2;
-	case FIRST:
-		return pcc->is_lower ? pcc->rate - difference : pcc->rate + difference;
-	case SECOND:
-		return pcc->is_lower ? pcc->rate + difference : pcc->rate - difference;
-	default:
+	if (pcc->phase != FIRST && pcc->phase != SECOND)
 		return pcc->rate;
-	}
+	return (pcc->phase == FIRST) == pcc->is_lower ? pcc->rate - difference : pcc->rate + difference;
 }
 
 SEC("struct_ops")
 void BPF_PROG(pcc_cong_control, struct sock *sk)
 {
-	struct pcc *pcc = graft_state(sk);
 	struct tcp_sock *tp = graft_tcp(sk);
+	struct pcc *kept = graft_state(sk);
+	struct flow flow = {.pcc = *kept};
 	__u64 window;
 
-	if (pcc->phase == STARTUP) {
-		if (IS_AFTER(judged(tp), pcc->until))
-			end_round(pcc, tp);
-	} else if (pcc->phase == DRAIN) {
-		if (is_drained(pcc, tp))
-			begin_trials(pcc, tp);
-	} else {
-		send_trials(pcc, tp);
-		judge_trials(pcc, tp);
-	}
+	look(&flow.now, tp);
+	go_on(&flow);
+	*kept = flow.pcc;
 	/* The rate decides; the window bounds what a path that has fallen silent is sent. */
-	window = 2 * bytes_in(pcc, rtt_us(tp)) / graft_max(tp->mss_cache, 1U) + WINDOW_MIN;
-	tp->snd_cwnd = graft_min(window, (__u64)tp->snd_cwnd_clamp);
-	sk->sk_pacing_rate = graft_max(pacing_rate(pcc), 1ULL);
+	window = 2 * bytes_in(&flow.pcc, flow.now.rtt_us) / flow.now.packet_bytes + WINDOW_MIN;
+	tp->snd_cwnd = graft_smaller(window, tp->snd_cwnd_clamp);
+	sk->sk_pacing_rate = graft_at_least_1(pacing_rate(&flow.pcc));
 }
 
 /* What was lost counts in a trial, and nowhere else. */

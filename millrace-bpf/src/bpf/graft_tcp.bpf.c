@@ -222,12 +222,14 @@ static __always_inline const struct graft_rule *find_rule(const struct ends *end
 	return *index < GRAFT_RULES ? rule_at(*index) : 0;
 }
 
-/* Bytes of the peer's option that are in `option`. */
-static __always_inline __u32 load_option(struct bpf_sock_ops *ctx, struct graft_option *option, __u64 flags)
+/* The peer's option. Returns enum graft_reading. */
+__noinline int graft_read_option(struct bpf_sock_ops *ctx, struct graft_option *option, __u64 flags)
 {
 	__u8 *bytes = (__u8 *)option;
 	long got;
 
+	if (!option)
+		return GRAFT_READ_NONE;
 	/* What is looked for; it is replaced by what was found. */
 	bytes[0] = GRAFT_OPTION_KIND;
 	bytes[1] = 6;
@@ -235,8 +237,8 @@ static __always_inline __u32 load_option(struct bpf_sock_ops *ctx, struct graft_
 	got = bpf_load_hdr_opt(ctx, option, sizeof(*option), flags);
 	/* Longer than it should be: its beginning was copied. */
 	if (got == -ENOSPC)
-		return sizeof(*option) + 1;
-	return got > 0 ? got : 0;
+		got = sizeof(*option) + 1;
+	return graft_read(option, got > 0 ? got : 0);
 }
 
 static __always_inline int store_option(struct bpf_sock_ops *ctx, __u8 message, __be32 graft)
@@ -365,10 +367,12 @@ __noinline int graft_conclude(struct bpf_sock_ops *ctx, const struct conclusion 
 }
 
 /* Whether the rule may ask this peer. */
-static __always_inline bool may_ask(const struct graft_rule *rule, __u32 index, const struct ends *ends)
+__noinline int graft_may_ask(const struct graft_rule *rule, __u32 index, const struct ends *ends)
 {
 	const struct graft_bound *peer;
 
+	if (!rule || !ends)
+		return 0;
 	if (rule->agree != GRAFT_ASK_BOUND)
 		return rule->agree;
 	peer = bpf_map_lookup_elem(&bound, ends->peer);
@@ -382,15 +386,18 @@ static __always_inline void set_flags(struct bpf_sock_ops *ctx, int more, int le
 }
 
 /* Takes back what was set, unless it was there before. */
-static __always_inline void let_go(struct bpf_sock_ops *ctx, const struct socket_state *state)
+__noinline int graft_let_go(struct bpf_sock_ops *ctx, const struct socket_state *state)
 {
 	int less = 0;
 
+	if (!state)
+		return 0;
 	if (!state->had_write_flag)
 		less |= BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG;
 	if (!state->had_parse_flag)
 		less |= BPF_SOCK_OPS_PARSE_ALL_HDR_OPT_CB_FLAG;
 	set_flags(ctx, 0, less);
+	return 0;
 }
 
 /* Whether a SYN with the option may be one that something on the way drops. */
@@ -424,7 +431,7 @@ static __always_inline void on_connect(struct bpf_sock_ops *ctx)
 	state->answer = 0;
 	state->no_room = 0;
 	state->sent = 0;
-	state->unbound = rule->agree && !may_ask(rule, index, &ends);
+	state->unbound = rule->agree && !graft_may_ask(rule, index, &ends);
 	state->withheld = rule->agree && !state->unbound && was_resent(&ends);
 	state->had_write_flag = !!(flags & BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);
 	state->had_parse_flag = !!(flags & BPF_SOCK_OPS_PARSE_ALL_HDR_OPT_CB_FLAG);
@@ -470,10 +477,10 @@ __noinline int graft_make_answer(struct bpf_sock_ops *ctx, struct answer *answer
 	answer->message = 0;
 	graft_read_ends(ctx, GRAFT_SERVER, &ends);
 	rule = find_rule(&ends, &index);
-	if (!rule || !may_ask(rule, index, &ends))
+	if (!rule || !graft_may_ask(rule, index, &ends))
 		return 0;
 	answer->graft = rule->graft;
-	switch (graft_read(&option, load_option(ctx, &option, BPF_LOAD_HDR_OPT_TCP_SYN))) {
+	switch (graft_read_option(ctx, &option, BPF_LOAD_HDR_OPT_TCP_SYN)) {
 	case GRAFT_READ_OK:
 		answer->message = option.message == GRAFT_OFFER ? GRAFT_ANSWER : 0;
 		break;
@@ -543,22 +550,23 @@ static __always_inline void on_write(struct bpf_sock_ops *ctx)
 		store_option(ctx, GRAFT_CONFIRM, state->answer);
 }
 
-/* The peer's answer, as the client sees it. */
-static __always_inline enum graft_outcome judge_answer(const struct graft_option *option, __u32 bytes,
-						       const struct socket_state *state,
-						       const struct ends *ends, bool resent)
+/* The peer's answer, as the client sees it. Returns enum graft_outcome. */
+__noinline int graft_judge_answer(struct bpf_sock_ops *ctx, struct graft_option *option,
+				  const struct socket_state *state, const struct ends *ends)
 {
 	const struct graft_peer *known;
 
+	if (!option || !state || !ends)
+		return GRAFT_ABSENT;
 	if (state->unbound)
 		return GRAFT_UNBOUND;
 	if (state->withheld)
 		return GRAFT_WITHHELD;
 	if (state->no_room)
 		return GRAFT_NO_ROOM;
-	switch (graft_read(option, bytes)) {
+	switch (graft_read_option(ctx, option, 0)) {
 	case GRAFT_READ_NONE:
-		if (resent)
+		if (ctx->total_retrans)
 			return GRAFT_RESENT;
 		known = bpf_map_lookup_elem(&peers, ends->peer);
 		return known && known->agreed ? GRAFT_STRIPPED : GRAFT_ABSENT;
@@ -589,19 +597,18 @@ static __always_inline void on_connected(struct bpf_sock_ops *ctx)
 	/* The rules may have been replaced since. */
 	if (!rule || !fits(rule, &end.ends)) {
 		state->phase = DONE;
-		let_go(ctx, state);
+		graft_let_go(ctx, state);
 		return;
 	}
 	if (rule->agree)
-		outcome = judge_answer(&option, load_option(ctx, &option, 0), state, &end.ends,
-				       ctx->total_retrans > 0);
+		outcome = graft_judge_answer(ctx, &option, state, &end.ends);
 	state->phase = DONE;
 	if (outcome == GRAFT_AGREED) {
 		state->answer = option.graft;
 		state->phase = CONFIRMING;
 		set_flags(ctx, BPF_SOCK_OPS_PARSE_ALL_HDR_OPT_CB_FLAG, 0);
 	} else if (rule->agree) {
-		let_go(ctx, state);
+		graft_let_go(ctx, state);
 	}
 	end.outcome = outcome;
 	end.rule = state->rule;
@@ -621,7 +628,7 @@ static __always_inline void on_packet(struct bpf_sock_ops *ctx)
 	if (!state || state->phase != CONFIRMING)
 		return;
 	state->phase = DONE;
-	let_go(ctx, state);
+	graft_let_go(ctx, state);
 }
 
 /* Of SYNs nothing is kept: where some were not answered of late, this one may have been one of them. */
@@ -630,9 +637,22 @@ static __always_inline bool answers(const struct socket_state *listener)
 	return listener && (!unanswered_ns || bpf_ktime_get_ns() - unanswered_ns > COOKIE_LIFE_NS);
 }
 
-static __always_inline bool confirms(const struct graft_option *option, const struct graft_rule *rule)
+/* The client's confirmation, as the server sees it. Returns enum graft_outcome. */
+__noinline int graft_judge_confirmation(struct bpf_sock_ops *ctx, const struct graft_rule *rule)
 {
-	return option->message == GRAFT_CONFIRM && option->graft == rule->graft;
+	struct graft_option option = {};
+
+	if (!rule)
+		return GRAFT_UNCONFIRMED;
+	switch (graft_read_option(ctx, &option, 0)) {
+	case GRAFT_READ_OK:
+		return option.message == GRAFT_CONFIRM && option.graft == rule->graft ? GRAFT_AGREED
+										      : GRAFT_MALFORMED;
+	case GRAFT_READ_BAD:
+		return GRAFT_MALFORMED;
+	default:
+		return GRAFT_UNCONFIRMED;
+	}
 }
 
 /* The handshake is complete: the client is where it says. */
@@ -640,9 +660,7 @@ static __always_inline void on_accepted(struct bpf_sock_ops *ctx)
 {
 	enum graft_outcome outcome = GRAFT_ONE_SIDED;
 	struct socket_state *state = state_of(ctx, 0);
-	struct graft_option option = {};
 	const struct graft_rule *rule;
-	enum graft_reading reading;
 	struct conclusion end = {};
 	__u32 index = 0;
 
@@ -653,15 +671,10 @@ static __always_inline void on_accepted(struct bpf_sock_ops *ctx)
 	rule = find_rule(&end.ends, &index);
 	if (!rule)
 		return;
-	if (rule->agree && !may_ask(rule, index, &end.ends)) {
+	if (rule->agree && !graft_may_ask(rule, index, &end.ends))
 		outcome = GRAFT_UNBOUND;
-	} else if (rule->agree) {
-		reading = graft_read(&option, load_option(ctx, &option, 0));
-		outcome = reading == GRAFT_READ_BAD  ? GRAFT_MALFORMED
-			  : reading != GRAFT_READ_OK ? GRAFT_UNCONFIRMED
-			  : confirms(&option, rule)  ? GRAFT_AGREED
-						     : GRAFT_MALFORMED;
-	}
+	else if (rule->agree)
+		outcome = graft_judge_confirmation(ctx, rule);
 	end.outcome = outcome;
 	end.rule = index;
 	end.own = rule->graft;

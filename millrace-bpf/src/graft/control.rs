@@ -16,7 +16,7 @@ use nix::libc;
 use super::Error;
 use super::object::{NAME_PREFIX, Object};
 use super::pins::Pins;
-use super::recipe::{Parts, Recipe};
+use super::recipe::{Parts, Recipe, Verification};
 use crate::fork::{Kept, keep_from_children};
 use crate::object::take_log;
 use crate::raw::{check, detach, owned};
@@ -32,7 +32,7 @@ pub struct Timing {
     /// Verifier and JIT.
     pub load: Duration,
     /// The verifier's part of that, where it is known.
-    pub verification: Option<Duration>,
+    pub verification: Option<Verification>,
     /// Registration.
     pub attach: Duration,
 }

@@ -18,9 +18,9 @@ use libbpf_rs::btf::types::{MemberAttr, Struct};
 use libbpf_rs::btf::{Btf, HasSize as _};
 use libbpf_rs::libbpf_sys::{
     self, BPF_MAP_TYPE_ARRAY, BPF_MAP_TYPE_STRUCT_OPS, BPF_PROG_TYPE_STRUCT_OPS, bpf_insn,
-    bpf_map_create_opts, bpf_prog_load_opts,
+    bpf_func_info, bpf_map_create_opts, bpf_prog_load_opts,
 };
-use libbpf_rs::{MapCore as _, MapType};
+use libbpf_rs::{AsRawLibbpf as _, MapCore as _, MapType};
 
 use super::Error;
 use super::object::{CONFIG, Object, offset_of};
@@ -49,6 +49,8 @@ pub(super) struct Recipe {
     parameters: HashMap<String, (usize, usize)>,
     programs: Vec<Program>,
     flags: u32,
+    /// The object's own types, by which the verifier tells functions that it looks at by themselves; `None`: no program has any.
+    types: Option<OwnedFd>,
 }
 
 struct Program {
@@ -56,6 +58,8 @@ struct Program {
     instructions: Vec<bpf_insn>,
     /// Which of them name the map of parameters.
     of_config: Vec<usize>,
+    /// Where its functions begin, and their types; empty: it is one.
+    functions: Vec<bpf_func_info>,
     /// Of the kernel's structure: which member it implements.
     member: u32,
 }
@@ -66,9 +70,18 @@ pub(super) struct Parts {
     /// What the kernel copies when it is registered: names the programs by their descriptors.
     value: Vec<u8>,
     /// Of all programs; a part of the time that it took.
-    pub verification: Duration,
+    pub verification: Verification,
     _programs: Vec<OwnedFd>,
     _config: Option<OwnedFd>,
+}
+
+/// What the verifier says of itself when it is asked for statistics.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Verification {
+    /// Where a program has functions that are called, with their JIT.
+    pub time: Duration,
+    /// Instructions that it has walked over, some of them several times.
+    pub instructions: u64,
 }
 
 /// What the kernel's `struct tcp_congestion_ops` is like.
@@ -135,23 +148,23 @@ impl Recipe {
             }
         }
         let programs = loaded.progs().map(|program| {
+            let raw = program.as_libbpf_object().as_ptr();
             // SAFETY: the object is open for as long as it is borrowed.
-            let member = unsafe {
-                libbpf_sys::bpf_program__expected_attach_type(
-                    libbpf_rs::AsRawLibbpf::as_libbpf_object(&program).as_ptr(),
-                )
-            };
+            let member = unsafe { libbpf_sys::bpf_program__expected_attach_type(raw) };
             let name = CString::new(program.name().as_encoded_bytes()).ok()?;
             let instructions = program.insns().to_vec();
             let of_config = references(&instructions, config)?;
-            Some(Program { name, instructions, of_config, member })
+            Some(Program { name, instructions, of_config, functions: functions(&program), member })
         });
+        let programs = programs.collect::<Option<Vec<_>>>()?;
+        let has_functions = programs.iter().any(|program| !program.functions.is_empty());
         let recipe = Arc::new(Self {
             name: opened.name().to_owned(),
             config: opened.config(),
             parameters: places(opened),
             flags: opened.flags(),
-            programs: programs.collect::<Option<_>>()?,
+            programs,
+            types: if has_functions { Some(types(loaded)?) } else { None },
         });
         let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.len() >= KEPT_MAX {
@@ -172,9 +185,9 @@ impl Recipe {
     pub fn load(&self, values: &[(String, u64)]) -> io::Result<Parts> {
         let kernel = Kernel::get().ok_or(io::ErrorKind::Unsupported)?;
         let config = if self.config.is_empty() { None } else { Some(self.load_config(values)?) };
-        let load = |program: &Program| program.load(kernel, config.as_ref());
+        let load = |program: &Program| program.load(kernel, config.as_ref(), self.types.as_ref());
         let loaded = self.programs.iter().map(load).collect::<io::Result<Vec<_>>>()?;
-        let (programs, times): (Vec<_>, Vec<_>) = loaded.into_iter().unzip();
+        let (programs, looks): (Vec<_>, Vec<_>) = loaded.into_iter().unzip();
         let mut value = vec![0; kernel.value_bytes];
         let mut put = |at: usize, bytes: &[u8]| {
             let place = value.get_mut(at..).and_then(|rest| rest.get_mut(..bytes.len()));
@@ -187,7 +200,11 @@ impl Recipe {
             put(*at, &(fd.as_raw_fd() as u64).to_ne_bytes())?;
         }
         let map = self.create_map(kernel)?;
-        Ok(Parts { map, value, verification: times.iter().sum(), _programs: programs, _config: config })
+        let verification = looks.iter().fold(Verification::default(), |sum, look| Verification {
+            time: sum.time + look.time,
+            instructions: sum.instructions + look.instructions,
+        });
+        Ok(Parts { map, value, verification, _programs: programs, _config: config })
     }
 
     fn load_config(&self, values: &[(String, u64)]) -> io::Result<OwnedFd> {
@@ -288,9 +305,37 @@ fn references(instructions: &[bpf_insn], config: Option<i32>) -> Option<Vec<usiz
     Some(found)
 }
 
+/// Of a program that has others than itself.
+fn functions(program: &libbpf_rs::Program<'_>) -> Vec<bpf_func_info> {
+    let raw = program.as_libbpf_object().as_ptr();
+    // SAFETY: the program's object is open for as long as it is borrowed; libbpf has as many entries as it says.
+    let all = unsafe {
+        let count = libbpf_sys::bpf_program__func_info_cnt(raw) as usize;
+        match libbpf_sys::bpf_program__func_info(raw) {
+            first if first.is_null() || count < 2 => return Vec::new(),
+            first => std::slice::from_raw_parts(first, count),
+        }
+    };
+    all.to_vec()
+}
+
+/// That libbpf has given to the kernel, and that stay there as long as somebody has them.
+fn types(loaded: &libbpf_rs::Object) -> Option<OwnedFd> {
+    // SAFETY: the object is open for as long as it is borrowed; its descriptor, if it has one, is cloned at once.
+    unsafe {
+        let fd = libbpf_sys::bpf_object__btf_fd(loaded.as_libbpf_object().as_ptr());
+        if fd < 0 { None } else { BorrowedFd::borrow_raw(fd).try_clone_to_owned().ok() }
+    }
+}
+
 impl Program {
-    /// And how long the verifier has looked at it.
-    fn load(&self, kernel: &Kernel, config: Option<&OwnedFd>) -> io::Result<(OwnedFd, Duration)> {
+    /// And how the verifier has looked at it.
+    fn load(
+        &self,
+        kernel: &Kernel,
+        config: Option<&OwnedFd>,
+        types: Option<&OwnedFd>,
+    ) -> io::Result<(OwnedFd, Verification)> {
         let mut instructions = self.instructions.clone();
         for at in &self.of_config {
             let config = config.ok_or(io::ErrorKind::Unsupported)?;
@@ -306,6 +351,13 @@ impl Program {
             log_buf: log.as_mut_ptr().cast(),
             ..Default::default()
         };
+        if !self.functions.is_empty() {
+            let types = types.ok_or(io::ErrorKind::Unsupported)?;
+            options.prog_btf_fd = u32::try_from(types.as_raw_fd()).map_err(io::Error::other)?;
+            options.func_info = self.functions.as_ptr().cast();
+            options.func_info_cnt = self.functions.len() as u32;
+            options.func_info_rec_size = size_of::<bpf_func_info>() as u32;
+        }
         // The kernel has taken it before, and takes no congestion control under another kind of license.
         let license = c"GPL";
         // SAFETY: all that is pointed to outlives the call, which makes the descriptor.
@@ -319,15 +371,23 @@ impl Program {
                 &raw mut options,
             ))
         };
-        Ok((loaded?, verification(&log)))
+        Ok((loaded?, Verification::parse(&log)))
     }
 }
 
-/// As it says when asked for statistics; 0: it does not.
-fn verification(log: &[u8]) -> Duration {
-    let text = String::from_utf8_lossy(log);
-    let us = text.lines().find_map(|line| line.strip_prefix("verification time ")?.strip_suffix(" usec"));
-    Duration::from_micros(us.and_then(|us| us.parse().ok()).unwrap_or_default())
+impl Verification {
+    /// 0 of what it does not say.
+    fn parse(log: &[u8]) -> Self {
+        let text = String::from_utf8_lossy(log);
+        let number = |before: &str, behind: &str| {
+            let found = text.lines().find_map(|line| line.strip_prefix(before)?.split_once(behind));
+            found.and_then(|(number, _)| number.parse().ok()).unwrap_or_default()
+        };
+        Self {
+            time: Duration::from_micros(number("verification time ", " usec")),
+            instructions: number("processed ", " insns"),
+        }
+    }
 }
 
 fn places(object: &Object) -> HashMap<String, (usize, usize)> {
@@ -384,10 +444,11 @@ mod tests {
     }
 
     #[test]
-    fn the_verifiers_time_is_read() {
-        let log = b"verification time 141 usec\nstack depth 8\nprocessed 75 insns\n\0\0";
-        assert_eq!(verification(log), Duration::from_micros(141));
-        assert_eq!(verification(b"\0"), Duration::ZERO);
+    fn what_the_verifier_says_is_read() {
+        let log = b"verification time 141 usec\nstack depth 8\nprocessed 75 insns (limit 1000000)\n\0\0";
+        let want = Verification { time: Duration::from_micros(141), instructions: 75 };
+        assert_eq!(Verification::parse(log), want);
+        assert_eq!(Verification::parse(b"\0"), Verification::default());
     }
 
     #[test]

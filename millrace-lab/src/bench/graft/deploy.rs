@@ -28,6 +28,8 @@ pub struct Args {
 struct Row {
     what: String,
     bytes: Option<usize>,
+    /// That the verifier walks over.
+    instructions: Option<u64>,
     steps: Vec<(&'static str, Vec<f64>)>,
 }
 
@@ -42,20 +44,22 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     for _ in 0..args.rounds {
         for (name, image) in SHIPPED {
             Control::prepare(image)?;
-            let steps = deployed(name, image)?;
-            note(&mut rows, &format!("graft {name}"), Some(image.len()), &steps);
+            let (steps, instructions) = deployed(name, image)?;
+            let row = note(&mut rows, &format!("graft {name}"), &steps);
+            (row.bytes, row.instructions) = (Some(image.len()), Some(instructions));
         }
         for (name, image) in SHIPPED {
             // What stands behind the end makes it another file, of the same graft.
             tag += 1;
             let image = [image, &u64::to_ne_bytes(tag)].concat();
-            let steps = deployed(name, &image)?;
-            note(&mut rows, &format!("graft {name}, a new file"), Some(image.len()), &steps);
+            let (steps, instructions) = deployed(name, &image)?;
+            let row = note(&mut rows, &format!("graft {name}, a new file"), &steps);
+            (row.bytes, row.instructions) = (Some(image.len()), Some(instructions));
         }
-        note(&mut rows, "TCP in place, one port", None, &in_place(&cgroup)?);
+        note(&mut rows, "TCP in place, one port", &in_place(&cgroup)?);
         let start = Instant::now();
         Sockets::load()?;
-        note(&mut rows, "reading and changing sockets", None, &[("load", micros(start.elapsed()))]);
+        note(&mut rows, "reading and changing sockets", &[("load", micros(start.elapsed()))]);
         progress.next("loading and taking back");
     }
     drop(progress);
@@ -64,15 +68,18 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))
 }
 
-fn deployed(name: &str, image: &[u8]) -> anyhow::Result<[(&'static str, f64); 4]> {
+/// And the instructions that the verifier has walked over. Of a program with functions of its own the JIT is a part of the
+/// verifier's time.
+fn deployed(name: &str, image: &[u8]) -> anyhow::Result<([(&'static str, f64); 4], u64)> {
     let timing = Control::register(image, &[]).with_context(|| name.to_owned())?.timing();
     let verification = timing.verification.unwrap_or_default();
-    Ok([
+    let steps = [
         ("read and relocate", micros(timing.open)),
-        ("verify", micros(verification)),
-        ("JIT", micros(timing.load.saturating_sub(verification))),
+        ("verify", micros(verification.time)),
+        ("JIT", micros(timing.load.saturating_sub(verification.time))),
         ("register", micros(timing.attach)),
-    ])
+    ];
+    Ok((steps, verification.instructions))
 }
 
 /// What a daemon does before a rule holds.
@@ -96,17 +103,18 @@ fn in_place(cgroup: &Cgroup) -> anyhow::Result<[(&'static str, f64); 3]> {
     Ok([("load", micros(loaded - start)), ("rules", micros(ruled - loaded)), ("attach", micros(attach))])
 }
 
-fn note(rows: &mut Vec<Row>, what: &str, bytes: Option<usize>, steps: &[(&'static str, f64)]) {
+fn note<'a>(rows: &'a mut Vec<Row>, what: &str, steps: &[(&'static str, f64)]) -> &'a mut Row {
     let row = match rows.iter_mut().position(|row| row.what == what) {
         Some(at) => &mut rows[at],
         None => {
             let steps = steps.iter().map(|(name, _)| (*name, Vec::new())).collect();
-            rows.push(Row { what: what.to_owned(), bytes, steps });
+            rows.push(Row { what: what.to_owned(), bytes: None, instructions: None, steps });
             let last = rows.len() - 1;
             &mut rows[last]
         }
     };
     row.steps.iter_mut().zip(steps).for_each(|((_, times), (_, us))| times.push(*us));
+    row
 }
 
 impl Row {
@@ -120,7 +128,8 @@ impl Row {
         let steps: serde_json::Map<_, _> =
             steps.map(|(name, times)| ((*name).to_owned(), json!(Percentiles::of(times.clone())))).collect();
         json!({
-            "what": self.what, "object_bytes": self.bytes, "rounds": self.total().len(),
+            "what": self.what, "object_bytes": self.bytes, "verified_instructions": self.instructions,
+            "rounds": self.total().len(),
             "total_us": Percentiles::of(self.total()), "steps_us": steps,
         })
     }
