@@ -126,8 +126,13 @@ static long look_again(__u32 index, struct asking *asking)
 	__u32 number = state->again;
 	struct open *open = &state->open[number & (OPEN_MAX - 1)];
 
-	if (asking->count >= ASK_MAX || graft_not_before(number, state->looked))
+	if (asking->count >= ASK_MAX)
 		return 1;
+	if (graft_not_before(number, state->looked)) {
+		/* Round and round. */
+		state->again = asking->shared->complete;
+		return 1;
+	}
 	state->again = number + 1;
 	if (!open->tries || open->number != number)
 		return 0;
@@ -180,9 +185,7 @@ static __always_inline __u32 look(struct asking *asking)
 		state->looked = shared->complete;
 	}
 	bpf_loop(2 * ASK_MAX, look_at_next, asking, 0);
-	/* Round and round, what is missing for longest first. */
-	if (asking->work->kind == GRAFT_LAST || graft_not_before(state->again, state->looked) ||
-	    !graft_not_before(state->again, shared->complete))
+	if (asking->work->kind == GRAFT_LAST || !graft_not_before(state->again, shared->complete))
 		state->again = shared->complete;
 	bpf_loop(asking->work->kind == GRAFT_LAST ? OPEN_MAX : OPEN_STEP, look_again, asking, 0);
 	graft_advance(shared);

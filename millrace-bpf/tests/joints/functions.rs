@@ -1,6 +1,7 @@
 //! Functions one frame at a time: what they let through, and what they send themselves, which is caught on the loopback
 //! interface of a namespace, where test runs take place.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use millrace_bpf::graft::joint::{Ends, FRAME_BYTES, Joint, Joints, Progress, Reason, Word};
@@ -347,10 +348,30 @@ fn a_session_that_begins_anew_keeps_nothing_of_before() {
     }
 }
 
+/// What is missing is looked at again and again while others come, not only where those have gaps, too.
+#[test]
+fn what_comes_in_order_has_the_missing_asked_for_again() {
+    const RETRY: Duration = Duration::from_millis(2);
+    if !root("what_comes_in_order_has_the_missing_asked_for_again") {
+        return;
+    }
+    let parameters = [("repair", "retry_us", 1000), ("repair", "tries", 0)];
+    let mut pair = Pair::new("retry", v4(), SELECTIVE, &parameters);
+    let frames: Vec<_> = (0..30).map(|at| pair.frame(&[at; 33])).collect();
+    pair.at_receiver(&frames[0]);
+    for frame in &frames[2..] {
+        let asked = pair.at_receiver(frame).sent;
+        assert_eq!(kinds(&asked)[0], (REQUEST, 1));
+        std::thread::sleep(RETRY);
+    }
+}
+
 /// After the deadline as many are given up as the bound allows, and the others are asked for without end.
 #[test]
 fn no_more_is_given_up_than_the_bound_allows() {
     const LONG: Duration = Duration::from_secs(60);
+    /// Longer than a retry by far.
+    const SOME: Duration = Duration::from_millis(100);
     if !root("no_more_is_given_up_than_the_bound_allows") {
         return;
     }
@@ -366,28 +387,31 @@ fn no_more_is_given_up_than_the_bound_allows() {
     for frame in frames.iter().enumerate().filter(|(at, _)| at % 10 != 9).map(|(_, frame)| frame) {
         assert_eq!(pair.at_receiver(frame).reason, Reason::Delivered);
     }
+    // 5 of 100, the first one not counted: of ten that are missing five are asked for on and on.
     let last = pair.last(101);
-    // 5 of 100, the first one not counted: numbers 9, 19, 29, 39 and 49.
+    let mut asked = |during: Duration| {
+        let (until, mut numbers) = (Instant::now() + during, BTreeSet::new());
+        while Instant::now() < until {
+            let sent = pair.at_receiver(&last).sent;
+            numbers.extend(
+                kinds(&sent).into_iter().filter(|(kind, _)| *kind == REQUEST).map(|(_, number)| number),
+            );
+        }
+        numbers
+    };
     let until = Instant::now() + LONG;
-    while pair.come().complete < 59 {
-        assert!(Instant::now() < until, "nothing is given up: {:?}", pair.come());
-        pair.at_receiver(&last);
+    while asked(SOME).len() != 5 {
+        assert!(Instant::now() < until, "as many as may be are not given up");
     }
-    let (until, mut requests) = (Instant::now() + Duration::from_millis(50), 0);
-    while Instant::now() < until {
-        let asked = pair.at_receiver(&last).sent;
-        requests += asked.iter().filter(|(kind, _)| *kind == REQUEST).count();
+    let owed = asked(SOME);
+    assert_eq!(owed.len(), 5, "more than the bound was given up, or the others are not asked for");
+    for number in (9..100_u32).step_by(10) {
+        // What was given up is late from then on. The others are still there to be sent.
+        let wanted = if owed.contains(&number) { Reason::Delivered } else { Reason::Late };
+        let copy = pair.at_sender(&ask(&pair, number)).frame;
+        assert_eq!((kind(&copy), pair.at_receiver(&copy).reason), (DATA, wanted), "{number}");
     }
-    assert_eq!(pair.come().complete, 59, "more than the bound was given up");
-    assert!(requests > 0, "it is asked for again");
-    assert_eq!(pair.at_receiver(&frames[59]).reason, Reason::Delivered);
-    assert_eq!(pair.come().complete, 69);
-    // What was given up is late from then on.
-    assert_eq!(pair.at_receiver(&frames[9]).reason, Reason::Late);
-    // The others are still there to be sent.
-    let requests = pair.at_receiver(&last).sent.into_iter().filter(|(kind, _)| *kind == REQUEST);
-    let copies: Vec<_> = requests.map(|(_, request)| pair.at_sender(&request).frame).collect();
-    assert!(copies.iter().all(|copy| kind(copy) == DATA));
+    assert_eq!(pair.come().complete, 101);
 }
 
 /// One packet that is missing comes out of the parity packet, byte for byte, wherever it was in its block.
