@@ -13,7 +13,7 @@ struct hybla_config {
 
 SEC(".rodata.config")
 const volatile struct hybla_config config = {
-	.rtt0_us = 50000,
+	.rtt0_us = 35000,
 	.slow_start_rho_max = 4,
 	.rho_max = 32,
 	.pace = 1,

@@ -103,7 +103,7 @@ fn parameters_are_the_members_of_config() {
     let mut object = Object::open(image("hybla")).expect("an object");
     let known: Vec<_> =
         object.parameters().iter().map(|parameter| (parameter.name.as_str(), parameter.default)).collect();
-    assert_eq!(known, [("rtt0_us", 50_000), ("slow_start_rho_max", 4), ("rho_max", 32), ("pace", 1)]);
+    assert_eq!(known, [("rtt0_us", 35_000), ("slow_start_rho_max", 4), ("rho_max", 32), ("pace", 1)]);
     object.set("rtt0_us", u64::from(u32::MAX)).expect("it fits");
     let error = object.set("rtt0_us", 1 << 32).expect_err("it does not fit");
     assert_eq!(error.to_string(), "parameter rtt0_us: 4294967296 does not fit its 4 bytes");

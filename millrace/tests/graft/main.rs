@@ -182,7 +182,7 @@ fn a_graft_of_ones_own_in_ten_minutes() {
     let (near, far) = site.connect(&listener);
     assert_eq!(congestion(&near), "mr_mine");
     // Other code under the same name.
-    compile(&site, &hybla_as_mine().replace("rtt0_us = 50000", "rtt0_us = 26000"));
+    compile(&site, &hybla_as_mine().replace("rtt0_us = 35000", "rtt0_us = 26000"));
     let error = daemon.fail(&["swap", "mine", "mine"]);
     assert!(error.contains("and sha256 says"), "{error}");
     write_manifest(&site);
