@@ -17,8 +17,8 @@ use std::time::Duration;
 use libbpf_rs::btf::types::{MemberAttr, Struct};
 use libbpf_rs::btf::{Btf, HasSize as _};
 use libbpf_rs::libbpf_sys::{
-    self, BPF_MAP_TYPE_ARRAY, BPF_MAP_TYPE_STRUCT_OPS, BPF_PROG_TYPE_STRUCT_OPS, bpf_insn,
-    bpf_func_info, bpf_map_create_opts, bpf_prog_load_opts,
+    self, BPF_MAP_TYPE_ARRAY, BPF_MAP_TYPE_STRUCT_OPS, BPF_PROG_TYPE_STRUCT_OPS, bpf_func_info, bpf_insn,
+    bpf_map_create_opts, bpf_prog_load_opts,
 };
 use libbpf_rs::{AsRawLibbpf as _, MapCore as _, MapType};
 

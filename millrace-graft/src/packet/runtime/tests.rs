@@ -1,6 +1,7 @@
 //! Two runtimes, each in a namespace of its own, with a cable between them. Needs root.
 
 mod sealed;
+mod versions;
 
 use std::net::UdpSocket;
 use std::process::Command;
@@ -185,7 +186,7 @@ fn what_is_over_its_budget_is_not_started_or_is_replaced() {
     let mut runtimes = [0, 1].map(|side| site.start(side, GRAFTS).expect("a runtime"));
     let [near, far] = site.sockets();
     // In use it takes longer than when it was tried.
-    runtimes[0].settings.grafts.get_mut("once").expect("a graft").budget_ns = 1;
+    runtimes[0].live.values_mut().for_each(|live| live.graft.budget_ns = 1);
     let mut buffer = [0; 100];
     let traffic = || {
         for _ in 0..100 {
