@@ -66,7 +66,9 @@ mod tests {
 
     #[test]
     fn only_fq_obeys() {
-        let table: [(&[(u32, &str)], Option<&str>); 8] = [
+        /// Parents and kinds, and which of them does not.
+        type Case = (&'static [(u32, &'static str)], Option<&'static str>);
+        let table: [Case; 8] = [
             (&[], Some("none")),
             (&[(ROOT, "noqueue")], Some("noqueue")),
             (&[(ROOT, "fq")], None),

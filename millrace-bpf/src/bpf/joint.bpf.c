@@ -259,10 +259,12 @@ static __always_inline int seal(struct __sk_buff *skb, struct seal_call what)
 static __noinline int draw_time(struct graft_work *work)
 {
 	struct graft_shared *shared = graft_shared(work);
-	__u64 now_ns = bpf_ktime_get_ns(), least_ns = now_ns - work->spare_ns, next_ns, at_ns;
+	__u64 now_ns = bpf_ktime_get_ns(), least_ns = 0, next_ns, at_ns;
 
 	if (!shared)
 		return 0;
+	if (now_ns > work->spare_ns)
+		least_ns = now_ns - work->spare_ns;
 	for (int i = 0; i < PACE_TRIES; i++) {
 		next_ns = *(volatile __u64 *)&shared->leaves_ns;
 		at_ns = next_ns > least_ns ? next_ns : least_ns;

@@ -249,3 +249,21 @@ fn nothing_is_left_behind() {
     drop(runtime);
     assert!(!shows());
 }
+
+/// No kernel gives an interface between namespaces `fq` by itself.
+#[test]
+fn a_graft_that_paces_wants_fq() {
+    let Some(site) = Site::new("paces") else { return };
+    let paces = format!("{GRAFTS}\n[[graft]]\nname = \"paced\"\nfunctions = [\"pace\", \"number\"]\n");
+    let error = site.start(0, &paces).err().expect("another discipline").to_string();
+    assert!(
+        error.starts_with("graft paced paces, and packets of eth wait in the queueing discipline ")
+            && error.ends_with(": `tc qdisc replace dev eth root fq`"),
+        "{error}"
+    );
+    let mut runtime = site.start(0, GRAFTS).expect("nothing paces");
+    let settings = settings(0, &paces, "once");
+    let refused = site.inside(0, || runtime.apply(settings)).expect_err("another discipline").to_string();
+    assert_eq!(refused, error);
+    assert_eq!(runtime.status().expect("a status").trouble, [""; 0], "all stays as it was");
+}
