@@ -26,6 +26,7 @@ struct Shared {
     min_rtt_us: u32,
     acked_ns: u64,
     went_ns: [u64; WINDOW],
+    leaves_ns: u64,
 }
 
 /// `struct graft_ack`.
@@ -56,7 +57,7 @@ struct Congestion {
 const _: () = {
     use std::mem::offset_of;
 
-    assert!(size_of::<Shared>() == 16456 && size_of::<Ack>() == 88 && size_of::<Congestion>() == 32);
+    assert!(size_of::<Shared>() == 16464 && size_of::<Ack>() == 88 && size_of::<Congestion>() == 32);
     assert!(offset_of!(Shared, acked) == 8224 && offset_of!(Shared, went_ns) == 8264);
 };
 
@@ -124,6 +125,7 @@ impl Shared {
             min_rtt_us: 0,
             acked_ns: 0,
             went_ns: [0; WINDOW],
+            leaves_ns: 0,
         }
     }
 }

@@ -37,6 +37,13 @@ pub const SHIPPED: [(&str, &[u8]); 4] = [
     ("westwood", include_bytes!(concat!(env!("OUT_DIR"), "/graft_westwood.bpf.o"))),
 ];
 
+/// A function in two versions whose states are not alike, for tests of those who have one take the other's place.
+#[doc(hidden)]
+pub const TALLIES: [&[u8]; 2] = [
+    include_bytes!(concat!(env!("OUT_DIR"), "/tally1_test.bpf.o")),
+    include_bytes!(concat!(env!("OUT_DIR"), "/tally2_test.bpf.o")),
+];
+
 macro_rules! functions {
     ($($name:literal),* $(,)?) => {
         /// The functions on packets that are compiled in: name and object file.
@@ -45,4 +52,15 @@ macro_rules! functions {
     };
 }
 
-functions!("number", "order", "window", "acknowledge", "repair", "partial", "gobackn", "fec", "congestion");
+functions!(
+    "number",
+    "order",
+    "window",
+    "acknowledge",
+    "repair",
+    "partial",
+    "gobackn",
+    "fec",
+    "congestion",
+    "pace"
+);

@@ -81,6 +81,7 @@ mod netlink;
 mod object;
 pub mod probe;
 pub mod programs;
+pub mod qdisc;
 mod raw;
 pub mod relay;
 mod siphash;

@@ -63,6 +63,16 @@ pub enum Error {
     Budget { graft: String, joint: &'static str, ns: u64, budget_ns: u32 },
     #[error("there is no session {name}; there are: {known}")]
     NoSession { name: String, known: String },
+    #[error(
+        "session {session}: function {function} keeps version {to} of its state, and does not know how to go on from {from}. \
+         `--stateless` has the session begin anew, and says what was lost"
+    )]
+    NoState { session: String, function: String, from: u32, to: u32 },
+    #[error(
+        "graft {graft} paces, and packets of {interface} wait in the queueing discipline {kind}, which does not look at when they \
+         are to leave: `tc qdisc replace dev {interface} root fq`"
+    )]
+    NotPaced { graft: String, interface: String, kind: String },
     #[error("the system has no random numbers")]
     NoRandom,
     #[error("session {0} is being swapped")]

@@ -7,13 +7,17 @@ pub mod agree;
 mod budget;
 mod function;
 pub mod keys;
+mod losses;
 mod runtime;
 mod settings;
+mod versions;
 
 pub use function::{Function, Functions};
 pub use keys::Cipher;
+pub use losses::Losses;
 pub use runtime::{Event, Runtime};
 pub use settings::{Graft, Session, Settings};
+pub use versions::Version;
 
 use std::collections::BTreeMap;
 
@@ -56,4 +60,23 @@ pub struct SessionStatus {
     /// Changes of its graft, and those that came to nothing.
     pub swaps: u64,
     pub swaps_failed: u64,
+    /// The latest change.
+    pub changed: Option<Change>,
+    /// Of the application's datagrams, those that did not come by the graft before, where a change was stateless: of what this end has
+    /// sent, and of what the other one has.
+    pub lost_sent: u64,
+    pub lost_received: u64,
+}
+
+/// How a session has changed its graft.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(default)]
+pub struct Change {
+    /// It has begun anew; else it has gone on with what it knew.
+    pub stateless: bool,
+    /// Functions whose state was made out of another version's.
+    pub migrated: Vec<String>,
+    /// Where it was stateless and both ends have heard of each other since.
+    pub lost_sent: Option<u64>,
+    pub lost_received: Option<u64>,
 }

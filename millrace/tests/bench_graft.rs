@@ -103,12 +103,12 @@ fn each_is_measured() {
         "{none}"
     );
 
-    let arguments =
-        "fairness --controls mr_westwood --buffers 1,2 --labs 2 --rate-mbit 5 --seconds 1 --rounds 1";
+    let arguments = "fairness --controls mr_westwood,congestion --buffers 1,2 --labs 2 --rate-mbit 5 --seconds 1 --rounds 1";
     let shared = rows("each_is_measured", arguments).expect("root");
-    assert_eq!(shared.len(), 2);
-    for (row, buffer) in shared.iter().zip([1.0, 2.0]) {
-        assert_eq!((&row["congestion_control"], &row["buffer_bdp"]), (&"mr_westwood".into(), &buffer.into()));
+    let cells = [1.0, 2.0].map(|buffer| ["mr_westwood", "congestion"].map(|control| (control, buffer)));
+    assert_eq!(shared.len(), 4);
+    for (row, (control, buffer)) in shared.iter().zip(cells.as_flattened()) {
+        assert_eq!((&row["congestion_control"], &row["buffer_bdp"]), (&(*control).into(), &(*buffer).into()));
         assert!(row["rounds"][0]["flow_mbit"].as_f64().is_some_and(|mbit| mbit > 0.0), "{row}");
     }
 }

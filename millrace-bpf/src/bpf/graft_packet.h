@@ -9,7 +9,8 @@
  *   SEC("tcx/ingress") NAME_repair  what arrives, where packets may be changed and sent
  *
  * and, where its state is another than that of the version before, SEC("syscall") NAME_migrate, which makes a session's state
- * in its map `state` out of that in `old_state`.
+ * in its map `state` out of that in `old_state`: once for what it knows of packets that come, before the first one comes to the
+ * new version, and once for what it knows of those that leave.
  *
  * A graft is a list of such functions. Each ends with graft_next(ctx, JOINT), which goes on to the next one in the list, or
  * with graft_done(ctx, JOINT, reason), which ends the list. Either way the packet comes to the joint's verdict, which is
@@ -71,6 +72,8 @@ enum graft_reason {
 	GRAFT_FRAGMENT, /* may be of a sealed session, but is in fragments or behind headers that are not followed */
 	GRAFT_WINDOW_FULL, /* not sent: as much is under way as may be */
 	GRAFT_OUT_OF_TURN, /* behind one that is missing, where order is full */
+	GRAFT_PAUSED,	   /* not sent: the session was about to begin anew */
+	GRAFT_TOO_FAST,	   /* not sent: as much waits for its turn as may */
 	GRAFT_REASONS,
 };
 
@@ -121,6 +124,7 @@ struct graft_shared {
 	__u32 min_rtt_us;
 	__u64 acked_ns;		     /* of the latest that said something new */
 	__u64 went_ns[GRAFT_WINDOW]; /* by number; 0: it was sent again, and its round trip cannot be told */
+	__u64 leaves_ns;	     /* the next packet, CLOCK_MONOTONIC, where a function paces */
 };
 
 #define GRAFT_SEEN     (1ULL << 32)
@@ -156,6 +160,10 @@ struct graft_work {
 	__u8 was_given_up;    /* at GRAFT_RX: nobody waits for it any more */
 	__u8 is_marked_later; /* at GRAFT_RX: `number` leaves it to another function to say that it has come */
 	__u8 pad[5];
+	/* At GRAFT_TX, for the qdisc fq, which has a packet leave when it says. The verdict does it, as the packet may not leave at all. */
+	__u32 takes_ns;	 /* until the next one may leave; 0: no function paces */
+	__u32 spare_ns;	 /* of time in which nothing left, so much counts as if it were to come */
+	__u64 leaves_ns; /* 0: at once */
 };
 
 struct {
@@ -247,7 +255,8 @@ static __always_inline void graft_advance(struct graft_shared *shared)
 
 struct graft_migrate_call {
 	__u32 session;
-	__u32 error; /* not 0: it cannot be made */
+	__u32 joints; /* bits, 1 << enum graft_joint: what of the state is to be made */
+	__u32 error;  /* not 0: it cannot be made */
 };
 
 #define GRAFT_PASS_tx	  -1 /* TCX_NEXT, TC_ACT_UNSPEC */

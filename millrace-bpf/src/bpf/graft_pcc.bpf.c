@@ -399,15 +399,19 @@ static __always_inline bool is_sent(struct pcc *pcc, const struct moment *now, _
 	return true;
 }
 
-/* Trials that were sent, of which another one may be under way. */
-static __always_inline __u32 trials_sent(const struct pcc *pcc)
+/* Trials that were sent; another one may be under way. */
+static __always_inline __u64 trials_sent(const struct pcc *pcc)
 {
-	return pcc->phase - FIRST;
+	__u64 sent = pcc->phase - FIRST;
+
+	/* Or clang goes by the phase again where it is an index, of which the verifier does not know the bounds. */
+	barrier_var(sent);
+	return sent;
 }
 
 __noinline int pcc_send_trials(struct flow *flow)
 {
-	__u32 at;
+	__u64 at;
 
 	if (!flow)
 		return 0;
@@ -452,12 +456,13 @@ __noinline int pcc_decide(struct flow *flow)
 __noinline int pcc_judge_trials(struct flow *flow)
 {
 	struct pcc *pcc;
-	__u32 at, sent;
+	__u64 at, sent;
 
 	if (!flow)
 		return 0;
 	pcc = &flow->pcc;
 	at = pcc->trial;
+	barrier_var(at);
 	sent = trials_sent(pcc);
 	if (at > TRIALS || sent < at || !IS_AFTER(flow->now.judged, pcc->bound[at]))
 		return 0;

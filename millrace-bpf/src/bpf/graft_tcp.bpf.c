@@ -370,12 +370,14 @@ __noinline int graft_conclude(struct bpf_sock_ops *ctx, const struct conclusion 
 __noinline int graft_may_ask(const struct graft_rule *rule, __u32 index, const struct ends *ends)
 {
 	const struct graft_bound *peer;
+	__u32 key[4]; /* as in remember() */
 
 	if (!rule || !ends)
 		return 0;
 	if (rule->agree != GRAFT_ASK_BOUND)
 		return rule->agree;
-	peer = bpf_map_lookup_elem(&bound, ends->peer);
+	__builtin_memcpy(key, ends->peer, sizeof(key));
+	peer = bpf_map_lookup_elem(&bound, key);
 	return peer && peer->generation == rule->generation && peer->rules >> (index & 63) & 1 &&
 	       bpf_ktime_get_ns() < peer->until_ns;
 }
@@ -555,6 +557,7 @@ __noinline int graft_judge_answer(struct bpf_sock_ops *ctx, struct graft_option 
 				  const struct socket_state *state, const struct ends *ends)
 {
 	const struct graft_peer *known;
+	__u32 key[4]; /* as in remember() */
 
 	if (!option || !state || !ends)
 		return GRAFT_ABSENT;
@@ -568,7 +571,8 @@ __noinline int graft_judge_answer(struct bpf_sock_ops *ctx, struct graft_option 
 	case GRAFT_READ_NONE:
 		if (ctx->total_retrans)
 			return GRAFT_RESENT;
-		known = bpf_map_lookup_elem(&peers, ends->peer);
+		__builtin_memcpy(key, ends->peer, sizeof(key));
+		known = bpf_map_lookup_elem(&peers, key);
 		return known && known->agreed ? GRAFT_STRIPPED : GRAFT_ABSENT;
 	case GRAFT_READ_OTHER:
 		return GRAFT_REFUSED;

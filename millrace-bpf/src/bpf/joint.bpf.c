@@ -6,6 +6,7 @@
  *   graft_packet.h   what functions see; joint_intf.h: what userspace sees; joint_frame.h: frames
  *   joint_seal.h     the stages of sealed sessions, which are in seal.bpf.c
  */
+#include "barrier.h"
 #include "joint_frame.h"
 #include "joint_intf.h"
 #include "joint_kept.h"
@@ -180,6 +181,8 @@ static __always_inline void begin(struct graft_work *work, const struct joint_se
 	work->again = work->is_kept = work->was_given_up = 0;
 	work->is_sealed = session->is_sealed;
 	work->limit = 0;
+	work->takes_ns = work->spare_ns = 0;
+	work->leaves_ns = 0;
 	work->now_ns = bpf_ktime_get_coarse_ns();
 	work->start_ns = 0;
 }
@@ -250,13 +253,47 @@ static __always_inline int seal(struct __sk_buff *skb, struct seal_call what)
 	return drop(what.is_behind);
 }
 
+#define PACE_TRIES 8 /* of CPUs that send at the same time */
+
+/* Draws the time at which the packet leaves. */
+static __noinline int draw_time(struct graft_work *work)
+{
+	struct graft_shared *shared = graft_shared(work);
+	__u64 now_ns = bpf_ktime_get_ns(), least_ns = 0, next_ns, at_ns;
+
+	if (!shared)
+		return 0;
+	if (now_ns > work->spare_ns)
+		least_ns = now_ns - work->spare_ns;
+	for (int i = 0; i < PACE_TRIES; i++) {
+		next_ns = *(volatile __u64 *)&shared->leaves_ns;
+		at_ns = next_ns > least_ns ? next_ns : least_ns;
+		if (__sync_val_compare_and_swap(&shared->leaves_ns, next_ns, at_ns + work->takes_ns) ==
+		    next_ns)
+			break;
+	}
+	/* Whoever had no luck leaves with the one before. */
+	work->leaves_ns = at_ns > now_ns ? at_ns : now_ns;
+	return 0;
+}
+
+static __always_inline void put_time(struct __sk_buff *skb, const struct graft_work *work)
+{
+	if (work->leaves_ns)
+		bpf_skb_set_tstamp(skb, work->leaves_ns, BPF_SKB_TSTAMP_DELIVERY_MONO);
+}
+
 /* What functions and the daemon send. `works` is the one's whose run this is in, if it is in one. */
 static __always_inline int pass_own(struct __sk_buff *skb, const struct joint_session *session,
 				    const struct udp_packet *packet)
 {
+	const struct graft_work *work = graft_work(GRAFT_TX);
 	__u32 mark = skb->mark;
 
 	skb->mark = 0;
+	/* In the run of another packet: it is the copy of that, and leaves when that does. */
+	if (work)
+		put_time(skb, work);
 	if (session->is_sealed && mark != config.clear_mark)
 		return seal(skb, (struct seal_call){.session = session->index,
 						    .bytes = packet->udp_bytes - UDP_BYTES,
@@ -300,6 +337,8 @@ int joint_tx(struct __sk_buff *skb)
 	start_time(work, GRAFT_TX);
 	work->payload_bytes = packet.udp_bytes - UDP_BYTES;
 	work->kind = GRAFT_DATA;
+	if (session->is_paused)
+		return graft_done(skb, tx, work, GRAFT_PAUSED);
 	if (skb->gso_segs > 1)
 		return graft_done(skb, tx, work, GRAFT_MERGED);
 	/* Before functions see it: what has a number is sent. */
@@ -373,11 +412,14 @@ static __always_inline void conclude(const struct graft_work *work, __u32 joint,
 static __always_inline int follow(struct __sk_buff *skb, struct graft_work *work)
 {
 	__u32 again = work->again;
+	long failed;
 
 	work->again = 0;
 	work->start_ns = 0;
 	skb->mark = work->mark;
-	if (bpf_clone_redirect(skb, skb->ifindex, 0) < 0)
+	failed = bpf_clone_redirect(skb, skb->ifindex, 0) < 0;
+	work->leaves_ns = 0;
+	if (failed)
 		return TC_ACT_SHOT;
 	skb->mark = 0;
 	work->is_behind = 1;
@@ -397,6 +439,12 @@ int joint_tx_done(struct __sk_buff *skb)
 	reason = work->reason;
 	if (goes_on(reason))
 		reason = send_framed(skb, work);
+	if (goes_on(reason) && work->takes_ns) {
+		draw_time(work);
+		put_time(skb, work);
+	}
+	if (!work->again || !goes_on(reason))
+		work->leaves_ns = 0;
 	if (goes_on(reason) && work->is_sealed && !work->again) {
 		take_time(work, GRAFT_TX);
 		return seal(skb, (struct seal_call){.session = work->session,

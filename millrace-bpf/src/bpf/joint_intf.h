@@ -33,7 +33,7 @@ struct joint_session {
 	__u8 epoch;	   /* of what goes out */
 	__u8 live;	   /* bits: epochs of what may come in */
 	__u8 is_sealed;	   /* nothing leaves or comes in but sealed */
-	__u8 pad;
+	__u8 is_paused;	   /* nothing leaves */
 };
 
 /* How long sampled packets took, from the dispatcher to the verdict. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* A function that counts what arrives, in two versions with different states: tests/joints moves one into the other. */
+/* A function that counts the data that arrives, in two versions with different states: tests/joints moves one into the other. */
 #ifndef MILLRACE_TALLY_H
 #define MILLRACE_TALLY_H
 

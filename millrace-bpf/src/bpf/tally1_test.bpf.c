@@ -15,7 +15,7 @@ int tally_rx(struct xdp_md *ctx)
 		return GRAFT_PASS_rx;
 	session = work->session;
 	tally = bpf_map_lookup_elem(&state, &session);
-	if (tally)
+	if (tally && work->kind == GRAFT_DATA)
 		tally->packets++;
 	return graft_next(ctx, rx, work);
 }

@@ -16,7 +16,7 @@ int tally_rx(struct xdp_md *ctx)
 		return GRAFT_PASS_rx;
 	session = work->session;
 	tally = bpf_map_lookup_elem(&state, &session);
-	if (tally) {
+	if (tally && work->kind == GRAFT_DATA) {
 		tally->packets++;
 		tally->bytes += work->payload_bytes;
 	}
@@ -30,7 +30,7 @@ int tally_migrate(struct graft_migrate_call *call)
 	struct tally_v1 *old = bpf_map_lookup_elem(&old_state, &zero);
 	struct tally_v2 *new = bpf_map_lookup_elem(&state, &session);
 
-	if (old && new)
+	if (old && new && call->joints & 1 << GRAFT_RX)
 		new->packets = new->moved = old->packets;
 	call->error = !old || !new;
 	return 0;

@@ -27,6 +27,7 @@ pub use reason::Reason;
 pub use seal::{KeyWord, Keys, Phase, SEAL_BYTES, SEALED_MAX, Wear};
 
 use super::Error;
+use crate::barrier::Barrier;
 use crate::intf::Plain;
 use crate::object::{Loaded, embedded, write};
 use crate::raw;
@@ -41,12 +42,16 @@ pub const SESSIONS: usize = intf::SESSIONS;
 /// Bytes that a frame adds to a datagram.
 pub const FRAME_BYTES: usize = 16;
 
+/// The kernel's `struct __sk_buff`, and its `tstamp`.
+const SK_BUFF_BYTES: usize = 192;
+const TIME_STAMP_AT: usize = 152;
 /// Bytes that a packet may become longer by in [`Joints::run`].
 const RUN_ROOM: usize = 2048;
 const MAGIC: u8 = 0x67;
 const VERSION: u8 = 2;
-/// The first kind of what processes say.
+/// The first kind of what processes say, and how many there are.
 const SAYS: u8 = 8;
+const SAYINGS: u8 = 8;
 
 /// Where functions run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -119,7 +124,7 @@ pub enum Word {
     Request(u32),
     /// What the next packet's number would be: for when there is none that would show that the latest were lost.
     Last(u32),
-    /// Between the processes at both ends: one of four kinds, and what it says. It is heard by [`Joints::words`].
+    /// Between the processes at both ends: one of eight kinds, and what it says. It is heard by [`Joints::words`].
     Says(u8, u32),
 }
 
@@ -191,6 +196,8 @@ pub struct Run {
     pub verdict: i32,
     pub frame: Vec<u8>,
     pub time: Duration,
+    /// When a frame that is sent is to leave, `CLOCK_MONOTONIC`; 0: at once.
+    pub leaves_ns: u64,
 }
 
 struct Slots {
@@ -223,6 +230,8 @@ pub struct Joints {
     births: u32,
     /// With the first sealed session.
     stages: Option<seal::Stages>,
+    /// With the first session that is paused.
+    barrier: Option<Barrier>,
     key_words: Vec<seal::Heard>,
 }
 
@@ -252,6 +261,7 @@ impl Joints {
             mark,
             births: 0,
             stages: None,
+            barrier: None,
             key_words: Vec::new(),
         })
     }
@@ -293,11 +303,22 @@ impl Joints {
 
     /// Under another name, so that two versions of one are there at the same time.
     pub fn add_as(&mut self, name: String, function: Function) -> Result<(), Error> {
+        self.add_version(name, function, None)
+    }
+
+    /// And with the state of one that is there and whose state is the same: what either knows of a session, both know.
+    pub fn add_version(
+        &mut self,
+        name: String,
+        function: Function,
+        alike: Option<&str>,
+    ) -> Result<(), Error> {
         if self.functions.contains_key(&name) {
             return Err(Error::Function(name));
         }
         let slot = self.free_slot()?;
-        let loaded = function.load(&self.shared)?;
+        let alike = alike.map(|alike| self.function(alike)).transpose()?;
+        let loaded = function.load(&self.shared, alike)?;
         for joint in Joint::ALL {
             if let Some(descriptor) = loaded.descriptor(joint) {
                 self.write_program(joint, slot, &descriptor)?;
@@ -380,11 +401,11 @@ impl Joints {
         Ok(epoch)
     }
 
-    /// Has a function begin with what another version of it knows of the session, before it is switched to: each has its own
-    /// epoch's packets from then on.
-    pub fn migrate(&self, ends: &Ends, from: &str, to: &str) -> Result<(), Error> {
+    /// Has a function begin with what another version of it knows of the session, as far as it concerns these joints: before the
+    /// first packet comes to it there. Each has its own epoch's packets from then on.
+    pub fn migrate(&self, ends: &Ends, from: &str, to: &str, joints: &[Joint]) -> Result<(), Error> {
         let session = self.find(ends)?.raw.index;
-        self.function(to)?.migrate(session, self.function(from)?)
+        self.function(to)?.migrate(session, self.function(from)?, joints)
     }
 
     /// What a function keeps of a session, if it keeps anything.
@@ -415,6 +436,24 @@ impl Joints {
     /// Samples above it are counted from now on.
     pub fn set_budget(&mut self, ends: &Ends, budget_ns: u32) -> Result<(), Error> {
         self.change(ends, |raw| raw.budget_ns = budget_ns)
+    }
+
+    /// Nothing comes in until [`replace`](Self::replace) or leaves until [`resume`](Self::resume), and no packet is under way here
+    /// when this returns. What would have left is counted as `paused`.
+    pub fn pause(&mut self, ends: &Ends) -> Result<(), Error> {
+        self.change(ends, |raw| (raw.live, raw.is_paused) = (0, 1))?;
+        if self.barrier.is_none() {
+            self.barrier = Some(Barrier::new(&mut self.object)?);
+        }
+        Ok(self.barrier.as_ref().map_or(Ok(()), Barrier::wait_for_runs)?)
+    }
+
+    /// What was paused goes on.
+    pub fn resume(&mut self, ends: &Ends) -> Result<(), Error> {
+        match self.find(ends)?.raw.is_paused {
+            0 => Ok(()),
+            _ => self.change(ends, |raw| raw.is_paused = 0),
+        }
     }
 
     /// Another list at once, with numbers and states that begin anew: what is under way is lost, and counted as `stale` or
@@ -508,7 +547,7 @@ impl Joints {
         let (kind, number) = match word {
             Word::Request(number) => (1, number),
             Word::Last(next) => (2, next),
-            Word::Says(kind, number) => (SAYS + (kind & 3), number),
+            Word::Says(kind, number) => (SAYS + kind % SAYINGS, number),
         };
         let mut frame = [0; FRAME_BYTES];
         frame[0] = MAGIC;
@@ -662,18 +701,20 @@ impl Joints {
             Joint::Repair => "joint_repair",
         };
         let mut after = vec![0; frame.len() + RUN_ROOM];
+        let mut context = [0; SK_BUFF_BYTES];
+        let has_context = joint != Joint::Rx;
         let input = libbpf_rs::ProgramInput {
             data_in: Some(frame),
             data_out: Some(&mut after),
+            context_out: has_context.then_some(&mut context),
             ..libbpf_rs::ProgramInput::default()
         };
         let output = self.object.program(name)?.test_run(input);
         let output = output.map_err(|source| crate::Error::Read { what: "the verdict", source })?;
-        Ok(Run {
-            verdict: output.return_value.cast_signed(),
-            time: output.duration,
-            frame: output.data.map_or_else(Vec::new, |data| data.to_vec()),
-        })
+        let (verdict, time) = (output.return_value.cast_signed(), output.duration);
+        let frame = output.data.map_or_else(Vec::new, |data| data.to_vec());
+        let leaves_ns = context.get(TIME_STAMP_AT..).and_then(|rest| rest.first_chunk());
+        Ok(Run { verdict, frame, time, leaves_ns: leaves_ns.map_or(0, |bytes| u64::from_ne_bytes(*bytes)) })
     }
 }
 

@@ -1,5 +1,6 @@
 //! One frame at a time, without a network.
 
+use millrace_bpf::graft::TALLIES;
 use millrace_bpf::graft::joint::{Ends, FRAME_BYTES, Function, Joint, Joints, Reason, Word};
 
 use crate::datagrams::{ETHERNET, PASS_ON, REDIRECT, SHOT, XDP_DROP, XDP_PASS, datagram, v4, v6};
@@ -338,17 +339,13 @@ fn what_cannot_be_is_said() {
 /// Two versions of a function, whose states are not alike, take each other's place while packets come.
 #[test]
 fn another_version_goes_on_with_what_the_first_one_knew() {
-    const VERSIONS: [&[u8]; 2] = [
-        include_bytes!(concat!(env!("OUT_DIR"), "/tally1_test.bpf.o")),
-        include_bytes!(concat!(env!("OUT_DIR"), "/tally2_test.bpf.o")),
-    ];
     if !root("another_version_goes_on_with_what_the_first_one_knew") {
         return;
     }
     let there = other_side(&v4());
     let (mut sender, mut receiver) = (joints(), joints());
     for joints in [&mut sender, &mut receiver] {
-        for (version, image) in VERSIONS.iter().enumerate() {
+        for (version, image) in TALLIES.iter().enumerate() {
             let function = Function::open(image).expect("a function");
             joints.add_as(format!("tally{}", version + 1), function).expect("loaded");
         }
@@ -371,19 +368,76 @@ fn another_version_goes_on_with_what_the_first_one_knew() {
     let late = framed(&sender, &v4(), b"payload");
     let next = list(&["number", "tally2"]);
     let epoch = receiver.accept(&there, &next).expect("ready");
-    receiver.migrate(&there, "tally1", "tally2").expect("moved");
+    receiver.migrate(&there, "tally1", "tally2", &[Joint::Rx, Joint::Repair]).expect("moved");
     sender.accept(&v4(), &next).expect("ready");
     sender.switch(&v4(), epoch).expect("switched");
     (0..2).for_each(|_| send(&sender, &receiver));
+    assert_eq!(words(&receiver, "tally2"), [5, 14, 3]);
+    // As it is sent by: there is nothing in it about what leaves.
+    receiver.migrate(&there, "tally1", "tally2", &[Joint::Tx]).expect("nothing");
     assert_eq!(words(&receiver, "tally2"), [5, 14, 3]);
     // What was sent before is the first one's.
     assert_eq!(run(&receiver, Joint::Rx, &late).0, XDP_PASS);
     assert_eq!((words(&receiver, "tally1"), words(&receiver, "tally2")), (vec![4], vec![5, 14, 3]));
     // There is no way back, nor from what is no version of it.
     for (from, to) in [("tally2", "tally1"), ("repair", "tally2"), ("number", "tally2")] {
-        let error = receiver.migrate(&there, from, to).expect_err("no way").to_string();
+        let error = receiver.migrate(&there, from, to, &Joint::ALL).expect_err("no way").to_string();
         assert!(error.contains("cannot be made out of"), "{error}");
     }
+}
+
+/// A version whose state is the same has the same state.
+#[test]
+fn versions_that_are_alike_share_what_they_know() {
+    if !root("versions_that_are_alike_share_what_they_know") {
+        return;
+    }
+    let tally = || Function::open(TALLIES[0]).expect("a function");
+    let (mut sender, mut receiver, there) = (joints(), joints(), other_side(&v4()));
+    for joints in [&mut sender, &mut receiver] {
+        joints.add_as("old".to_owned(), tally()).expect("loaded");
+        joints.add_version("new".to_owned(), tally(), Some("old")).expect("loaded");
+    }
+    open(&mut sender, v4(), &["number", "old"]);
+    open(&mut receiver, there, &["number", "old"]);
+    let arrives = |sender: &Joints, receiver: &Joints| {
+        let frame = framed(sender, &v4(), b"payload");
+        assert_eq!(run(receiver, Joint::Rx, &frame).0, XDP_PASS);
+    };
+    arrives(&sender, &receiver);
+    let next = list(&["number", "new"]);
+    let epoch = receiver.accept(&there, &next).expect("ready");
+    sender.accept(&v4(), &next).expect("ready");
+    sender.switch(&v4(), epoch).expect("switched");
+    (0..2).for_each(|_| arrives(&sender, &receiver));
+    let known = ["old", "new"].map(|name| receiver.state(&there, name).expect("a state").expect("one"));
+    assert_eq!(known[0], known[1]);
+    assert_eq!(known[0][..4], 3u32.to_ne_bytes());
+}
+
+/// So that what is counted before it begins anew is all that there was.
+#[test]
+fn a_session_that_is_paused_lets_nothing_pass() {
+    if !root("a_session_that_is_paused_lets_nothing_pass") {
+        return;
+    }
+    let there = other_side(&v4());
+    let (mut sender, mut receiver) = (joints(), joints());
+    open(&mut sender, v4(), &["number"]);
+    open(&mut receiver, there, &["number"]);
+    let came = framed(&sender, &v4(), b"payload");
+    let late = framed(&sender, &v4(), b"payload");
+    assert_eq!(reason(&mut receiver, &there, Joint::Repair, &came).0, Reason::Delivered);
+    sender.pause(&v4()).expect("paused");
+    receiver.pause(&there).expect("paused");
+    assert_eq!(reason(&mut sender, &v4(), Joint::Tx, &datagram(&v4(), b"x")).0, Reason::Paused);
+    assert_eq!(reason(&mut receiver, &there, Joint::Rx, &late).0, Reason::Stale);
+    sender.replace(&v4(), &list(&["number"]), 1).expect("replaced");
+    receiver.replace(&there, &list(&["number"]), 1).expect("replaced");
+    assert_eq!(reason(&mut sender, &v4(), Joint::Tx, &datagram(&v4(), b"x")).0, Reason::Paused);
+    sender.resume(&v4()).expect("goes on");
+    let first = framed(&sender, &v4(), b"payload");
+    assert_eq!(reason(&mut receiver, &there, Joint::Repair, &first).0, Reason::Delivered);
 }
 
 /// Congestion controls, and objects with more than one function in them, are not functions.

@@ -6,6 +6,7 @@ mod frames;
 mod functions;
 #[path = "../support/net.rs"]
 mod net;
+mod paced;
 mod sealed;
 mod shared;
 mod traffic;

@@ -75,7 +75,7 @@ impl Site {
     }
 
     /// Nothing but these functions.
-    fn joints_of(&self, functions: &[&str], parameters: &[(&str, &str, u64)]) -> [Joints; 2] {
+    pub fn joints_of(&self, functions: &[&str], parameters: &[(&str, &str, u64)]) -> [Joints; 2] {
         self.made(functions, || joints_of(functions, parameters))
     }
 
@@ -186,7 +186,7 @@ pub fn receive(far: &UdpSocket, enough: usize) -> Vec<u32> {
 }
 
 /// A part at a time: interfaces have room for some 250 packets.
-fn send(near: &UdpSocket, numbers: std::ops::Range<u32>) {
+pub fn send(near: &UdpSocket, numbers: std::ops::Range<u32>) {
     for number in numbers {
         near.send(&message(number)).expect("sent");
         if number % 20 == 19 {

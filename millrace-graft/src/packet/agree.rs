@@ -12,14 +12,20 @@
 //! So it takes two round trips, and neither end ever sends what the other one does not take. A word that is lost is said again.
 //! When nothing of the old list can be under way any more, it is taken no longer. Words of another attempt, such as old ones that
 //! somebody sends again, do nothing.
+//!
+//! **Anew.** A change may leave behind what the session knew: numbers and functions' states begin anew. Then there is nothing to be
+//! taken beside the new list. Each end begins anew where it would have sent by the new one, and sends nothing until it knows that the
+//! other one has. What is under way then is lost; `losses` counts it.
 
 use std::time::Duration;
 
-/// A list, and the attempt to change to it, of 15 random bits.
+/// A list, and the attempt to change to it, of 14 random bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Id {
     pub list: u16,
     pub attempt: u16,
+    /// Without what the session knew.
+    pub anew: bool,
 }
 
 /// What ends say.
@@ -33,6 +39,10 @@ pub enum Word {
     Refuse(Id),
     /// Since when this end is there.
     Hello(Since),
+    /// Before it began anew, so many of the application's datagrams left this end, modulo 2^32.
+    Sent(u32),
+    /// Of those, so many have not come.
+    Lost(u32),
 }
 
 /// When an end was started, in tenths of a second; of 31 bits, so that it wraps around after 6.8 years.
@@ -60,6 +70,8 @@ pub enum Act {
     Accept(u16),
     /// Send by the list that was accepted last.
     Switch,
+    /// Begin anew with this list, take nothing of before, and send nothing until it is agreed.
+    Begin(u16),
     /// Take those of the one that is not sent by no longer.
     Retire,
     Say(Word),
@@ -77,6 +89,8 @@ pub enum Why {
     Silent,
     /// Another swap is under way.
     Busy,
+    /// A function cannot go on with what the version before it knew.
+    NoState,
 }
 
 /// Between the first two tries of a word, and between the later ones: each waits twice as long as the one before. A path that is longer
@@ -86,7 +100,7 @@ const AGAIN_MOST: Duration = Duration::from_millis(250);
 /// For the other end's answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long packets may be under way.
-const LINGER: Duration = Duration::from_secs(2);
+pub(super) const LINGER: Duration = Duration::from_secs(2);
 
 /// When a word is said again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -153,13 +167,14 @@ impl Agreement {
     }
 
     /// `now`: since any fixed moment. `attempt`: random.
-    pub fn propose(&mut self, now: Duration, list: u16, attempt: u16) -> Vec<Act> {
-        let id = Id { list, attempt: attempt & Id::ATTEMPT };
+    pub fn propose(&mut self, now: Duration, list: u16, attempt: u16, anew: bool) -> Vec<Act> {
+        let id = Id { list, attempt: attempt & Id::ATTEMPT, anew };
         match self.state {
-            State::Idle if list == self.list => vec![Act::Agreed(list)],
+            State::Idle if list == self.list && !anew => vec![Act::Agreed(list)],
             State::Idle => {
                 self.state = State::Proposing { id, again: Again::after(now), until: now + PATIENCE };
-                vec![Act::Accept(list), Act::Say(Word::Propose(id))]
+                let accept = (!anew).then_some(Act::Accept(list));
+                accept.into_iter().chain([Act::Say(Word::Propose(id))]).collect()
             }
             _ => vec![Act::Failed(list, Why::Busy)],
         }
@@ -180,7 +195,7 @@ impl Agreement {
             (Word::Ready(id), State::Proposing { id: own, .. }) if id == own => {
                 self.changed(id);
                 self.state = State::Switching { id, again: Again::after(now) };
-                vec![Act::Switch, Act::Say(Word::Switched(id))]
+                vec![id.change(), Act::Say(Word::Switched(id))]
             }
             // It waits for a word that was lost, or of an attempt that is over.
             (Word::Ready(id), _) if self.latest == Some(id) => vec![Act::Say(Word::Switched(id))],
@@ -195,7 +210,7 @@ impl Agreement {
             (Word::Switched(id), State::Following { id: own, .. }) if id == own => {
                 self.changed(id);
                 self.state = State::Lingering { until: now + LINGER };
-                vec![Act::Switch, Act::Say(Word::Done(id)), Act::Agreed(id.list)]
+                vec![id.change(), Act::Say(Word::Done(id)), Act::Agreed(id.list)]
             }
             // Our answer was lost.
             (Word::Switched(id), _) if self.latest == Some(id) => vec![Act::Say(Word::Done(id))],
@@ -210,7 +225,10 @@ impl Agreement {
     fn hear_proposal(&mut self, now: Duration, id: Id) -> Vec<Act> {
         match self.state {
             State::Following { id: own, .. } if id == own => vec![Act::Say(Word::Ready(id))],
-            State::Idle if id.list != self.list => self.follow(now, id),
+            // What comes again of the latest change is no other one.
+            State::Idle if id.list != self.list || (id.anew && self.latest != Some(id)) => {
+                self.follow(now, id)
+            }
             // Both have proposed at the same time: one gives way.
             State::Proposing { id: own, .. } if !self.goes_first => {
                 let mut acts = match own.list == id.list {
@@ -227,7 +245,21 @@ impl Agreement {
 
     fn follow(&mut self, now: Duration, id: Id) -> Vec<Act> {
         self.state = State::Following { id, next: now + 4 * AGAIN_MOST };
-        vec![Act::Accept(id.list), Act::Say(Word::Ready(id))]
+        let accept = (!id.anew).then_some(Act::Accept(id.list));
+        accept.into_iter().chain([Act::Say(Word::Ready(id))]).collect()
+    }
+
+    /// The list could not be accepted here: there is no way on.
+    pub fn cannot(&mut self) -> Vec<Act> {
+        match self.state {
+            State::Proposing { id, .. } => self.give_up(id.list, Why::NoState),
+            State::Following { id, .. } => {
+                let mut acts = self.give_up(id.list, Why::NoState);
+                acts.push(Act::Say(Word::Refuse(id)));
+                acts
+            }
+            _ => Vec::new(),
+        }
     }
 
     fn changed(&mut self, id: Id) {
@@ -280,27 +312,47 @@ impl Agreement {
 }
 
 impl Id {
-    const ATTEMPT: u16 = 0x7fff;
+    const ATTEMPT: u16 = 0x3fff;
+    /// Beside the attempt.
+    const ANEW: u32 = 1 << 30;
+
+    fn change(self) -> Act {
+        if self.anew { Act::Begin(self.list) } else { Act::Switch }
+    }
+
+    fn encode(self) -> u32 {
+        let anew = if self.anew { Self::ANEW } else { 0 };
+        anew | u32::from(self.attempt) << 16 | u32::from(self.list)
+    }
+
+    fn decode(number: u32) -> Self {
+        Self {
+            list: (number & 0xffff) as u16,
+            attempt: (number >> 16) as u16 & Self::ATTEMPT,
+            anew: number & Self::ANEW != 0,
+        }
+    }
 }
 
 impl Word {
-    /// As the kernel's frames carry it: a kind of four, and a number.
+    /// As the kernel's frames carry it: a kind of eight, and a number.
     pub fn encode(self) -> (u8, u32) {
         const REFUSE: u32 = 1 << 31;
         const HELLO: u32 = 1 << 31;
-        let number = |id: Id| u32::from(id.attempt) << 16 | u32::from(id.list);
         match self {
-            Self::Propose(id) => (0, number(id)),
-            Self::Ready(id) => (1, number(id)),
-            Self::Refuse(id) => (1, REFUSE | number(id)),
-            Self::Switched(id) => (2, number(id)),
-            Self::Done(id) => (3, number(id)),
+            Self::Propose(id) => (0, id.encode()),
+            Self::Ready(id) => (1, id.encode()),
+            Self::Refuse(id) => (1, REFUSE | id.encode()),
+            Self::Switched(id) => (2, id.encode()),
+            Self::Done(id) => (3, id.encode()),
             Self::Hello(since) => (3, HELLO | since.0),
+            Self::Sent(count) => (4, count),
+            Self::Lost(count) => (5, count),
         }
     }
 
     pub fn decode(kind: u8, number: u32) -> Option<Self> {
-        let id = Id { list: (number & 0xffff) as u16, attempt: (number >> 16) as u16 & Id::ATTEMPT };
+        let id = Id::decode(number);
         match (kind, number >> 31) {
             (0, 0) => Some(Self::Propose(id)),
             (1, 0) => Some(Self::Ready(id)),
@@ -308,6 +360,8 @@ impl Word {
             (2, 0) => Some(Self::Switched(id)),
             (3, 0) => Some(Self::Done(id)),
             (3, 1) => Some(Self::Hello(Since(number & Since::BITS))),
+            (4, _) => Some(Self::Sent(number)),
+            (5, _) => Some(Self::Lost(number)),
             _ => None,
         }
     }
@@ -317,7 +371,7 @@ impl Word {
             Self::Propose(id) | Self::Ready(id) | Self::Refuse(id) | Self::Switched(id) | Self::Done(id) => {
                 Some(id.list)
             }
-            Self::Hello(_) => None,
+            Self::Hello(_) | Self::Sent(_) | Self::Lost(_) => None,
         }
     }
 }
@@ -337,6 +391,7 @@ mod tests {
         agreed: Vec<u16>,
         agreed_at: Duration,
         failed: Vec<(u16, Why)>,
+        begun: u32,
     }
 
     impl End {
@@ -349,6 +404,7 @@ mod tests {
                 agreed: Vec::new(),
                 agreed_at: Duration::ZERO,
                 failed: Vec::new(),
+                begun: 0,
             }
         }
 
@@ -361,6 +417,10 @@ mod tests {
                         self.takes.push(list);
                     }
                     Act::Switch => self.sends = *self.takes.last().expect("one that was accepted"),
+                    Act::Begin(list) => {
+                        (self.sends, self.takes) = (list, vec![list]);
+                        self.begun += 1;
+                    }
                     Act::Retire => self.takes.retain(|list| *list == self.sends),
                     Act::Say(word) => said.push(word),
                     Act::Agreed(list) => self.agreed.push(list),
@@ -371,21 +431,31 @@ mod tests {
         }
     }
 
-    /// Two ends and a path of 10 ms that loses what `loses` says, for a minute.
     fn run(
-        mut ends: [End; 2],
+        ends: [End; 2],
         proposals: [Option<u16>; 2],
         knows: bool,
         loses: impl Fn(u64) -> bool,
     ) -> [End; 2] {
+        run_each(ends, proposals.map(|list| Some((list?, false))), knows, loses)
+    }
+
+    /// Two ends and a path of 10 ms that loses what `loses` says, for a minute. Proposals: a list, and whether anew.
+    fn run_each(
+        mut ends: [End; 2],
+        proposals: [Option<(u16, bool)>; 2],
+        knows: bool,
+        loses: impl Fn(u64) -> bool,
+    ) -> [End; 2] {
+        let is_anew = proposals.iter().flatten().any(|(_, anew)| *anew);
         let mut flying: Vec<(Duration, usize, Word)> = Vec::new();
         let mut said = 0;
         for at in 0..60_000 {
             let now = at * MS;
             for from in 0..2 {
                 let mut words = Vec::new();
-                if let (0, Some(list)) = (at, proposals[from]) {
-                    let acts = ends[from].agreement.propose(now, list, 7 + from as u16);
+                if let (0, Some((list, anew))) = (at, proposals[from]) {
+                    let acts = ends[from].agreement.propose(now, list, 7 + from as u16, anew);
                     words.extend(ends[from].act(acts));
                 }
                 let (arrived, rest) =
@@ -409,8 +479,8 @@ mod tests {
                 }
             }
             // What one sends, the other takes, at any moment.
-            assert!(ends[0].takes.contains(&ends[1].sends), "{now:?} {ends:?}");
-            assert!(ends[1].takes.contains(&ends[0].sends), "{now:?} {ends:?}");
+            let takes = |one: usize| ends[one].takes.contains(&ends[1 - one].sends);
+            assert!(is_anew || takes(0) && takes(1), "{now:?} {ends:?}");
         }
         ends
     }
@@ -425,6 +495,36 @@ mod tests {
                 assert_eq!(end.agreement.next(), None);
             }
         }
+    }
+
+    /// Once, however often they hear of it, and to the list that they have, too.
+    #[test]
+    fn both_ends_begin_anew() {
+        for list in [1, 2] {
+            for loses in [|_| false, |count| count % 3 == 0, |count| count < 9] {
+                let ends =
+                    run_each([End::new(true), End::new(false)], [Some((list, true)), None], true, loses);
+                for end in ends {
+                    assert_eq!(
+                        (end.sends, &end.takes[..], &end.agreed[..]),
+                        (list, &[list][..], &[list][..])
+                    );
+                    assert_eq!((end.begun, end.agreement.next()), (1, None));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn who_cannot_go_on_refuses() {
+        let mut end = End::new(true);
+        let proposed = Id { list: 2, attempt: 3, anew: false };
+        let acts = end.agreement.hear(MS, Word::Propose(proposed), true);
+        assert_eq!(acts, [Act::Accept(2), Act::Say(Word::Ready(proposed))]);
+        let acts = end.agreement.cannot();
+        let refuses = Act::Say(Word::Refuse(proposed));
+        assert_eq!(acts, [Act::Retire, Act::Failed(2, Why::NoState), refuses]);
+        assert_eq!((end.agreement.list(), end.agreement.next()), (1, None));
     }
 
     #[test]
@@ -478,9 +578,9 @@ mod tests {
         let mut end = End::new(true);
         for at in 0..100_000u32 {
             let random = at.wrapping_mul(0x9e37_79b9);
-            let word = Word::decode((random >> 30) as u8, random >> 8 & 0x8001_0003);
+            let word = Word::decode((random >> 30) as u8, random >> 8 & 0xc001_0003);
             if at % 97 == 0 {
-                let acts = end.agreement.propose(at / 10 * MS, (random & 3) as u16, 1);
+                let acts = end.agreement.propose(at / 10 * MS, (random & 3) as u16, 1, random & 4 == 0);
                 end.act(acts);
             }
             let now = at / 10 * MS;

@@ -7,10 +7,13 @@ use std::path::{Path, PathBuf};
 use millrace_bpf::graft::{FUNCTIONS, PACKET_ABI, joint};
 use serde::Deserialize;
 
+use super::versions::Version;
 use crate::identity::{Identity, Key, Signature};
 use crate::manifest::{Parameter, signed_text};
 use crate::{Error, Refusal};
 
+/// Of a file's identity, in what the kernel's side calls a version.
+const IDENTITY_DIGITS: usize = 16;
 const OBJECT_MAX_BYTES: u64 = 4 << 20;
 const MANIFEST_MAX_BYTES: u64 = 64 << 10;
 
@@ -21,7 +24,18 @@ macro_rules! manifests {
     };
 }
 
-manifests!("number", "order", "window", "acknowledge", "repair", "partial", "gobackn", "fec", "congestion");
+manifests!(
+    "number",
+    "order",
+    "window",
+    "acknowledge",
+    "repair",
+    "partial",
+    "gobackn",
+    "fec",
+    "congestion",
+    "pace"
+);
 
 /// One that may be loaded: its manifest is usable and its object is what that says.
 #[derive(Clone, Debug)]
@@ -54,7 +68,13 @@ pub struct Manifest {
     pub wants: Vec<String>,
     /// The oldest kernel that it was tried on.
     pub kernel: String,
+    /// Of what it keeps of a session.
     pub state_version: u32,
+    /// Other versions of that, which its program `NAME_migrate` makes its own of.
+    #[serde(default)]
+    pub migrates: Vec<u32>,
+    /// Of one that can fill a path: how it shares a bottleneck, and how that is known.
+    pub fairness: Option<String>,
     #[serde(default)]
     pub parameters: BTreeMap<String, Parameter>,
 }
@@ -78,6 +98,8 @@ pub enum Service {
     FlowControl,
     /// No more is under way than the path carries.
     CongestionControl,
+    /// Packets leave one after another, by the queueing discipline of the interface.
+    Pacing,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -148,12 +170,33 @@ impl Function {
         if object.name() != manifest.name {
             return Err(format!("{} is function {}, not {}", manifest.object, object.name(), manifest.name));
         }
+        match (manifest.migrates.is_empty(), object.migrates()) {
+            (true, true) => {
+                return Err("it has a program that migrates: `migrates` says from which state-version".into());
+            }
+            (false, false) => {
+                return Err(format!("{} has no program {}_migrate", manifest.object, manifest.name));
+            }
+            _ => {}
+        }
         for name in manifest.parameters.keys() {
             if !object.parameters().iter().any(|parameter| parameter.name == *name) {
                 return Err(format!("{} has no parameter {name}", manifest.object));
             }
         }
         Ok(Self { identity: Identity::of(&image), manifest, image })
+    }
+
+    /// Told from others by its file.
+    pub(super) fn version(&self) -> Version {
+        let Manifest { name, state_version, migrates, .. } = &self.manifest;
+        let identity: String = self.identity.to_string().chars().take(IDENTITY_DIGITS).collect();
+        Version {
+            key: format!("{name}@{identity}"),
+            name: name.clone(),
+            state: *state_version,
+            takes: migrates.clone(),
+        }
     }
 
     /// What a parameter has been compiled with.

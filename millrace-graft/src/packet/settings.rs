@@ -11,6 +11,7 @@ use serde::Deserialize;
 
 use super::function::{Functions, Service};
 use super::keys::Cipher;
+use super::versions::Version;
 use crate::Error;
 use crate::identity::Key;
 
@@ -29,12 +30,16 @@ pub struct Settings {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Graft {
     pub name: String,
+    pub functions: Vec<Version>,
+    /// The same, as the kernel knows them.
     pub list: List,
     pub services: BTreeSet<Service>,
     /// Of the joint that takes longest; 0: none.
     pub budget_ns: u32,
     /// What takes its place when it is over its budget.
     pub fallback: Option<String>,
+    /// Sessions that change to it begin anew, and lose what is under way.
+    pub anew: bool,
 }
 
 /// Datagrams between two addresses and ports.
@@ -85,6 +90,16 @@ struct RawGraft {
     #[serde(default)]
     budget_ns: u32,
     fallback: Option<String>,
+    #[serde(default)]
+    swap: RawSwap,
+}
+
+#[derive(Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+enum RawSwap {
+    #[default]
+    Stateful,
+    Stateless,
 }
 
 #[derive(Debug, Deserialize)]
@@ -193,7 +208,7 @@ impl Settings {
     /// An acknowledgement has to come before a window is full.
     fn check_window(&self, graft: &Graft) -> Result<(), Error> {
         let value = |function: &str, parameter: &str| {
-            graft.list.functions.iter().find(|name| *name == function)?;
+            graft.functions.iter().find(|version| version.name == function)?;
             let set = self.parameters.get(function).and_then(|values| values.get(parameter)).copied();
             set.or_else(|| self.functions.find(function).ok()?.default_of(parameter))
         };
@@ -241,6 +256,7 @@ impl RawGraft {
         }
         let mut services = BTreeSet::new();
         let mut identities = Vec::new();
+        let mut versions = Vec::new();
         for (at, name) in self.functions.iter().enumerate() {
             let function = functions.find(name)?;
             let before = &self.functions[..at];
@@ -256,17 +272,20 @@ impl RawGraft {
             }
             services.extend(&function.manifest.services);
             identities.extend(function.identity.to_string().into_bytes());
+            versions.push(function.version());
         }
         let id = match digest(&SHA256, &identities).as_ref() {
             [high, low, ..] => u16::from_be_bytes([*high, *low]),
             _ => 0,
         };
         Ok(Graft {
-            list: List { functions: self.functions, id },
+            list: List { functions: versions.iter().map(|version| version.key.clone()).collect(), id },
+            functions: versions,
             name: self.name,
             services,
             budget_ns: self.budget_ns,
             fallback: self.fallback,
+            anew: self.swap == RawSwap::Stateless,
         })
     }
 }
@@ -398,7 +417,7 @@ mod tests {
             (
                 "[\"number\", \"repair\"]",
                 "[\"seal\"]",
-                "there is no function seal; there are: acknowledge, congestion, fec, gobackn, number, order, partial, repair, window",
+                "there is no function seal; there are: acknowledge, congestion, fec, gobackn, number, order, pace, partial, repair, window",
             ),
             ("fallback = \"newest\"", "fallback = \"complete\"", "does not have the service PartialOrder"),
             ("fallback = \"newest\"", "fallback = \"none\"", "there is no graft none"),

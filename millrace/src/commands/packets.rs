@@ -3,7 +3,7 @@
 use std::{fmt::Write as _, path::PathBuf};
 
 use clap::Subcommand;
-use millrace_graft::packet::{Settings, Status};
+use millrace_graft::packet::{Change, Settings, Status};
 
 use super::daemon;
 use crate::{
@@ -35,6 +35,9 @@ enum Verb {
     Swap {
         session: String,
         graft: String,
+        /// The session begins anew: numbers and what functions know. Says how many datagrams were lost
+        #[arg(long)]
+        stateless: bool,
         #[command(flatten)]
         socket: SocketArg,
     },
@@ -75,19 +78,35 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             let status = packets::ask(&socket.socket, &Request::Status)?.status.unwrap_or_default();
             print(&if json { serde_json::to_string_pretty(&status)? + "\n" } else { text(&status, width()) })
         }
-        Verb::Swap { session, graft, socket } => {
-            let request = Request::Swap { session: session.clone(), graft: graft.clone() };
+        Verb::Swap { session, graft, stateless, socket } => {
+            let request = Request::Swap { session: session.clone(), graft: graft.clone(), stateless };
             let done = packets::ask(&socket.socket, &request)?.swapped.unwrap_or_default();
             let ms = done.agreed_us as f64 / 1e3;
             print(&format!(
-                "{session}: both ends use {graft}; agreed in {ms:.1} ms, changed here in {} us\n",
-                done.cut_us
+                "{session}: both ends use {graft}; agreed in {ms:.1} ms, changed here in {} us\n{}",
+                done.cut_us,
+                change(&session, &done.change)
             ))
         }
         Verb::Reload { socket } => {
             packets::ask(&socket.socket, &Request::Reload)?;
             print("the settings were read again\n")
         }
+    }
+}
+
+/// How a session came to its graft, as a line; empty where there is nothing to say.
+fn change(session: &str, change: &Change) -> String {
+    let count = |lost: Option<u64>| lost.map_or("unknown".to_owned(), |lost| lost.to_string());
+    if change.stateless {
+        let [sent, received] = [change.lost_sent, change.lost_received].map(count);
+        return format!(
+            "{session}: begun anew; lost of what was sent {sent}, of what was to come {received}\n"
+        );
+    }
+    match change.migrated.is_empty() {
+        true => String::new(),
+        false => format!("{session}: goes on with the state of {}\n", change.migrated.join(", ")),
     }
 }
 
@@ -135,6 +154,9 @@ fn text(status: &Status, width: usize) -> String {
             let _ = write!(packets, " {reason} {count},");
         }
         line(&mut out, width, &format!("{}:{}", session.name, packets.trim_end_matches(',')));
+        if let Some(latest) = &session.changed {
+            out += &change(&session.name, latest);
+        }
     }
     out
 }

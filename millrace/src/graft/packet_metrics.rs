@@ -46,6 +46,11 @@ impl Collector for Snapshot {
             outcomes.map(|(outcome, count)| ([of(it), ("outcome", outcome)], count))
         });
         out.counters("swaps", "Changes of a session's graft", swaps)?;
+        let lost = sessions.iter().flat_map(|it| {
+            let directions = [("sent", it.lost_sent), ("received", it.lost_received)];
+            directions.map(|(direction, count)| ([of(it), ("direction", direction)], count))
+        });
+        out.counters("lost", "Datagrams that had not come when a session began anew", lost)?;
         let over = sessions.iter().map(|it| ([of(it)], it.over_budget));
         out.counters("over_budget", "Samples above the budget", over)
     }
@@ -71,6 +76,7 @@ mod tests {
             over_budget: 3,
             swaps: 2,
             swaps_failed: 1,
+            lost_sent: 5,
             ..SessionStatus::default()
         };
         let status = Status {
@@ -92,6 +98,8 @@ mod tests {
             r#"millrace_packet_graft_packets_total{session="telemetry",reason="delivered"} 7"#,
             r#"millrace_packet_graft_swaps_total{session="telemetry",outcome="agreed"} 2"#,
             r#"millrace_packet_graft_swaps_total{session="telemetry",outcome="failed"} 1"#,
+            r#"millrace_packet_graft_lost_total{session="telemetry",direction="sent"} 5"#,
+            r#"millrace_packet_graft_lost_total{session="telemetry",direction="received"} 0"#,
             r#"millrace_packet_graft_over_budget_total{session="telemetry"} 3"#,
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");

@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Context as _, anyhow, bail};
 use millrace_bpf::clock;
 use millrace_graft::{
-    packet::{Event, Runtime, Settings, Status},
+    packet::{Change, Event, Losses, Runtime, Settings, Status},
     status::Reload,
 };
 use parking_lot::Mutex;
@@ -42,10 +42,12 @@ pub struct Setup {
 #[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
     Status,
-    /// Answered when both ends have changed, or will not.
+    /// Answered when both ends have changed, or will not; and when it is known what was lost, where it is stateless.
     Swap {
         session: String,
         graft: String,
+        #[serde(default)]
+        stateless: bool,
     },
     Reload,
 }
@@ -67,6 +69,13 @@ pub struct Swapped {
     pub agreed_us: u64,
     /// The change of this end.
     pub cut_us: u64,
+    pub change: Change,
+}
+
+impl From<Swapped> for Answer {
+    fn from(swapped: Swapped) -> Self {
+        Self { ok: true, swapped: Some(swapped), ..Self::default() }
+    }
 }
 
 impl From<anyhow::Error> for Answer {
@@ -163,8 +172,15 @@ struct Worker {
     asked: Receiver<Asked>,
     /// The latest; at first what it was started with.
     reloaded: Reload,
-    /// Who waits for the end of a swap of a session.
-    waiting: Option<(String, SyncSender<anyhow::Result<Answer>>)>,
+    waiting: Option<Waiting>,
+}
+
+/// For the end of a swap of a session.
+struct Waiting {
+    session: String,
+    reply: SyncSender<anyhow::Result<Answer>>,
+    /// Agreed on; what was lost is not known yet.
+    swapped: Option<Swapped>,
 }
 
 impl Worker {
@@ -191,13 +207,16 @@ impl Worker {
         let answer = match request {
             Request::Status => self.status().map(|status| Answer { status: Some(status), ..ok }),
             Request::Reload => self.reload().map(|()| ok),
-            Request::Swap { session, graft } => match self.runtime.swap(&session, &graft) {
-                Ok(()) => {
-                    self.waiting = Some((session, reply));
-                    return;
+            Request::Swap { session, graft, stateless } => {
+                let swap = if stateless { Runtime::swap_anew } else { Runtime::swap };
+                match swap(&mut self.runtime, &session, &graft) {
+                    Ok(()) => {
+                        self.waiting = Some(Waiting { session, reply, swapped: None });
+                        return;
+                    }
+                    Err(error) => Err(error.into()),
                 }
-                Err(error) => Err(error.into()),
-            },
+            }
         };
         // Who asked may have gone.
         let _ = reply.send(answer);
@@ -223,10 +242,32 @@ impl Worker {
     fn happened(&mut self, event: Event) {
         let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         match event {
-            Event::Swapped { session, graft, took, cut } => {
-                info!(session, graft, agreed_us = took.map(us), "swapped");
-                let swapped = Swapped { agreed_us: took.map_or(0, us), cut_us: us(cut) };
-                self.done(&session, Ok(Answer { ok: true, swapped: Some(swapped), ..Answer::default() }));
+            Event::Swapped { session, graft, took, cut, change } => {
+                let migrated = change.migrated.join(", ");
+                info!(
+                    session,
+                    graft,
+                    agreed_us = took.map(us),
+                    stateless = change.stateless,
+                    migrated,
+                    "swapped"
+                );
+                let is_known = !change.stateless;
+                let swapped = Swapped { agreed_us: took.map_or(0, us), cut_us: us(cut), change };
+                match is_known {
+                    true => self.done(&session, Ok(swapped.into())),
+                    false => self.wait_for_count(&session, swapped),
+                }
+            }
+            Event::Counted { session, losses } => {
+                let Losses { sent, received } = losses;
+                warn!(
+                    session,
+                    lost_sent = sent,
+                    lost_received = received,
+                    "begun anew: what had not come is lost"
+                );
+                self.counted(&session, losses);
             }
             Event::NotSwapped { session, graft, why } => {
                 let error = format!("session {session} keeps its graft: {}", why.text());
@@ -244,8 +285,23 @@ impl Worker {
     }
 
     fn done(&mut self, session: &str, answer: anyhow::Result<Answer>) {
-        if let Some((_, reply)) = self.waiting.take_if(|(waiting, _)| waiting == session) {
+        if let Some(Waiting { reply, .. }) = self.waiting.take_if(|waiting| waiting.session == session) {
             let _ = reply.send(answer);
+        }
+    }
+
+    fn wait_for_count(&mut self, session: &str, swapped: Swapped) {
+        if let Some(waiting) = self.waiting.as_mut().filter(|waiting| waiting.session == session) {
+            waiting.swapped = Some(swapped);
+        }
+    }
+
+    fn counted(&mut self, session: &str, losses: Losses) {
+        let waiting = self.waiting.as_mut().filter(|waiting| waiting.session == session);
+        if let Some(mut swapped) = waiting.and_then(|waiting| waiting.swapped.take()) {
+            swapped.change.lost_sent = losses.sent;
+            swapped.change.lost_received = losses.received;
+            self.done(session, Ok(swapped.into()));
         }
     }
 }

@@ -8,6 +8,8 @@ use std::{
     process::{Child, Command},
 };
 
+use millrace_bpf::graft::TALLIES;
+
 use crate::site::{CLIENT, LONG, SERVER, Site, inside, wait_for};
 
 const HTTP: &str = "127.0.0.1:9188";
@@ -32,9 +34,13 @@ fn settings(side: usize, more: &str) -> String {
 
 impl<'a> Packets<'a> {
     fn start(site: &'a Site, side: usize) -> Self {
+        Self::start_with(site, side, &settings(side, ""))
+    }
+
+    fn start_with(site: &'a Site, side: usize, settings: &str) -> Self {
         fs::write(site.path("key"), "00112233445566778899aabbccddeeff").unwrap();
         let config = site.path(&format!("packets{side}.toml"));
-        fs::write(&config, settings(side, "")).unwrap();
+        fs::write(&config, settings).unwrap();
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/run/netns/{}", site.namespaces[side]));
         command.arg(env!("CARGO_BIN_EXE_millrace"));
@@ -135,4 +141,79 @@ fn sessions_are_seen_from_outside() {
         let link = Command::new("ip").args(["-n", namespace, "-d", "link", "show", "eth"]).output().unwrap();
         assert!(!String::from_utf8_lossy(&link.stdout).contains("xdp"), "nothing stays at {namespace}");
     }
+}
+
+/// A function that counts, in one of two versions.
+fn put_tally(site: &Site, side: usize, version: usize) {
+    let pool = site.path(&format!("pool{side}"));
+    fs::create_dir_all(&pool).unwrap();
+    let image = TALLIES[version - 1];
+    let migrates = if version == 2 { "migrates = [1]\n" } else { "" };
+    let manifest = format!(
+        "abi = 3\nname = \"tally\"\nobject = \"tally.bpf.o\"\nsha256 = \"{}\"\nabout = \"counts\"\n\
+         kernel = \"6.1\"\nstate-version = {version}\n{migrates}",
+        millrace_graft::Identity::of(image)
+    );
+    fs::write(pool.join("tally.bpf.o"), image).unwrap();
+    fs::write(pool.join("tally.toml"), manifest).unwrap();
+}
+
+#[test]
+fn functions_come_in_other_versions_and_sessions_begin_anew() {
+    let Some(site) = Site::new("versions") else { return };
+    site.namespaces.iter().for_each(|name| crate::site::ip(&format!("-n {name} link set lo up")));
+    let [near, far] = [0, 1].map(|side| {
+        put_tally(&site, side, 1);
+        let text = settings(side, "").replace("\"repair\"]", "\"repair\", \"tally\"]");
+        Packets::start_with(&site, side, &format!("pool = [\"pool{side}\"]\n{text}"))
+    });
+    for daemon in [&near, &far] {
+        wait_for("keys", || daemon.get("/status").contains("\"has_keys\":true").then_some(()));
+    }
+    let (from, to) = (udp(&site, 0), udp(&site, 1));
+    let passes = |number: u8| {
+        let mut buffer = [0; 64];
+        from.send(&[number; 40]).unwrap();
+        assert_eq!(to.recv(&mut buffer).unwrap(), 40);
+        assert_eq!(buffer[..40], [number; 40]);
+    };
+    passes(1);
+    // The other end does not have it yet: all stays as it was, and is said.
+    put_tally(&site, 0, 2);
+    assert!(near.verb(&["reload"]).0);
+    wait_for("the refusal", || {
+        near.get("/status").contains("the other end has no such list of the same functions").then_some(())
+    });
+    passes(2);
+    put_tally(&site, 1, 2);
+    assert!(far.verb(&["reload"]).0);
+    for daemon in [&near, &far] {
+        wait_for("the other version", || {
+            daemon.verb(&["status"]).1.contains("test: goes on with the state of tally").then_some(())
+        });
+    }
+    passes(3);
+    // As soon as nothing of the first version can be under way any more.
+    let said = wait_for("the next change", || {
+        let (done, said) = near.verb(&["swap", "--stateless", "test", "newest"]);
+        done.then_some(said)
+    });
+    let words = "test: begun anew; lost of what was sent 0, of what was to come 0\n";
+    assert!(said.ends_with(words), "{said}");
+    passes(4);
+    for daemon in [&near, &far] {
+        assert!(daemon.verb(&["status"]).1.contains(words));
+        let metrics = daemon.get("/metrics");
+        for direction in ["sent", "received"] {
+            let line =
+                format!(r#"millrace_packet_graft_lost_total{{session="test",direction="{direction}"}} 0"#);
+            assert!(metrics.contains(&line), "{line} is not in\n{metrics}");
+        }
+    }
+    // There is no way back with the state.
+    let pool = site.path("pool0");
+    let manifest = fs::read_to_string(pool.join("tally.toml")).unwrap();
+    fs::write(pool.join("tally.toml"), manifest.replace("migrates = [1]\n", "")).unwrap();
+    let (done, said) = near.verb(&["reload"]);
+    assert!(!done && said.contains("`migrates` says from which state-version"), "{said}");
 }

@@ -21,7 +21,7 @@ const OLD_STATE: &str = "old_state";
 /// What the name of the program ends with that moves state from the version before.
 const MIGRATE: &str = "_migrate";
 
-mirror!(MigrateCall = "graft_migrate_call" { session: u32, error: u32 });
+mirror!(MigrateCall = "graft_migrate_call" { session: u32, joints: u32, error: u32 });
 
 /// An object file that was opened, and not given to the kernel yet.
 pub struct Function {
@@ -46,6 +46,11 @@ impl Function {
         Ok(Self { open, name, joints, parameters })
     }
 
+    /// Whether it has a program that makes its state out of another version's.
+    pub fn migrates(&self) -> bool {
+        self.open.progs().any(|program| program.name().to_string_lossy().ends_with(MIGRATE))
+    }
+
     /// What its programs' names begin with.
     pub fn name(&self) -> &str {
         &self.name
@@ -64,11 +69,16 @@ impl Function {
         set(&mut self.open, &self.parameters, name, value)
     }
 
-    /// With the dispatcher's maps in place of its own.
-    pub(super) fn load(mut self, shared: &BTreeMap<&'static str, MapHandle>) -> Result<Loaded, Error> {
+    /// With the dispatcher's maps in place of its own, and with the state of a version that has the same.
+    pub(super) fn load(
+        mut self,
+        shared: &BTreeMap<&'static str, MapHandle>,
+        alike: Option<&Loaded>,
+    ) -> Result<Loaded, Error> {
+        let state = alike.and_then(|alike| alike.state.as_ref());
         for mut map in self.open.maps_mut() {
             let name = map.name().to_string_lossy().into_owned();
-            if let Some(there) = shared.get(name.as_str()) {
+            if let Some(there) = shared.get(name.as_str()).or(state.filter(|_| name == STATE)) {
                 map.reuse_fd(there.as_fd()).map_err(Error::Open)?;
             }
         }
@@ -115,16 +125,17 @@ impl Loaded {
         state.lookup(&session.to_ne_bytes(), MapFlags::ANY).map_err(Error::State)
     }
 
-    /// Makes its state of a session out of that of the version before.
+    /// Makes its state of a session out of that of the version before, as far as it concerns these joints.
     ///
     /// # Errors
     /// It has no program for that, or for another state; or its program says no.
-    pub fn migrate(&self, session: u32, from: &Self) -> Result<(), Error> {
+    pub fn migrate(&self, session: u32, from: &Self, joints: &[Joint]) -> Result<(), Error> {
         let (Some(program), Some(place)) = (&self.migrate, &self.old) else { return Err(Error::NoMigration) };
         let old = from.state(session)?.filter(|old| old.len() == place.value_size() as usize);
         let old = old.ok_or(Error::NoMigration)?;
         place.update(&0u32.to_ne_bytes(), &old, MapFlags::ANY).map_err(Error::State)?;
-        let mut call = MigrateCall { session, error: 0 };
+        let bits = joints.iter().fold(0, |bits, joint| bits | 1 << *joint as u32);
+        let mut call = MigrateCall { session, joints: bits, error: 0 };
         raw::run(program, &mut call).map_err(Error::Descriptor)?;
         if call.error == 0 { Ok(()) } else { Err(Error::NoMigration) }
     }

@@ -28,7 +28,7 @@ mirror!(Session = "joint_session" {
     epoch: u8,
     live: u8,
     is_sealed: u8,
-    pad: u8,
+    is_paused: u8,
 });
 
 mirror!(Time = "joint_time" { packets: u64, samples: u64, total_ns: u64, most_ns: u64, over: u64 });
@@ -67,6 +67,7 @@ mirror!(Shared = "graft_shared" {
     min_rtt_us: u32,
     acked_ns: u64,
     went_ns: [[u64; 32]; WINDOW / 32],
+    leaves_ns: u64,
 });
 
 #[cfg(test)]

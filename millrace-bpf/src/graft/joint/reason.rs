@@ -68,4 +68,8 @@ reasons! {
     WindowFull = "window-full",
     /// Behind one that is missing, where order is full.
     OutOfTurn = "out-of-turn",
+    /// Not sent: the session was about to begin anew.
+    Paused = "paused",
+    /// Not sent: as much waits for its turn as may.
+    TooFast = "too-fast",
 }

@@ -5,8 +5,9 @@ use std::time::Duration;
 use millrace_bpf::graft::joint::{Ends, KeyWord};
 use ring::rand::{SecureRandom as _, SystemRandom};
 
-use super::keys::{Act, Agreement, Cipher, Secret, Word};
-use super::{Event, Runtime, Sealed, Session};
+use super::super::keys::{Act, Agreement, Cipher, Secret, Word};
+use super::live::Sealed;
+use super::{Event, Runtime, Session};
 use crate::Error;
 
 impl Runtime {

@@ -1,6 +1,7 @@
 //! Two runtimes, each in a namespace of its own, with a cable between them. Needs root.
 
 mod sealed;
+mod versions;
 
 use std::net::UdpSocket;
 use std::process::Command;
@@ -185,7 +186,7 @@ fn what_is_over_its_budget_is_not_started_or_is_replaced() {
     let mut runtimes = [0, 1].map(|side| site.start(side, GRAFTS).expect("a runtime"));
     let [near, far] = site.sockets();
     // In use it takes longer than when it was tried.
-    runtimes[0].settings.grafts.get_mut("once").expect("a graft").budget_ns = 1;
+    runtimes[0].live.values_mut().for_each(|live| live.graft.budget_ns = 1);
     let mut buffer = [0; 100];
     let traffic = || {
         for _ in 0..100 {
@@ -247,4 +248,22 @@ fn nothing_is_left_behind() {
     assert!(shows());
     drop(runtime);
     assert!(!shows());
+}
+
+/// No kernel gives an interface between namespaces `fq` by itself.
+#[test]
+fn a_graft_that_paces_wants_fq() {
+    let Some(site) = Site::new("paces") else { return };
+    let paces = format!("{GRAFTS}\n[[graft]]\nname = \"paced\"\nfunctions = [\"pace\", \"number\"]\n");
+    let error = site.start(0, &paces).err().expect("another discipline").to_string();
+    assert!(
+        error.starts_with("graft paced paces, and packets of eth wait in the queueing discipline ")
+            && error.ends_with(": `tc qdisc replace dev eth root fq`"),
+        "{error}"
+    );
+    let mut runtime = site.start(0, GRAFTS).expect("nothing paces");
+    let settings = settings(0, &paces, "once");
+    let refused = site.inside(0, || runtime.apply(settings)).expect_err("another discipline").to_string();
+    assert_eq!(refused, error);
+    assert_eq!(runtime.status().expect("a status").trouble, [""; 0], "all stays as it was");
 }

@@ -48,11 +48,11 @@ enum Command {
 
 #[derive(Debug, clap::Args)]
 struct Fairness {
-    /// Congestion controls, grafts or the kernel's
+    /// Congestion controls, grafts or the kernel's; `congestion`: datagrams by the packet function
     #[arg(
         long,
         value_delimiter = ',',
-        default_value = "mr_hybla,mr_longhaul,mr_pcc,mr_westwood,cubic,bbr",
+        default_value = "mr_hybla,mr_longhaul,mr_pcc,mr_westwood,cubic,bbr,congestion",
         value_name = "NAME"
     )]
     controls: Vec<String>,
@@ -66,8 +66,11 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         Command::Deploy(args) => deploy::run(args),
         Command::Fct(args) => fct::run(args),
         Command::Fairness(Fairness { controls, bottleneck }) => {
+            let (datagrams, controls): (Vec<_>, Vec<_>) =
+                controls.into_iter().partition(|control| control == "congestion");
             let _grafts = register(&controls)?;
-            fairness::run(fairness::Args::of_tcp(controls, bottleneck))
+            let datagrams = datagrams.first().map(|_| repair::saturate as fairness::Datagrams);
+            fairness::run(fairness::Args::of_grafts(controls, datagrams, bottleneck))
         }
         Command::Negotiate(args) => negotiate::run(args),
         Command::Redirect(args) => redirect::run(args),

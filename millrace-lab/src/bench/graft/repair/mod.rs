@@ -2,6 +2,7 @@
 
 mod datagrams;
 mod delay;
+mod saturate;
 mod window;
 
 use std::path::PathBuf;
@@ -78,6 +79,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     }
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &rows))
 }
+
+pub use saturate::saturate;
 
 /// Two ends with a link between them, which loses in the direction of the data.
 fn site(rtt_ms: u32, loss: f64) -> anyhow::Result<Site> {

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* Has packets leave one after another, in the time that they take at a rate: by the time at which each is to leave, which the qdisc fq
+ * of the interface obeys. In front of `window` and `number`, so that what is not sent has no number; behind `congestion`, whose
+ * window makes the rate where none is set (as RFC 9002, 7.7, has it).
+ */
+#include "graft_packet.h"
+#include "net.h"
+
+struct pace_config {
+	__u32 rate_kbit; /* of IP; 0: by the window and the round trip */
+	__u32 burst;	 /* packets that leave at once after a pause */
+	__u32 packets;	 /* that may wait for their turn */
+};
+
+SEC(".rodata.config")
+const volatile struct pace_config config = {
+	.rate_kbit = 0,
+	.burst = 4,
+	.packets = 64,
+};
+
+#define GAIN_PERCENT 125 /* the window is to be the limit, not the pace */
+#define TAKES_MOST   1000000000ULL
+#define SPARE_MOST   4000000000ULL
+
+static __always_inline __u64 packet_bytes(const struct graft_work *work)
+{
+	__u32 ip_bytes = work->family == 4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr);
+
+	return ip_bytes + UDP_BYTES + work->payload_bytes + graft_more_bytes(work);
+}
+
+/* 0: nothing to go by. */
+static __always_inline __u64 takes_ns(const struct graft_work *work, const struct graft_shared *shared)
+{
+	if (config.rate_kbit)
+		return packet_bytes(work) * 8 * 1000000 / config.rate_kbit;
+	if (!work->limit || !shared->srtt_us)
+		return 0;
+	return (__u64)shared->srtt_us * 1000 * 100 / GAIN_PERCENT / work->limit;
+}
+
+SEC("tcx/egress")
+int pace_tx(struct __sk_buff *skb)
+{
+	struct graft_work *work = graft_work(GRAFT_TX);
+	struct graft_shared *shared;
+	__u64 takes, spare, ahead, now_ns;
+
+	if (!work)
+		return GRAFT_PASS_tx;
+	shared = graft_shared(work);
+	if (!shared)
+		return graft_next(skb, tx, work);
+	takes = takes_ns(work, shared);
+	takes = takes < TAKES_MOST ? takes : TAKES_MOST;
+	now_ns = bpf_ktime_get_ns();
+	ahead = shared->leaves_ns > now_ns ? shared->leaves_ns - now_ns : 0;
+	if (takes && ahead >= config.packets * takes)
+		return graft_done(skb, tx, work, GRAFT_TOO_FAST);
+	spare = takes * (config.burst - 1);
+	work->takes_ns = takes;
+	work->spare_ns = spare < SPARE_MOST ? spare : SPARE_MOST;
+	return graft_next(skb, tx, work);
+}
+
+char LICENSE[] SEC("license")
+= "Dual BSD/GPL";

@@ -1,0 +1,105 @@
+//! Queueing disciplines of interfaces: whether packets leave when their time stamps say.
+
+use std::io;
+
+use crate::netlink::{attribute, dump};
+
+// linux/rtnetlink.h, linux/pkt_sched.h
+const RTM_NEWQDISC: u16 = 36;
+const RTM_GETQDISC: u16 = 38;
+const TCA_KIND: u16 = 1;
+const ROOT: u32 = 0xffff_ffff;
+const INGRESS: u32 = 0xffff_fff1;
+const TCMSG: usize = 20;
+
+/// Obeys time stamps of the monotonic clock.
+const FQ: &str = "fq";
+/// Have a discipline for each queue of the interface.
+const OF_QUEUES: [&str; 2] = ["mq", "mqprio"];
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Qdisc {
+    parent: u32,
+    kind: String,
+}
+
+/// The discipline of an interface of the calling thread's network namespace that has packets leave without looking at their time stamps;
+/// `None`: all are `fq`.
+pub fn other_than_fq(ifindex: i32) -> io::Result<Option<String>> {
+    let mut found = Vec::new();
+    let mut request = [0; TCMSG];
+    request[4..8].copy_from_slice(&ifindex.to_ne_bytes());
+    dump(RTM_GETQDISC, &request, RTM_NEWQDISC, |body| found.extend(parse(body, ifindex)))?;
+    Ok(judge(&found))
+}
+
+/// Older kernels answer with those of all interfaces.
+fn parse(body: &[u8], wanted: i32) -> Option<Qdisc> {
+    let word = |at: usize| body.get(at..)?.first_chunk().copied();
+    let ifindex = i32::from_ne_bytes(word(4)?);
+    let parent = u32::from_ne_bytes(word(12)?);
+    let kind = attribute(body.get(TCMSG..)?, TCA_KIND)?;
+    let kind = String::from_utf8_lossy(kind).trim_end_matches('\0').to_owned();
+    (ifindex == wanted && parent != INGRESS).then_some(Qdisc { parent, kind })
+}
+
+fn judge(all: &[Qdisc]) -> Option<String> {
+    let Some(root) = all.iter().find(|it| it.parent == ROOT) else { return Some("none".to_owned()) };
+    if !OF_QUEUES.contains(&root.kind.as_str()) {
+        return (root.kind != FQ).then(|| root.kind.clone());
+    }
+    let mut leaves = all.iter().filter(|it| it.parent != ROOT).peekable();
+    if leaves.peek().is_none() {
+        return Some(root.kind.clone());
+    }
+    leaves.find(|it| it.kind != FQ).map(|it| it.kind.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netlink::tests::attribute_of;
+
+    fn qdisc(parent: u32, kind: &str) -> Qdisc {
+        Qdisc { parent, kind: kind.to_owned() }
+    }
+
+    #[test]
+    fn only_fq_obeys() {
+        /// Parents and kinds, and which of them does not.
+        type Case = (&'static [(u32, &'static str)], Option<&'static str>);
+        let table: [Case; 8] = [
+            (&[], Some("none")),
+            (&[(ROOT, "noqueue")], Some("noqueue")),
+            (&[(ROOT, "fq")], None),
+            (&[(ROOT, "fq_codel")], Some("fq_codel")),
+            (&[(ROOT, "mq")], Some("mq")),
+            (&[(ROOT, "mq"), (0x8001_0001, "fq"), (0x8001_0002, "fq")], None),
+            (&[(ROOT, "mq"), (0x8001_0001, "fq"), (0x8001_0002, "pfifo_fast")], Some("pfifo_fast")),
+            // What is below another one is that one's.
+            (&[(ROOT, "htb"), (0x0001_0001, "fq")], Some("htb")),
+        ];
+        for (all, want) in table {
+            let all: Vec<_> = all.iter().map(|(parent, kind)| qdisc(*parent, kind)).collect();
+            assert_eq!(judge(&all).as_deref(), want, "{all:?}");
+        }
+    }
+
+    #[test]
+    fn answers_are_read() {
+        let answer = |ifindex: i32, parent: u32| {
+            let mut body = vec![0; TCMSG];
+            body[4..8].copy_from_slice(&ifindex.to_ne_bytes());
+            body[12..16].copy_from_slice(&parent.to_ne_bytes());
+            body.extend(attribute_of(TCA_KIND, b"fq\0"));
+            body
+        };
+        assert_eq!(parse(&answer(3, ROOT), 3), Some(qdisc(ROOT, "fq")));
+        assert_eq!(parse(&answer(4, ROOT), 3), None, "another interface's");
+        assert_eq!(parse(&answer(3, INGRESS), 3), None, "nothing waits there");
+        let whole = answer(3, ROOT);
+        for cut in 0..whole.len() - 1 {
+            assert_eq!(parse(&whole[..cut], 3), None, "{cut}");
+        }
+    }
+}

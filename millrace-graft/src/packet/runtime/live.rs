@@ -1,0 +1,213 @@
+//! What is known of a session while it is open.
+
+use std::time::Duration;
+
+use millrace_bpf::graft::joint::{Joint, Reason, Tick};
+
+use super::super::agree::{Agreement, Since};
+use super::super::budget::Meter;
+use super::super::keys::{self, Cipher, Secret};
+use super::super::losses::{Before, Count};
+use super::super::settings::{Graft, Session, Settings};
+use super::super::versions::moves;
+use super::super::{Change, SessionStatus};
+use crate::Error;
+
+/// A session that has sent nothing for so long says what it has sent, a few times; where it waits for acknowledgements, until
+/// they come, each time after twice as long.
+const PAUSE: Duration = Duration::from_millis(100);
+pub(super) const LAST_WORDS: u32 = 5;
+/// Between two looks at that.
+pub(super) const CLOCK: Duration = Duration::from_millis(20);
+
+pub(super) struct Live {
+    pub session: Session,
+    /// That both ends have agreed on last.
+    pub graft: Graft,
+    /// That takes its place, from when it is taken here until both ends send by it.
+    pub next: Option<Graft>,
+    /// In whose place `graft` came, as long as its packets may be under way.
+    pub before: Option<Graft>,
+    pub agreement: Agreement,
+    pub meter: Meter,
+    pub proposed: Option<Duration>,
+    pub wanted: Option<String>,
+    pub cut: Duration,
+    /// How `next` comes in the place of `graft`; then how it came.
+    pub change: Change,
+    /// What was lost since it began anew.
+    pub count: Option<Count>,
+    pub is_counted: bool,
+    /// What had been counted then, or when it was opened.
+    pub begun: Before,
+    /// Over its budget, or could not be swapped.
+    pub trouble: Option<String>,
+    pub said: LastWords,
+    /// When the other end was started, if it has said so.
+    pub peer: Option<Since>,
+    /// Why the latest word could not be sent. It is lost, as others are.
+    pub mute: Option<String>,
+    pub swaps: u64,
+    pub swaps_failed: u64,
+    pub lost_sent: u64,
+    pub lost_received: u64,
+    pub sealed: Option<Sealed>,
+}
+
+pub(super) struct Sealed {
+    pub cipher: Cipher,
+    pub secret: Secret,
+    pub agreement: keys::Agreement,
+    /// What the other end seals with, if that is something else.
+    pub other: Option<u8>,
+}
+
+/// What was said about the packets that were sent last.
+#[derive(Default)]
+pub(super) struct LastWords {
+    pub next: u32,
+    pub acked: u32,
+    pub at_ns: u64,
+    pub count: u32,
+}
+
+impl LastWords {
+    /// As long as nothing is heard: two round trips, and longer each time, as RFC 8085 has it.
+    pub fn patience(&self, tick: &Tick, is_waiting: bool) -> Duration {
+        match tick.round_trip {
+            Some(round_trip) if is_waiting => (2 * round_trip).max(CLOCK) * (1 << self.count.min(5)),
+            _ => PAUSE,
+        }
+    }
+}
+
+impl Live {
+    pub fn new(session: Session, graft: Graft, agreement: Agreement, sealed: Option<Sealed>) -> Self {
+        Self {
+            session,
+            graft,
+            next: None,
+            before: None,
+            agreement,
+            meter: Meter::default(),
+            proposed: None,
+            wanted: None,
+            cut: Duration::ZERO,
+            change: Change::default(),
+            count: None,
+            is_counted: false,
+            begun: Before::default(),
+            trouble: None,
+            said: LastWords::default(),
+            peer: None,
+            mute: None,
+            swaps: 0,
+            swaps_failed: 0,
+            lost_sent: 0,
+            lost_received: 0,
+            sealed,
+        }
+    }
+
+    /// With this graft, since the other end was started anew.
+    pub fn begin(&mut self, graft: Graft) {
+        self.graft = graft;
+        (self.next, self.before, self.count) = (None, None, None);
+        (self.proposed, self.trouble, self.said) = (None, None, LastWords::default());
+    }
+
+    pub fn next(&self) -> Option<Duration> {
+        let keys = self.sealed.as_ref().and_then(|sealed| sealed.agreement.next());
+        let count = self.count.as_ref().map(Count::next);
+        self.agreement.next().into_iter().chain(keys).chain(count).min()
+    }
+
+    /// Whether datagrams can pass.
+    pub fn is_open(&self) -> bool {
+        self.sealed.as_ref().is_none_or(|sealed| sealed.agreement.has_keys())
+    }
+
+    /// Grafts whose functions it uses.
+    pub fn grafts(&self) -> impl Iterator<Item = &Graft> {
+        [Some(&self.graft), self.next.as_ref(), self.before.as_ref()].into_iter().flatten()
+    }
+
+    /// What it has to change to by other settings, which name another graft for it (`is_wanted`) or have another list for the one
+    /// that it has.
+    ///
+    /// # Errors
+    /// It cannot.
+    pub fn becomes(
+        &self,
+        session: &Session,
+        settings: &Settings,
+        is_wanted: bool,
+    ) -> Result<Option<Graft>, Error> {
+        let name = &session.name;
+        if self.session.key != session.key
+            || self.session.name != *name
+            || self.session.cipher != session.cipher
+        {
+            return Err(Error::Settings(format!(
+                "session {name}: its name, key and cipher do not change while it runs"
+            )));
+        }
+        let wanted = if is_wanted { &session.graft } else { &self.graft.name };
+        let used = || Error::Used { name: wanted.clone(), user: format!("session {name}") };
+        let graft = settings.grafts.get(wanted).ok_or_else(used)?;
+        if graft.list.id == self.agreement.list() {
+            return Ok(None);
+        }
+        if self.agreement.next().is_some() {
+            return Err(Error::Busy(name.clone()));
+        }
+        self.check_way_to(graft, graft.anew)?;
+        Ok(Some(graft.clone()))
+    }
+
+    /// Whether its functions can go on with what they know.
+    pub fn check_way_to(&self, graft: &Graft, anew: bool) -> Result<(), Error> {
+        match moves(&self.graft.functions, &graft.functions) {
+            Err(no) if !anew => Err(Error::NoState {
+                session: self.session.name.clone(),
+                function: no.name,
+                from: no.from,
+                to: no.to,
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes what is not of the list from settings that are new; returns the graft if that has changed.
+    pub fn refreshed(&mut self, settings: &Settings) -> Option<&Graft> {
+        let graft = settings.grafts.get(&self.graft.name)?;
+        if graft.list != self.graft.list || *graft == self.graft {
+            return None;
+        }
+        self.graft = graft.clone();
+        Some(&self.graft)
+    }
+
+    pub fn status(&self, counts: &[(Reason, u64)]) -> SessionStatus {
+        let packets = counts.iter().filter(|(_, count)| *count > 0);
+        let means = Joint::ALL.into_iter().zip(self.meter.mean);
+        SessionStatus {
+            name: self.session.name.clone(),
+            local: self.session.ends.local.to_string(),
+            remote: self.session.ends.remote.to_string(),
+            graft: self.graft.name.clone(),
+            functions: self.graft.functions.iter().map(|function| function.name.clone()).collect(),
+            sealed: self.sealed.as_ref().map_or("clear", |sealed| sealed.cipher.name()).to_owned(),
+            has_keys: self.sealed.is_some() && self.is_open(),
+            packets: packets.map(|(reason, count)| (reason.name().to_owned(), *count)).collect(),
+            budget_ns: self.graft.budget_ns,
+            mean_ns: means.filter_map(|(joint, mean)| Some((joint.name().to_owned(), mean?))).collect(),
+            over_budget: self.meter.over,
+            swaps: self.swaps,
+            swaps_failed: self.swaps_failed,
+            changed: (self.swaps > 0 && self.next.is_none()).then(|| self.change.clone()),
+            lost_sent: self.lost_sent,
+            lost_received: self.lost_received,
+        }
+    }
+}
