@@ -69,6 +69,7 @@ pub mod cost;
 pub mod crypto;
 pub mod energy;
 mod error;
+mod fan;
 pub mod flood;
 mod fork;
 pub mod gate;
