@@ -113,6 +113,7 @@ mod tests {
     #[test]
     fn mirrors_match_btf() {
         crate::intf::assert_layouts("relay.bpf.o", &[NetPath::LAYOUT]);
+        crate::intf::assert_layouts("fanout.bpf.o", &[NetPath::LAYOUT]);
     }
 
     #[test]

@@ -11,6 +11,7 @@
 //! | object | hook | handle | does |
 //! | --- | --- | --- | --- |
 //! | `relay` | TC ingress | [`relay::Relay`] | forwards media from a publisher's packets to its subscribers |
+//! | `fanout` | TC ingress | [`fanout::Fanout`] | sends a sender's RTP to many receivers |
 //! | `gate` | XDP, TC egress | [`gate::Gate`] | admits or drops QUIC traffic in front of a server |
 //! | `graft_tcp`, `graft_sockets` | sock_ops, TCP iterator | [`graft::Tcp`], [`graft::Sockets`] | agree with peers in TCP options, set and read sockets |
 //! | `graft_hybla`, `graft_westwood`, `graft_longhaul`, `graft_pcc` | struct_ops | [`graft::Control`] | congestion controls, of the pool that is shipped |
@@ -70,6 +71,7 @@ pub mod crypto;
 pub mod energy;
 mod error;
 mod fan;
+pub mod fanout;
 pub mod flood;
 mod fork;
 pub mod gate;
