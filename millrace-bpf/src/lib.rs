@@ -31,7 +31,7 @@
 //! 1. `bpf/NOUN_intf.h` has the structures that both sides share, `NOUN/intf.rs` their mirrors in Rust. A test compares
 //!    size, offset and name of each field with the object's BTF. The small programs share `bpf/intf.h` and `intf.rs`.
 //! 2. `bpf/NOUN.bpf.c` has the programs, called `NOUN_HOOK`, and the one place where a reason becomes a verdict. Headers
-//!    beside it have the rest by topic. `bpf/net.h` reads and writes Ethernet, IP and UDP, `bpf/util.h` has what all use.
+//!    beside it have the rest by topic. `bpf/net.h` reads and writes Ethernet, IP and UDP, `bpf/fan.h` copies for many, `bpf/util.h` has what all use.
 //! 3. `NOUN.rs` has the handle: a configuration, `load`, `attach`, what to change while it runs, and counters.
 //!
 //! What handles need of the kernel is in modules of its own: [`tc`] and [`xdp`] attach, `object` opens and loads, `memory`

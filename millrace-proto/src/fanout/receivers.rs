@@ -61,8 +61,8 @@ enum State {
     Paused { until: Duration },
 }
 
-/// Of those that an operator has named.
-const FOREVER: Duration = Duration::MAX;
+/// The lease of those that an operator has named.
+pub const FOREVER: Duration = Duration::MAX;
 /// Of a lease.
 const LEAST: Duration = Duration::from_secs(1);
 

@@ -15,7 +15,7 @@ use millrace_bpf::{
 use millrace_proto::fanout::{
     breaker::{Heard, Sent},
     message::{Request, Say},
-    receivers::{Command, Receivers, Why},
+    receivers::{Command, FOREVER, Receivers, Why},
     reception::round_trip,
     rtcp::{self, Block},
     rtp::Packet,
@@ -278,8 +278,8 @@ impl Stream {
         let name = &self.settings.name;
         match command {
             Command::Add { who, until } => {
-                let until = until
-                    .min(Duration::from_nanos(monotonic_ns()) + PINNED.max(self.settings.limits().lease));
+                let pinned = Duration::from_nanos(monotonic_ns()) + PINNED;
+                let until = if until == FOREVER { pinned } else { until };
                 match self.kernel.add(who, self.settings.cap(), nanos(until)) {
                     Ok(leg) => {
                         info!(stream = name, receiver = %who, "receives");
