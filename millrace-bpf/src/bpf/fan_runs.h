@@ -38,22 +38,23 @@ struct {
 /* How many cursors were handed out, of which the low bits name the next one. */
 __u32 cursors_used = 0;
 
-/* If the mark names a cursor, takes it and gives the packet its own mark back. */
-static __always_inline void take_cursor(struct __sk_buff *skb, struct cursor_entry *cursor)
+/* If the mark names a cursor, takes it and gives the packet its own mark back. Not inlined, so that its stack is not the program's. */
+static __noinline int take_cursor(struct __sk_buff *skb, struct cursor_entry *cursor)
 {
 	__u32 id = skb->mark, key = id & (CURSORS - 1);
 	struct cursor_entry *entry;
 
 	*cursor = (struct cursor_entry){};
 	if ((id & ~CURSOR_LOW) != CURSOR_ID)
-		return;
+		return 0;
 	entry = bpf_map_lookup_elem(&cursors, &key);
 	if (!entry || __sync_val_compare_and_swap(&entry->id, id, 0) != id)
-		return;
+		return 0;
 	*cursor = *entry;
 	cursor->id = id;
 	skb->mark = entry->mark;
 	bpf_set_hash_invalid(skb);
+	return 1;
 }
 
 /* Queues the packet for another run, at `at`, if it may take one. Not 0: it has none, and is as it was. */

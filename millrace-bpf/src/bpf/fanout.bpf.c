@@ -29,7 +29,8 @@ static long next_leg(__u32 index, struct leg_loop *loop)
 
 	if (work->leg >= work->legs)
 		return 1;
-	stream = bpf_map_lookup_elem(&streams, &work->stream);
+	key = work->stream;
+	stream = bpf_map_lookup_elem(&streams, &key);
 	if (!stream)
 		return 1;
 	key = stream->first + work->leg;

@@ -37,7 +37,7 @@ enum fanout_outcome find_stream(struct __sk_buff *skb, struct fanout_work *work)
 	struct udp_packet packet = {};
 	struct fanout_stream *stream;
 	struct fanout_at at = {};
-	__u32 *index;
+	__u32 *index, key;
 
 	if (!work)
 		return FANOUT_MALFORMED;
@@ -57,8 +57,8 @@ enum fanout_outcome find_stream(struct __sk_buff *skb, struct fanout_work *work)
 	index = bpf_map_lookup_elem(&places, &at);
 	if (!index)
 		return FANOUT_OTHER;
-	work->stream = *index;
-	stream = bpf_map_lookup_elem(&streams, &work->stream);
+	work->stream = key = *index;
+	stream = bpf_map_lookup_elem(&streams, &key);
 	if (!stream)
 		return FANOUT_OTHER;
 	if (!is_from_sender(stream, &packet))
@@ -149,10 +149,12 @@ static __always_inline void trace_packet_of(struct fanout_work *work, const stru
 enum fanout_outcome find_media(struct __sk_buff *skb, struct fanout_work *work)
 {
 	struct fanout_stream *stream;
+	__u32 key;
 
 	if (!work)
 		return FANOUT_MALFORMED;
-	stream = bpf_map_lookup_elem(&streams, &work->stream);
+	key = work->stream;
+	stream = bpf_map_lookup_elem(&streams, &key);
 	if (!stream || load_head(skb, work))
 		return FANOUT_MALFORMED;
 	if (load_payload(skb, work))

@@ -19,13 +19,14 @@ static __noinline int send_event(struct fanout_event *event)
 /* `leg`: 0 about the packet itself. For traced packets only. */
 int trace(struct fanout_work *work, __u32 leg, __u32 outcome)
 {
-	__u32 wanted = tracing.leg;
+	__u32 wanted = tracing.leg, key;
 	struct fanout_stream *stream;
 	struct fanout_event event;
 
 	if (!work || (wanted && leg && wanted != leg))
 		return 0;
-	stream = bpf_map_lookup_elem(&streams, &work->stream);
+	key = work->stream;
+	stream = bpf_map_lookup_elem(&streams, &key);
 	if (!stream)
 		return 0;
 	event = (struct fanout_event){

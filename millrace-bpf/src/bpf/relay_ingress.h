@@ -63,8 +63,10 @@ static __noinline int load(struct __sk_buff *skb, __u32 at, __u8 *to, __u32 byte
 	return bpf_skb_load_bytes(skb, at, to, bytes);
 }
 
-/* Copies the frame, and the QUIC packet to where it is opened. */
-static __always_inline enum relay_outcome load_packet(struct __sk_buff *skb, struct work *work)
+/* Copies the frame, and the QUIC packet to where it is opened. Not inlined, so that its stack is not that of every copy, too:
+ * Linux 6.1 wants all of them together within 512 bytes.
+ */
+static __noinline enum relay_outcome load_packet(struct __sk_buff *skb, struct work *work)
 {
 	__u32 packet_at = work->arrival.frame.packet_at;
 	__u32 frame_bytes = work->arrival.frame.frame_bytes, packet_bytes = work->arrival.frame.packet_bytes;
