@@ -4,10 +4,16 @@
 //! same, and a parser of pieces says the same however the bytes are cut.
 #![allow(dead_code, reason = "each target uses one of these")]
 
-use std::ops::RangeInclusive;
+use std::{ops::RangeInclusive, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use millrace_proto::{
+    fanout::{
+        message::{Answer, REQUEST_BYTES, Request},
+        reception::Reception,
+        rtcp,
+        rtp::Packet,
+    },
     graft::{
         carry::{
             WINDOW_MAX,
@@ -37,7 +43,8 @@ use millrace_proto::{
 type Check = fn(&[u8]);
 
 /// Every check by the name of its fuzz target and of its directory of fixtures.
-pub const ALL: [(&str, Check); 10] = [
+pub const ALL: [(&str, Check); 11] = [
+    ("fanout_datagram", fanout_datagram),
     ("graft_carry", graft_carry),
     ("graft_message", graft_message),
     ("moq_message", moq_message),
@@ -49,6 +56,41 @@ pub const ALL: [(&str, Check); 10] = [
     ("transport_params", transport_params),
     ("web_session", web_session),
 ];
+
+/// Whatever comes to the port of a stream, or of a receiver: what was read is read again as it was written, an answer is shorter than
+/// what it answers, and what is reported of it is RTCP.
+pub fn fanout_datagram(data: &[u8]) {
+    if let Some(request) = Request::read(data) {
+        assert!(data.len() >= REQUEST_BYTES && Request::is_meant(data));
+        assert_eq!(Request::read(&request.encode()), Some(request));
+    }
+    if let Some(answer) = Answer::read(data) {
+        let bytes = answer.encode();
+        assert!(bytes.len() < REQUEST_BYTES);
+        assert_eq!(Answer::read(&bytes), Some(answer));
+    }
+    let mut blocks = 0;
+    if rtcp::walk(data, |_| blocks += 1).is_some() {
+        assert!(24 * blocks <= data.len());
+    }
+    // As many datagrams of one receiver, each with its length in front.
+    let mut reception = Reception::default();
+    let mut rest = data;
+    let mut now = Duration::ZERO;
+    while let Some((len, more)) = rest.split_first() {
+        let (datagram, more) = more.split_at(usize::from(*len).min(more.len()));
+        rest = more;
+        now += Duration::from_millis(u64::from(*len));
+        if let Some(packet) = Packet::read(datagram) {
+            reception.packet(packet, now);
+        }
+        if let Some(report) = reception.report(1, now) {
+            let mut of = 0;
+            assert_eq!(rtcp::walk(&report, |_| of += 1), Some(2));
+            assert_eq!(of, 1);
+        }
+    }
+}
 
 /// A carried connection's stream is the same however it is cut, and what it says harms no ledger.
 pub fn graft_carry(data: &[u8]) {

@@ -17,6 +17,9 @@ pub use gate::{gate_verdict, kernel_gate};
 #[path = "kernel_graft.rs"]
 mod graft;
 pub use graft::kernel_graft;
+#[path = "kernel_rtp.rs"]
+mod rtp;
+pub use rtp::kernel_rtp;
 #[path = "kernel_subgroup.rs"]
 mod subgroup;
 pub use subgroup::kernel_subgroup;
@@ -34,6 +37,7 @@ pub const ALL: [(&str, Check); 8] = [
     ("kernel_graft", kernel_graft),
     ("kernel_udp", kernel_udp),
     ("kernel_quic", kernel_quic),
+    ("kernel_rtp", kernel_rtp),
     ("kernel_subgroup", kernel_subgroup),
     ("kernel_web", kernel_web),
 ];

@@ -11,6 +11,7 @@
 //! | object | hook | handle | does |
 //! | --- | --- | --- | --- |
 //! | `relay` | TC ingress | [`relay::Relay`] | forwards media from a publisher's packets to its subscribers |
+//! | `fanout` | TC ingress | [`fanout::Fanout`] | sends a sender's RTP to many receivers |
 //! | `gate` | XDP, TC egress | [`gate::Gate`] | admits or drops QUIC traffic in front of a server |
 //! | `graft_tcp`, `graft_sockets` | sock_ops, TCP iterator | [`graft::Tcp`], [`graft::Sockets`] | agree with peers in TCP options, set and read sockets |
 //! | `graft_hybla`, `graft_westwood`, `graft_longhaul`, `graft_pcc` | struct_ops | [`graft::Control`] | congestion controls, of the pool that is shipped |
@@ -30,7 +31,7 @@
 //! 1. `bpf/NOUN_intf.h` has the structures that both sides share, `NOUN/intf.rs` their mirrors in Rust. A test compares
 //!    size, offset and name of each field with the object's BTF. The small programs share `bpf/intf.h` and `intf.rs`.
 //! 2. `bpf/NOUN.bpf.c` has the programs, called `NOUN_HOOK`, and the one place where a reason becomes a verdict. Headers
-//!    beside it have the rest by topic. `bpf/net.h` reads and writes Ethernet, IP and UDP, `bpf/util.h` has what all use.
+//!    beside it have the rest by topic. `bpf/net.h` reads and writes Ethernet, IP and UDP, `bpf/fan.h` copies for many, `bpf/util.h` has what all use.
 //! 3. `NOUN.rs` has the handle: a configuration, `load`, `attach`, what to change while it runs, and counters.
 //!
 //! What handles need of the kernel is in modules of its own: [`tc`] and [`xdp`] attach, `object` opens and loads, `memory`
@@ -69,6 +70,8 @@ pub mod cost;
 pub mod crypto;
 pub mod energy;
 mod error;
+mod fan;
+pub mod fanout;
 pub mod flood;
 mod fork;
 pub mod gate;

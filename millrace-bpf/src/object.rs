@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
+use std::num::NonZero;
 use std::os::fd::AsFd;
 use std::sync::Once;
 
@@ -12,6 +13,7 @@ use libbpf_rs::{
 
 use crate::Error;
 use crate::intf::Plain;
+use crate::memory::{Shared, Table};
 
 /// libelf wants the image aligned, which `include_bytes!` alone does not promise.
 #[repr(C, align(8))]
@@ -125,6 +127,15 @@ impl Loaded {
 
     pub fn handle(&mut self, name: &'static str) -> Result<MapHandle, Error> {
         MapHandle::try_from(&self.map(name)?).map_err(|source| Error::Read { what: name, source })
+    }
+
+    /// An mmapable array, in this process' memory.
+    pub fn table<T: Shared>(&mut self, name: &'static str) -> Result<Table<T>, Error> {
+        let layout = Error::Missing { object: self.name, what: "map of the expected layout" };
+        let map = self.map(name)?;
+        let is_as_expected = map.value_size() as usize == size_of::<T>();
+        let len = NonZero::new(map.max_entries()).filter(|_| is_as_expected).ok_or(layout)?;
+        Table::new(map.as_fd(), len).map_err(|source| Error::Memory { what: name, source })
     }
 
     pub fn program(&self, name: &'static str) -> Result<ProgramMut<'_>, Error> {

@@ -40,8 +40,6 @@ mod trace;
 mod track;
 mod upstream;
 
-use std::collections::HashMap;
-use std::io;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 
@@ -57,9 +55,10 @@ pub use track::Track;
 pub use upstream::Upstream;
 
 use crate::Error;
+use crate::fan::Attachments;
 use crate::intf::Plain;
 use crate::object::{Loaded, embedded};
-use crate::tc::{self, Attachment, Hook, Mechanism};
+use crate::tc::Mechanism;
 use memory::Ring;
 use shared::{Shared, lock};
 
@@ -111,8 +110,7 @@ impl From<intf::Forwarded> for Forwarded {
 
 /// The fast path, loaded. It forwards from [`attach`](Self::attach) on and until it is dropped.
 pub struct Relay {
-    /// By interface.
-    attachments: Mutex<HashMap<i32, Attachment>>,
+    attachments: Attachments,
     object: Mutex<Loaded>,
     ring: Mutex<Ring>,
     trace: trace::Trace,
@@ -135,7 +133,7 @@ impl Relay {
             .map_err(|source| Error::Memory { what: "forwarded", source })?;
         let trace = trace::Trace::new(&mut object)?;
         Ok(Self {
-            attachments: Mutex::default(),
+            attachments: Attachments::default(),
             object: Mutex::new(object),
             ring: Mutex::new(ring),
             trace,
@@ -150,36 +148,24 @@ impl Relay {
     /// it the kernel refuses to look up routes. It has no other effect, since nothing that is not from this
     /// host arrives there.
     pub fn attach(&self, ifindex: i32) -> Result<Mechanism, Error> {
-        let mut attachments = lock(&self.attachments);
-        if let Some(there) = attachments.get(&ifindex).filter(|there| there.is_in_place()) {
-            return Ok(there.mechanism());
-        }
-        // Dropped first: it would take away what is attached in its place.
-        attachments.remove(&ifindex);
-        allow_route_lookup()?;
         let object = lock(&self.object);
-        let program = object.program("relay_ingress")?;
-        let attachment =
-            Attachment::new(&program, ifindex, Hook::Ingress, tc::Position::First, self.mechanism)?;
-        let mechanism = attachment.mechanism();
-        attachments.insert(ifindex, attachment);
-        Ok(mechanism)
+        self.attachments.attach(&object.program("relay_ingress")?, ifindex, self.mechanism)
     }
 
     /// Whether it is attached to an interface: somebody else may have detached it, and interfaces come and go.
     pub fn is_attached(&self, ifindex: i32) -> bool {
-        lock(&self.attachments).get(&ifindex).is_some_and(Attachment::is_in_place)
+        self.attachments.has(ifindex)
     }
 
     /// Detaches from an interface, as [`Self::detach`] does from all.
     pub fn detach_from(&self, ifindex: i32) {
-        lock(&self.attachments).remove(&ifindex);
+        self.attachments.remove(ifindex);
     }
 
     /// Detaches from every interface. What was installed stays; while nothing is attached the replay window
     /// of each upstream only moves by [`Upstream::observe`].
     pub fn detach(&self) {
-        lock(&self.attachments).clear();
+        self.attachments.clear();
     }
 
     /// Starts on a connection that media arrives on; `expected` is one more than its largest packet number
@@ -258,20 +244,6 @@ impl Relay {
         let raw = lock(&self.object).counters("outcomes")?;
         Counters::new(&raw).ok_or(Error::Missing { object: OBJECT, what: "counter for each outcome" })
     }
-}
-
-fn allow_route_lookup() -> Result<(), Error> {
-    const V4: &str = "/proc/sys/net/ipv4/conf/lo/forwarding";
-    const V6: &str = "/proc/sys/net/ipv6/conf/lo/forwarding";
-    for path in [V4, V6] {
-        match std::fs::read(path) {
-            Ok(flag) if flag.starts_with(b"1") => {}
-            // A host without IPv6.
-            Err(source) if path == V6 && source.kind() == io::ErrorKind::NotFound => {}
-            _ => std::fs::write(path, "1").map_err(|source| Error::Sysctl { path, source })?,
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

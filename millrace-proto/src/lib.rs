@@ -9,6 +9,7 @@
 //! | [`moq`] | MoQ Transport, drafts 18 to 22, on the wire: messages, stream headers, objects, datagrams | |
 //! | [`plane`] | the data plane: the send side of one QUIC connection, with recovery and congestion control | `quic` |
 //! | [`relay`] | what a relay keeps and serves: tracks, their cache, the bytes of each stream | `moq`, `plane` |
+//! | [`fanout`] | RTP from one sender to many receivers: leases, reports, when a receiver is cut off | |
 //! | [`graft`] | what two hosts say to each other about transport functions, and about the path between them | |
 //!
 //! Neither `quic` nor `plane` imports `moq`: they serve any QUIC program that wants a second sender on its connections.
@@ -18,6 +19,7 @@
 //! [`plane::source::Source`]. [`plane::downstream::Downstream`] sends sources, and repairs what the network loses.
 #![forbid(unsafe_code)]
 
+pub mod fanout;
 pub mod graft;
 pub mod moq;
 pub mod plane;

@@ -6,6 +6,7 @@ use millrace_bpf::relay::{EgressOutcome, FrameOutcome, FurtherRun, Opening, Outc
 use millrace_gate::{Event, Pass, Rule};
 
 const COST: &str = include_str!("../../docs/cost.md");
+const FANOUT: &str = include_str!("../../docs/fanout.md");
 const GATE: &str = include_str!("../../docs/gate.md");
 const OPERATIONS: &str = include_str!("../../docs/operations.md");
 
@@ -37,6 +38,7 @@ fn assert_named<'a>(document: &str, heading: &str, names: impl IntoIterator<Item
 pub(crate) fn assert_families_named(prefix: &str, scrape: &str) {
     let document = match prefix {
         "millrace_cost" => COST,
+        "millrace_fanout" => FANOUT,
         "millrace_gate" => GATE,
         _ => OPERATIONS,
     };
@@ -71,6 +73,16 @@ fn outcomes_of_the_kernel_engine() {
     assert_named(OPERATIONS, "further runs", FurtherRun::ALL.map(FurtherRun::name));
     let copies = EgressOutcome::ALL.map(EgressOutcome::name);
     assert_named(OPERATIONS, "copies", copies.into_iter().chain(["not_arriving"]));
+}
+
+#[test]
+fn outcomes_of_the_fan_out() {
+    use crate::fanout::EVENTS;
+    use millrace_bpf::fanout::{FurtherRun, LegOutcome, Outcome};
+    assert_named(FANOUT, "packet", Outcome::ALL.map(Outcome::name));
+    assert_named(FANOUT, "copy", LegOutcome::ALL.map(LegOutcome::name));
+    assert_named(FANOUT, "further run", FurtherRun::ALL.map(FurtherRun::name));
+    assert_named(FANOUT, "event", EVENTS);
 }
 
 #[test]

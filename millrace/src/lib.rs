@@ -7,17 +7,19 @@
 //! | `relay` | settings, engine, gate and identity around `millrace-relay`; its status, metrics, text |
 //! | `gate` | the gate's daemon and control socket around `millrace-gate`; its text |
 //! | `graft` | the daemon of grafts and its control socket around `millrace-graft`; its metrics and text |
+//! | `fanout` | the fan-out of RTP: its daemon, control socket, metrics and text, and the client that asks for streams |
 //! | `cost` | live view, files and dashboard of what `millrace-cost` reports |
 //! | `gate_metrics`, `gate_watch` | a gate's metrics and log lines: of its daemon, and of the relay's gate |
 //! | `http`, `openmetrics`, `log`, `render`, `socket` | HTTP servers, metrics, logging, tables and units, control sockets, each for all of them |
 //!
-//! Arrows point down this list: commands use everything, and `relay`, `gate`, `graft` and `cost` do not know each other.
+//! Arrows point down this list: commands use everything, and `relay`, `gate`, `graft`, `fanout` and `cost` do not know each other.
 
 pub mod commands;
 mod cost;
 mod daemon;
 #[cfg(test)]
 mod documented;
+mod fanout;
 mod gate;
 mod gate_metrics;
 mod gate_watch;

@@ -8,6 +8,8 @@
 #include "gate_intf.h"
 #include "util.h"
 
+#define CONTENDED_ATTEMPTS 8 /* to change a word or an entry that other CPUs change too */
+
 /* By which CPUs' times may differ: a bucket that is not full for longer than its burst takes was full long ago. */
 #define BUCKET_SLACK (1000000000ULL * GATE_TICKS)
 
@@ -22,6 +24,26 @@ static __always_inline __u64 bucket_after(__u64 full_at, const struct gate_rate 
 	ahead += units * rate->cost;
 	*over = ahead > rate->burst;
 	return now + ahead;
+}
+
+/* Takes from a token bucket. Not 0: there is not enough in it, and nothing was taken. An empty bucket is only read, so that
+ * the CPUs do not contend for it in a flood.
+ */
+static __always_inline int is_over_at(__u64 *full_at, const struct gate_rate *rate, __u64 units, __u64 now_ns)
+{
+	__u64 now = now_ns * GATE_TICKS;
+
+	for (int i = 0; i < CONTENDED_ATTEMPTS; i++) {
+		__u64 old = READ_ONCE(*full_at);
+		int over;
+		__u64 next = bucket_after(old, rate, units, now, &over);
+
+		if (over)
+			return 1;
+		if (__sync_val_compare_and_swap(full_at, old, next) == old)
+			return 0;
+	}
+	return 0; /* so many others were let in meanwhile that one more hardly matters */
 }
 
 #endif

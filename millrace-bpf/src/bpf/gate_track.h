@@ -5,9 +5,9 @@
 #ifndef MILLRACE_GATE_TRACK_H
 #define MILLRACE_GATE_TRACK_H
 
+#include "gate_bucket.h"
 #include "gate_marks.h"
 
-#define CONTENDED_ATTEMPTS 8		   /* to change a word or an entry that other CPUs change too */
 #define SEEN_NS		   (NS_PER_S / 4)  /* how exact the times of last use are */
 #define HANDSHAKE_NS	   (10 * NS_PER_S) /* after which a handshake whose client is silent is forgotten */
 

@@ -32,6 +32,7 @@ static long native_load_bytes(const struct __sk_buff *skb, __u32 offset, void *t
 #include "gate_packet.h"
 #include "graft_option.h"
 #include "quic_packet.h"
+#include "rtp.h"
 #include "skb_udp.h"
 #include "subgroup.h"
 #include "web.h"
@@ -56,6 +57,7 @@ int udp_native_parse(const __u8 *frame, __u32 bytes, const __u16 *vlan_tci, stru
 int gate_native_read(const __u8 *frame, __u32 bytes, __u8 fill, struct gate_packet *out);
 int gate_native_take(__u64 *full_at, const struct gate_rate *rate, __u64 units, __u64 now_ns);
 int graft_native_read(const __u8 *found, __u32 bytes);
+int rtp_native_read(const __u8 *payload, __u32 bytes, struct rtp_packet *out);
 /* As the checks have them (fuzz/kernel_ack.rs). */
 _Static_assert(sizeof(struct graft_shared) == 16464 && sizeof(struct congestion) == 32, "as mirrored");
 _Static_assert(__builtin_offsetof(struct graft_shared, acked) == 8224 &&
@@ -240,6 +242,16 @@ int graft_native_read(const __u8 *found, __u32 bytes)
 
 	memcpy(&option, found, bytes < sizeof(option) ? bytes : sizeof(option));
 	return graft_read(&option, bytes);
+}
+
+/* What is behind the end is anything. */
+int rtp_native_read(const __u8 *payload, __u32 bytes, struct rtp_packet *out)
+{
+	__u8 header[RTCP_REPORT_BYTES];
+
+	memset(header, 0xa5, sizeof(header));
+	memcpy(header, payload, bytes < sizeof(header) ? bytes : sizeof(header));
+	return rtp_parse(header, bytes, out);
 }
 
 /* Not 0: it is about what was never sent. */

@@ -11,6 +11,7 @@
  *   relay_egress.h     a copy: admitted, numbered, sealed, sent; relay_frame.h: its headers
  *   relay_keystream.h  opening and sealing with precomputed keystreams
  *   relay_runs.h       a fan-out that takes several runs
+ *   fan.h, fan_runs.h  what all fan-outs have in common
  *   relay_defer.h      packets that do not wake userspace
  *   relay_trace.h      events about single packets
  */
@@ -18,13 +19,7 @@
 #include "relay_egress.h"
 #include "relay_ingress.h"
 #include "relay_runs.h"
-#include <bpf/bpf_core_read.h>
 #include <linux/pkt_cls.h>
-
-/* The one field that is needed; libbpf finds its place in the running kernel. */
-struct sk_buff {
-	__u8 ip_summed : 2;
-} __attribute__((preserve_access_index));
 
 static __always_inline enum relay_outcome relay(struct __sk_buff *skb, struct work *work)
 {
@@ -43,7 +38,7 @@ static __always_inline enum relay_outcome relay(struct __sk_buff *skb, struct wo
 	outcome = walk_frames(work);
 	if (outcome)
 		return outcome;
-	work->arrival.summed = BPF_CORE_READ_BITFIELD_PROBED((struct sk_buff *)skb, ip_summed);
+	work->arrival.frame.summed = FAN_SUMMED(skb);
 	bpf_loop(config.max_copies_per_run, next_egress, &loop, 0);
 	if (restore(skb, work))
 		return RELAY_NOT_RESTORED;

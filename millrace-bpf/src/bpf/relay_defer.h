@@ -72,7 +72,7 @@ static __noinline int defer(struct __sk_buff *skb, const struct work *work, enum
 /* Notes when a packet arrived, by its last bytes: they are of its tag, and as good as random. Not 0: it is not noted. */
 static __noinline int note_arrival(struct __sk_buff *skb, const struct arrival *arrival)
 {
-	__u32 index, at = arrival->packet_at + arrival->packet_bytes - sizeof(__u64);
+	__u32 index, at = arrival->frame.packet_at + arrival->frame.packet_bytes - sizeof(__u64);
 	struct relay_arrival *entry;
 	__u64 end;
 
@@ -102,7 +102,7 @@ static __noinline int defer_short(struct __sk_buff *skb, const struct arrival *a
 	deferral = bpf_map_lookup_elem(&deferrals, &key);
 	if (!deferral)
 		return 0;
-	wakes = arrival->packet_bytes > READ_ONCE(downstream->deferred_bytes) ||
+	wakes = arrival->frame.packet_bytes > READ_ONCE(downstream->deferred_bytes) ||
 		READ_ONCE(downstream->bytes) > READ_ONCE(downstream->deferred_until) ||
 		note_arrival(skb, arrival);
 	if (steer(skb, deferral, key, wakes))

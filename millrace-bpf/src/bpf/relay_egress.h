@@ -8,10 +8,6 @@
 #include "relay_trace.h"
 
 #define MOST_CREDIT 0xffffffffU /* no stream is sent so far beyond what was */
-#define LOOPBACK    1		/* interface index, in every network namespace */
-#define AF_INET	    2
-#define AF_INET6    10
-
 /* The peer counts the largest offset of each stream (RFC 9000, section 4.1): of bytes that were left to userspace, too, once
  * later ones are sent. More than userspace will count, if it has sent those by now.
  */
@@ -107,36 +103,17 @@ int measure(struct egress_packet *packet, const struct relay_egress *egress, con
 	return 0;
 }
 
-/* With loopback as its input interface, the look-up is that of the host's own output. */
 enum relay_egress_outcome find_route(struct __sk_buff *skb, struct bpf_fib_lookup *route,
-				     const struct relay_path *path, __u32 size)
+				     const struct net_path *path, __u32 size)
 {
 	if (!route || !path)
 		return RELAY_EGRESS_NO_ROUTE;
-	__builtin_memset(route, 0, sizeof(*route));
-	route->l4_protocol = IPPROTO_UDP;
-	route->sport = path->local_port;
-	route->dport = path->remote_port;
-	route->ifindex = LOOPBACK;
-	if (path->family == 4) {
-		route->family = AF_INET;
-		route->tot_len = IPV4_BYTES + UDP_BYTES + size;
-		route->tos = path->traffic_class;
-		__builtin_memcpy(&route->ipv4_src, path->local, 4);
-		__builtin_memcpy(&route->ipv4_dst, path->remote, 4);
-	} else {
-		route->family = AF_INET6;
-		route->tot_len = IPV6_BYTES + UDP_BYTES + size;
-		route->flowinfo = path->flow_label;
-		__builtin_memcpy(route->ipv6_src, path->local, 16);
-		__builtin_memcpy(route->ipv6_dst, path->remote, 16);
-	}
-	switch (bpf_fib_lookup(skb, route, sizeof(*route), 0)) {
-	case BPF_FIB_LKUP_RET_SUCCESS:
+	switch (fan_route(skb, route, path, size)) {
+	case FAN_WAY:
 		return RELAY_EGRESS_SENT;
-	case BPF_FIB_LKUP_RET_NO_NEIGH:
+	case FAN_NO_NEIGHBOUR:
 		return RELAY_EGRESS_NO_NEIGHBOUR;
-	case BPF_FIB_LKUP_RET_FRAG_NEEDED:
+	case FAN_TOO_LARGE:
 		return RELAY_EGRESS_TOO_LARGE;
 	default:
 		return RELAY_EGRESS_NO_ROUTE;
@@ -360,43 +337,11 @@ int seal_packet(struct work *work, const struct relay_egress *egress, const stru
 }
 
 /* Headers in front of the QUIC packet. */
-int put_headers(struct work *work, const struct relay_path *path)
+int put_headers(struct work *work, const struct net_path *path)
 {
 	if (!work || !path)
 		return -1;
-	frame_packet(&work->out, path, &work->route, work->packet.size, work->arrival.summed);
-	return 0;
-}
-
-/* Gives the frame room for `bytes` and the right protocol. */
-static __always_inline int reshape(struct __sk_buff *skb, struct arrival *arrival, __u8 family, __u32 bytes)
-{
-	if (arrival->family_now != family) {
-		if (bpf_skb_change_proto(skb, family == 4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6), 0))
-			return -1;
-		arrival->family_now = family;
-	}
-	return skb->len == bytes ? 0 : bpf_skb_change_tail(skb, bytes, 0);
-}
-
-/* Before the first change. A checksum over the whole frame (CHECKSUM_COMPLETE) would have to follow every change; when
- * the frame grows, the kernel forgets it and sums up again what goes up. A VLAN tag would go along with the copies, to
- * whatever interface they leave by, and the flow's hash would put them all into one queue.
- */
-static __always_inline int begin_changes(struct __sk_buff *skb, struct arrival *arrival)
-{
-	if (!arrival->changed) {
-		arrival->changed = 1;
-		bpf_set_hash_invalid(skb);
-		if (arrival->summed == CHECKSUM_COMPLETE &&
-		    bpf_skb_change_tail(skb, arrival->frame_bytes + 4, 0))
-			return -1;
-	}
-	if (arrival->vlan_protocol && !arrival->untagged) {
-		if (bpf_skb_vlan_pop(skb))
-			return -1;
-		arrival->untagged = 1;
-	}
+	frame_packet(&work->out, path, &work->route, work->packet.size, work->arrival.frame.summed);
 	return 0;
 }
 
@@ -410,7 +355,7 @@ static __noinline int store(struct __sk_buff *skb, const __u8 *from, __u32 bytes
 	return bpf_skb_store_bytes(skb, 0, from, bytes, 0);
 }
 
-int send(struct __sk_buff *skb, struct work *work, const struct relay_path *path)
+int send(struct __sk_buff *skb, struct work *work, const struct net_path *path)
 {
 	__u32 at, bytes;
 
@@ -418,7 +363,8 @@ int send(struct __sk_buff *skb, struct work *work, const struct relay_path *path
 		return -1;
 	at = path->family == 4 ? IPV4_FRAME_AT : IPV6_FRAME_AT;
 	bytes = QUIC_AT - at + work->packet.size;
-	if (begin_changes(skb, &work->arrival) || reshape(skb, &work->arrival, path->family, bytes) ||
+	if (fan_begin(skb, &work->arrival.frame) ||
+	    fan_reshape(skb, &work->arrival.frame, path->family, bytes) ||
 	    store(skb, work->out.bytes + at, bytes))
 		return -1;
 	return bpf_clone_redirect(skb, work->route.ifindex, 0);
@@ -426,17 +372,17 @@ int send(struct __sk_buff *skb, struct work *work, const struct relay_path *path
 
 int restore(struct __sk_buff *skb, struct work *work)
 {
-	struct arrival *arrival;
+	struct fan_frame *frame;
 
 	if (!work)
 		return -1;
-	arrival = &work->arrival;
-	if (!arrival->changed)
+	frame = &work->arrival.frame;
+	if (!frame->changed)
 		return 0;
-	if (reshape(skb, arrival, arrival->family, arrival->frame_bytes) ||
-	    store(skb, work->frame, arrival->frame_bytes))
+	if (fan_reshape(skb, frame, frame->family, frame->frame_bytes) ||
+	    store(skb, work->frame, frame->frame_bytes))
 		return -1;
-	return arrival->untagged ? bpf_skb_vlan_push(skb, arrival->vlan_protocol, arrival->vlan_tci) : 0;
+	return fan_tag_again(skb, frame);
 }
 
 /* Between two runs, the entry may have become another egress, or be about to: its epoch is written last, so it is read
@@ -494,7 +440,7 @@ static __always_inline enum relay_egress_outcome forward(struct __sk_buff *skb, 
 		return RELAY_EGRESS_TOO_LARGE;
 	if (chunk->kind == RELAY_DATAGRAMS && packet->frame_bytes > READ_ONCE(downstream->max_datagram))
 		return RELAY_EGRESS_TOO_LARGE;
-	outcome = find_route(skb, &work->route, path, packet->size);
+	outcome = find_route(skb, &work->route, &path->way, packet->size);
 	if (outcome)
 		return outcome;
 	outcome = admit(downstream, egress, packet);
@@ -507,7 +453,7 @@ static __always_inline enum relay_egress_outcome forward(struct __sk_buff *skb, 
 	}
 	if (packet->credit)
 		WRITE_ONCE(egress->counted, packet->offset + packet->len);
-	if (seal_packet(work, egress, path, downstream) || send(skb, work, path))
+	if (seal_packet(work, egress, path, downstream) || send(skb, work, &path->way))
 		return RELAY_EGRESS_LOST;
 	return RELAY_EGRESS_SENT;
 }

@@ -4,7 +4,7 @@
 #define MILLRACE_RELAY_FRAME_H
 
 #include "aead.h"
-#include "net.h"
+#include "fan.h"
 #include "relay_intf.h"
 
 #define QUIC_AT \
@@ -14,13 +14,8 @@
 #define IPV6_FRAME_AT (UDP_AT - IPV6_BYTES - ETHERNET_BYTES)
 #define SUM_MAX	      2048 /* bytes of a datagram */
 
-enum ip_summed {
-	CHECKSUM_COMPLETE = 2,
-	CHECKSUM_PARTIAL = 3,
-};
-
 /* With CHECKSUM_PARTIAL the interface completes the checksum, and finds in its place the sum of the pseudo header. */
-static __always_inline void frame_udp(struct quic_buf *out, const struct relay_path *path, __u32 udp_bytes,
+static __always_inline void frame_udp(struct quic_buf *out, const struct net_path *path, __u32 udp_bytes,
 				      __u32 summed)
 {
 	__u8 *at = out->bytes + UDP_AT;
@@ -37,7 +32,7 @@ static __always_inline void frame_udp(struct quic_buf *out, const struct relay_p
 }
 
 /* Writes all headers in front of the QUIC packet of `size` bytes. */
-static __always_inline void frame_packet(struct quic_buf *out, const struct relay_path *path,
+static __always_inline void frame_packet(struct quic_buf *out, const struct net_path *path,
 					 const struct bpf_fib_lookup *route, __u32 size, __u32 summed)
 {
 	__u32 udp_bytes = UDP_BYTES + size;

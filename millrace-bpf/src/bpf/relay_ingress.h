@@ -22,7 +22,6 @@
 enum relay_outcome find_packet(struct __sk_buff *skb, struct arrival *arrival)
 {
 	struct udp_packet packet = {};
-	__u32 headers;
 
 	if (!arrival)
 		return RELAY_MALFORMED;
@@ -40,23 +39,15 @@ enum relay_outcome find_packet(struct __sk_buff *skb, struct arrival *arrival)
 	    (packet.destination_port != config.ports[0] && packet.destination_port != config.ports[1] &&
 	     packet.destination_port != config.ports[2] && packet.destination_port != config.ports[3]))
 		return RELAY_OTHER_PORT;
-	if (skb->gso_size || skb->gso_segs > 1)
+	switch (fan_find(skb, &packet, &arrival->frame)) {
+	case FAN_FOUND:
+		break;
+	case FAN_SUPER_PACKET:
 		return RELAY_SUPER_PACKET;
-	headers = packet.family == 4 ? IPV4_BYTES : IPV6_BYTES;
-	if (packet.payload_offset != ETHERNET_BYTES + headers + UDP_BYTES)
+	case FAN_ODD_HEADERS:
 		return RELAY_ODD_HEADERS;
-	if (packet.udp_bytes < UDP_BYTES || packet.udp_bytes - UDP_BYTES > packet.payload_bytes)
+	default:
 		return RELAY_MALFORMED;
-	*arrival = (struct arrival){
-		.frame_bytes = skb->len,
-		.packet_at = packet.payload_offset,
-		.packet_bytes = packet.udp_bytes - UDP_BYTES,
-		.family = packet.family,
-		.family_now = packet.family,
-	};
-	if (skb->vlan_present) {
-		arrival->vlan_tci = skb->vlan_tci;
-		arrival->vlan_protocol = skb->vlan_proto;
 	}
 	return RELAY_FORWARDED;
 }
@@ -72,11 +63,13 @@ static __noinline int load(struct __sk_buff *skb, __u32 at, __u8 *to, __u32 byte
 	return bpf_skb_load_bytes(skb, at, to, bytes);
 }
 
-/* Copies the frame, and the QUIC packet to where it is opened. */
-static __always_inline enum relay_outcome load_packet(struct __sk_buff *skb, struct work *work)
+/* Copies the frame, and the QUIC packet to where it is opened. Not inlined, so that its stack is not that of every copy, too:
+ * Linux 6.1 wants all of them together within 512 bytes.
+ */
+static __noinline enum relay_outcome load_packet(struct __sk_buff *skb, struct work *work)
 {
-	__u32 packet_at = work->arrival.packet_at;
-	__u32 frame_bytes = work->arrival.frame_bytes, packet_bytes = work->arrival.packet_bytes;
+	__u32 packet_at = work->arrival.frame.packet_at;
+	__u32 frame_bytes = work->arrival.frame.frame_bytes, packet_bytes = work->arrival.frame.packet_bytes;
 	__u8 first;
 
 	if (bpf_skb_load_bytes(skb, packet_at, &first, 1))
@@ -148,7 +141,8 @@ enum relay_outcome open_packet(struct work *work, struct frame_walk *walk)
 	keys = any_open_keys(upstream, index);
 	if (!keys)
 		return RELAY_NO_KEYS;
-	if (quic_unprotect(keys, &work->in, QUIC_AT, config.id_bytes, work->arrival.packet_bytes, &header))
+	if (quic_unprotect(keys, &work->in, QUIC_AT, config.id_bytes, work->arrival.frame.packet_bytes,
+			   &header))
 		return RELAY_BAD_SIZE;
 	phase = !!(header.first & QUIC_KEY_PHASE);
 	generation = READ_ONCE(upstream->generations[phase]);
@@ -158,15 +152,16 @@ enum relay_outcome open_packet(struct work *work, struct frame_walk *walk)
 	keys = bpf_map_lookup_elem(&open_keys, &index);
 	if (!keys)
 		return RELAY_NO_KEYS;
-	number = work->cursor.id ? work->cursor.number : quic_number(READ_ONCE(upstream->expected), &header);
+	number = work->cursor.id ? work->cursor.kept.number
+				 : quic_number(READ_ONCE(upstream->expected), &header);
 	trace_number(&work->arrival, number);
 	extent.header_bytes = 1 + config.id_bytes + header.number_bytes;
-	extent.text_bytes = work->arrival.packet_bytes - extent.header_bytes - QUIC_TAG;
+	extent.text_bytes = work->arrival.frame.packet_bytes - extent.header_bytes - QUIC_TAG;
 	if (open_text(upstream, keys, number | (__u64)generation << RELAY_NUMBER_BITS, work, &extent))
 		return RELAY_NOT_AUTHENTIC;
 	if (!work->cursor.id && mark_seen(upstream->seen, number))
 		return RELAY_REPLAYED;
-	work->cursor.number = number;
+	work->cursor.kept.number = number;
 	work->arrival.opens = READ_ONCE(upstream->tracks);
 	work->arrival.web = READ_ONCE(upstream->web);
 	raise_expected(upstream, number);
@@ -196,7 +191,7 @@ static __always_inline void take_chunk(struct work *work, const struct chunk *fo
 		.id = found->frame.id, .upstream = work->arrival.upstream, .kind = found->kind};
 	__u32 *ingress = bpf_map_lookup_elem(&slots, &slot);
 	__u32 ordinal = work->fan.ordinal++;
-	int good = ordinal < 64 && work->cursor.good >> (ordinal & 63) & 1;
+	int good = ordinal < 64 && work->cursor.kept.good >> (ordinal & 63) & 1;
 	struct chunk *chunk;
 
 	if (work->cursor.id ? !good : !ingress && !(work->arrival.opens && found->begins)) {
@@ -321,7 +316,7 @@ enum relay_outcome judge_frames(struct work *work)
 		if (i >= noted)
 			break;
 		outcome = judge_chunk(work, chunk, head);
-		if (work->cursor.id && !(work->cursor.opens >> i & 1))
+		if (work->cursor.id && !(work->cursor.kept.opens >> i & 1))
 			head->is_read = 0;
 		slots += outcome != NO_SLOT;
 		if (outcome == RELAY_FRAME_MALFORMED)
@@ -357,10 +352,10 @@ static __always_inline enum relay_outcome walk_frames(struct work *work)
 	if (outcome)
 		return outcome;
 	if (work->cursor.id) {
-		work->fan.chunk = work->cursor.chunk;
-		work->fan.egress = work->chunks[work->cursor.chunk & (CHUNKS - 1)].egress;
+		work->fan.chunk = work->cursor.kept.chunk;
+		work->fan.egress = work->chunks[work->cursor.kept.chunk & (CHUNKS - 1)].egress;
 		if (work->fan.egress != RELAY_END)
-			work->fan.egress = work->cursor.egress;
+			work->fan.egress = work->cursor.at;
 	} else {
 		work->fan.egress = work->chunks[0].egress;
 	}

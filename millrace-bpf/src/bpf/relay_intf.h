@@ -12,6 +12,7 @@
 #define MILLRACE_RELAY_INTF_H
 
 #include "crypto_intf.h"
+#include "fan_intf.h"
 #include "subgroup_intf.h"
 #include <linux/types.h>
 
@@ -161,18 +162,12 @@ struct relay_egress {
 	__u32 pad;
 };
 
-/* Where a downstream's packets go. IPv4 addresses are in the first 4 bytes, the rest is zero. */
+/* Where a downstream's packets go. */
 struct relay_path {
-	__u8 local[16];
-	__u8 remote[16];
-	__be16 local_port;
-	__be16 remote_port;
-	__be32 flow_label;  /* IPv6, 20 bits */
-	__u8 family;	    /* 4 or 6 */
-	__u8 traffic_class; /* DSCP and ECN */
+	struct net_path way;
 	__u8 id_bytes;
 	__u8 id[RELAY_ID_MAX];
-	__u8 pad;
+	__u8 pad[3];
 };
 
 /* What became of a copy. */

@@ -179,15 +179,4 @@ struct {
 	__uint(max_entries, RUNS);
 } runs SEC(".maps");
 
-/* Low bits of a mark -> where the next run of that packet goes on. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__type(key, __u32);
-	__type(value, struct cursor_entry);
-	__uint(max_entries, CURSORS);
-} cursors SEC(".maps");
-
-/* How many cursors were handed out, of which the low bits name the next one. */
-__u32 cursors_used = 0;
-
 #endif

@@ -9,7 +9,7 @@
 static __always_inline void trace_arrival(struct work *work)
 {
 	if (work->cursor.id)
-		work->arrival.traced_ns = work->cursor.traced_ns;
+		work->arrival.traced_ns = work->cursor.kept.traced_ns;
 	else if (tracing.every)
 		work->arrival.traced_ns = bpf_ktime_get_ns();
 }
@@ -95,7 +95,7 @@ int trace_packet(struct work *work, __u32 outcome)
 		.time_ns = bpf_ktime_get_ns(),
 		.received = work->arrival.number,
 		.publisher = publisher,
-		.size = work->arrival.packet_bytes,
+		.size = work->arrival.frame.packet_bytes,
 		.outcome = outcome,
 	};
 	return send_event(&event);

@@ -4,6 +4,7 @@
 #define MILLRACE_RELAY_WORK_H
 
 #include "aead.h"
+#include "fan.h"
 #include "frames.h"
 #include "object.h"
 #include "relay_intf.h"
@@ -30,25 +31,16 @@ struct chunk {
 	__u32 begins;  /* the application's part of a stream of the peer begins with it */
 };
 
-/* The frame that arrived, and what has been done to it. */
+/* The packet that arrived. */
 struct arrival {
 	__u64 traced_ns; /* when it arrived; 0: it is not traced */
 	__u64 number;	 /* for traces */
 	__u64 web;	 /* of the upstream */
-	__u32 frame_bytes;
-	__u32 packet_at; /* the QUIC packet's place in the frame */
-	__u32 packet_bytes;
 	__u32 upstream;
 	__u32 downstream; /* of RELAY_FROM_SUBSCRIBER */
 	__u32 opens;	  /* streams may be opened */
-	__u16 vlan_tci;
-	__be16 vlan_protocol; /* 0: untagged */
-	__u8 family;	      /* 4 or 6 */
-	__u8 family_now;
-	__u8 summed; /* enum ip_summed */
-	__u8 changed;
-	__u8 untagged; /* the tag was taken off */
-	__u8 pad[7];
+	__u32 pad;
+	struct fan_frame frame;
 };
 
 /* A packet to be sent for one egress. */
@@ -85,16 +77,12 @@ struct fan {
 	__u32 pad;
 };
 
-/* Where the fan-out of a packet goes on in its next run. */
-struct cursor_entry {
+/* What is kept of a packet between its runs. */
+struct cursor_kept {
 	__u64 number;	 /* of the QUIC packet */
 	__u64 traced_ns; /* as in struct arrival */
 	__u64 good;	 /* as in struct fan: frames are judged once */
-	__u32 id;	 /* the packet's mark while it waits; 0: nobody's */
-	__u32 mark;	 /* the packet's own, which it gets back */
-	__u32 egress;
 	__u32 chunk;
-	__u32 runs;  /* so far */
 	__u32 opens; /* as in struct fan */
 };
 
@@ -108,9 +96,8 @@ struct run_bytes {
 	__u8 bytes[RUN_BYTES + FRAMES_MAX + 16];
 };
 
-#define CURSORS	   4096	       /* packets that wait at a time; more take the entries of older ones */
-#define CURSOR_ID  0x4d520000U /* in the high half of an entry's ID */
-#define CURSOR_LOW 0xffffU
+#define CURSOR_ID 0x4d520000U /* in the high half of an entry's ID */
+#include "fan_runs.h"
 
 /* What does not fit the stack. On a kernel with PREEMPT_RT one run may begin on a CPU while another one is in the middle of
  * its own there: it finds the word taken.

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)]
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -14,6 +14,7 @@ use super::outcome::{EgressOutcome, Lookup};
 use super::shared::{Shared, lock};
 use crate::Error;
 use crate::crypto::QuicKeys;
+use crate::fan::NetPath;
 use crate::object::write;
 
 /// First byte, packet number and tag of a packet that the program builds; the connection ID may be empty.
@@ -271,36 +272,13 @@ impl Drop for Downstream {
 }
 
 fn raw_path(path: &Path) -> Result<intf::Path, Error> {
-    let (family, local, remote) = match (path.local.ip().to_canonical(), path.remote.ip().to_canonical()) {
-        (local @ IpAddr::V4(_), remote @ IpAddr::V4(_)) => (4, local, remote),
-        (local @ IpAddr::V6(_), remote @ IpAddr::V6(_)) => (6, local, remote),
-        _ => return Err(Error::Config("both ends of a path have addresses of the same family")),
-    };
+    let mut way = NetPath::new(path.local, path.remote)
+        .ok_or(Error::Config("both ends of a path have addresses of the same family"))?;
+    way.flow_label = (path.flow_label & 0xfffff).to_be_bytes();
+    way.traffic_class = path.traffic_class;
     let mut id = [0; intf::ID_MAX];
     id.get_mut(..path.id.len())
         .ok_or(Error::Config("connection IDs have 20 bytes at most"))?
         .copy_from_slice(&path.id);
-    Ok(intf::Path {
-        local: address(local),
-        remote: address(remote),
-        local_port: path.local.port().to_be_bytes(),
-        remote_port: path.remote.port().to_be_bytes(),
-        flow_label: (path.flow_label & 0xfffff).to_be_bytes(),
-        family,
-        traffic_class: path.traffic_class,
-        id_bytes: path.id.len() as u8,
-        id,
-        pad: 0,
-    })
-}
-
-fn address(ip: IpAddr) -> [u8; 16] {
-    match ip {
-        IpAddr::V4(ip) => {
-            let mut bytes = [0; 16];
-            bytes[..4].copy_from_slice(&ip.octets());
-            bytes
-        }
-        IpAddr::V6(ip) => ip.octets(),
-    }
+    Ok(intf::Path { way, id_bytes: path.id.len() as u8, id, pad: [0; 3] })
 }

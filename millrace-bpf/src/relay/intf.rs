@@ -3,6 +3,7 @@
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
+use crate::fan::NetPath;
 use crate::intf::{mirror, shared};
 
 pub(crate) const ID_MAX: usize = 20;
@@ -61,18 +62,7 @@ mirror!(State = "subgroup_state" {
     pad: u32,
 });
 
-mirror!(Path = "relay_path" {
-    local: [u8; 16],
-    remote: [u8; 16],
-    local_port: [u8; 2],
-    remote_port: [u8; 2],
-    flow_label: [u8; 4],
-    family: u8,
-    traffic_class: u8,
-    id_bytes: u8,
-    id: [u8; ID_MAX],
-    pad: u8,
-});
+mirror!(Path = "relay_path" { way: NetPath, id_bytes: u8, id: [u8; ID_MAX], pad: [u8; 3] });
 
 mirror!(Forwarded = "relay_forwarded" {
     time_ns: u64,

@@ -1,16 +1,14 @@
 //! What all handles share: the maps, and which of their entries are free.
 
-use std::num::NonZero;
-use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use libbpf_rs::{MapCore, MapHandle};
+use libbpf_rs::MapHandle;
 
 use super::buddy::{Run, Runs};
 use super::config::Config;
 use super::intf;
-use super::memory::{self, Table};
+use super::memory::Table;
 use crate::Error;
 use crate::barrier::Barrier;
 use crate::crypto::QuicKeys;
@@ -49,11 +47,11 @@ pub(super) struct Free {
 
 impl Shared {
     pub fn new(object: &mut Loaded, config: &Config) -> Result<Self, Error> {
-        let upstreams = table(object, "upstreams")?;
-        let tracks = table(object, "tracks")?;
-        let ingresses = table(object, "ingresses")?;
-        let egresses = table(object, "egresses")?;
-        let downstreams = table(object, "downstreams")?;
+        let upstreams = object.table("upstreams")?;
+        let tracks = object.table("tracks")?;
+        let ingresses = object.table("ingresses")?;
+        let egresses = object.table("egresses")?;
+        let downstreams = object.table("downstreams")?;
         let free = Free {
             upstreams: Slab::new(upstreams.len()),
             tracks: Slab::new(tracks.len()),
@@ -69,15 +67,15 @@ impl Shared {
             seal_keys: object.handle("seal_keys")?,
             barrier: Barrier::new(object)?,
             sockets: object.handle("sockets")?,
-            deferrals: table(object, "deferrals")?,
+            deferrals: object.table("deferrals")?,
             sockets_used: AtomicU32::new(0),
-            arrivals: table(object, "arrivals")?,
+            arrivals: object.table("arrivals")?,
             upstreams,
             tracks,
             ingresses,
             egresses,
             downstreams,
-            keystreams: table(object, "keystreams")?,
+            keystreams: object.table("keystreams")?,
             free: Mutex::new(free),
             epochs: AtomicU32::new(1),
         })
@@ -192,14 +190,6 @@ impl Slab {
     fn is_low(&self) -> bool {
         self.retired.len() > self.free.len() + self.untouched.len()
     }
-}
-
-pub(super) fn table<T: memory::Shared>(object: &mut Loaded, name: &'static str) -> Result<Table<T>, Error> {
-    let map = object.map(name)?;
-    let layout = map.value_size() as usize == size_of::<T>();
-    let len = NonZero::new(map.max_entries()).filter(|_| layout);
-    let len = len.ok_or(Error::Missing { object: super::OBJECT, what: "map of the expected layout" })?;
-    Table::new(map.as_fd(), len).map_err(|source| Error::Memory { what: name, source })
 }
 
 /// Nothing that is done under these locks leaves a state half changed.

@@ -8,7 +8,7 @@ use super::config::EVENTS_BYTES;
 use super::intf;
 use super::memory::{Ring, Table};
 use super::outcome::{EgressOutcome, Outcome};
-use super::shared::{lock, table};
+use super::shared::lock;
 use crate::Error;
 use crate::intf::Plain;
 use crate::object::Loaded;
@@ -101,7 +101,7 @@ impl Trace {
     pub fn new(object: &mut Loaded) -> Result<Self, Error> {
         let ring = Ring::new(object.handle("events")?, EVENTS_BYTES as usize)
             .map_err(|source| Error::Memory { what: "events", source })?;
-        Ok(Self { ring: Mutex::new(ring), table: table(object, ".data.tracing")? })
+        Ok(Self { ring: Mutex::new(ring), table: object.table(".data.tracing")? })
     }
 
     pub fn set(&self, tracing: Option<Tracing>) {

@@ -64,7 +64,7 @@ pub fn with_best_peer(one: &Row, rows: &[Row], limit: f64) -> Vec<Beside> {
         return Vec::new();
     }
     let is_peer = |row: &&Row| {
-        let is_relay = row.contender.engine().is_none() && row.contender != Contender::Forwarder;
+        let is_relay = row.contender.engine().is_none() && !row.contender.is_plain();
         is_relay && (row.profile, row.load) == (one.profile, one.load)
     };
     let beside = |&(name, percentile): &(&'static str, Percentile)| {

@@ -46,6 +46,10 @@ pub enum Contender {
     MoqRelay,
     /// A plain UDP forwarder: what the lab and the probe add by themselves
     Forwarder,
+    /// The same with as few system calls as there can be: recvmmsg, sendmmsg
+    Batched,
+    /// Millrace's fan-out of RTP, in the kernel
+    Fanout,
 }
 
 impl Contender {
@@ -55,8 +59,15 @@ impl Contender {
             Self::MoqRelayIetf => "moq-relay-ietf",
             Self::MoqRelay => "moq-relay",
             Self::Forwarder => "udp-forwarder",
+            Self::Batched => "udp-batched",
+            Self::Fanout => "millrace-fanout",
             _ => "millrace",
         }
+    }
+
+    /// Whether its clients speak plain UDP, and no MoQ.
+    pub fn is_plain(self) -> bool {
+        matches!(self, Self::Forwarder | Self::Batched | Self::Fanout)
     }
 
     /// How Millrace is set up; `None` of other relays.
@@ -72,7 +83,7 @@ impl Contender {
             Self::UserGate => Some(Setup { gate: true, ..user }),
             Self::UserCubic => Some(Setup { congestion_control: "cubic", ..user }),
             Self::UserWhole => Some(Setup { max_delay: Some("off"), ..user }),
-            Self::MoqRelayIetf | Self::MoqRelay | Self::Forwarder => None,
+            Self::MoqRelayIetf | Self::MoqRelay | Self::Forwarder | Self::Batched | Self::Fanout => None,
         }
     }
 
@@ -96,9 +107,9 @@ impl Contender {
         self.setup().and_then(|setup| setup.max_delay)
     }
 
-    /// The row's `transport`; `None` of the plain forwarder, whose clients speak neither.
+    /// The row's `transport`; `None` of plain UDP, whose clients speak neither.
     pub fn over(self, transport: Transport) -> Option<&'static str> {
-        (self != Self::Forwarder).then(|| transport.name())
+        (!self.is_plain()).then(|| transport.name())
     }
 
     /// With how its clients come, if that is not by QUIC alone.
@@ -147,6 +158,13 @@ impl Contender {
                 let mut arguments = vec!["--listen", &listen, "--auth-public", "**"];
                 arguments.extend(["--listen-tls-cert", &certificate, "--listen-tls-key", &key]);
                 (find(self.relay())?, arguments)
+            }
+            // What else it needs to know is in a file, `Site::start` adds it.
+            Self::Fanout => {
+                (env::current_exe()?, vec!["fanout", "run", "--http", "off", "--log-level", "warn"])
+            }
+            Self::Batched => {
+                (env::current_exe()?, vec!["bench", "udp", "forward", "--batched", "--listen", &listen])
             }
             _ => (env::current_exe()?, vec!["bench", "udp", "forward", "--listen", &listen]),
         };

@@ -99,7 +99,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         "--rounds and --seconds are at least 1"
     );
     ensure!(args.bottleneck.buffers.iter().all(|buffer| *buffer > 0.0), "--buffers are more than 0");
-    ensure!(!args.relays.contains(&Contender::Forwarder), "udp-forwarder has no congestion control");
+    ensure!(
+        !args.relays.iter().any(|relay| relay.is_plain()),
+        "plain UDP has no congestion control: leave it out of --relays"
+    );
     ensure!(args.bottleneck.labs > 0, "--labs is at least 1");
     ensure!(
         args.bottleneck.labs == 1 || args.relays.is_empty(),

@@ -59,7 +59,10 @@ const SPARE_SECONDS: f64 = 3.0;
 pub fn run(args: Args) -> anyhow::Result<()> {
     ensure!(args.rounds > 0 && args.seconds >= 1.0, "--rounds and --seconds are at least 1");
     ensure!(args.rate_hz > 0, "--rate-hz is at least 1");
-    ensure!(!args.relays.contains(&Contender::Forwarder), "udp-forwarder forwards no tracks");
+    ensure!(
+        !args.relays.iter().any(|relay| relay.is_plain()),
+        "plain UDP has no tracks: leave it out of --relays"
+    );
     let stays = |profile: &Profile| !matches!(profile, Profile::Clean | Profile::Mobile);
     ensure!(args.impair.iter().all(stays), "--impair: clean is the other half anyway, and mobile changes");
     warn_if_busy()?;

@@ -7,6 +7,7 @@ mod contender;
 mod cost;
 mod engine;
 mod fairness;
+mod fanout;
 mod figures;
 mod gate;
 mod graft;
@@ -46,6 +47,8 @@ pub struct Args {
 enum Command {
     /// Compare relays: latency, CPU, system calls, memory
     Relay(relay::Args),
+    /// RTP to many receivers: in the kernel, by a process, and beside MoQ with encryption
+    Fanout(fanout::Args),
     /// Share of a bottleneck that a relay's flow gets beside TCP CUBIC
     Fairness(fairness::Args),
     /// With and without the fast path: delay of the same video, system calls by name, CPU over time
@@ -94,6 +97,7 @@ pub fn run(args: Args, dashboard: StartDashboard) -> anyhow::Result<()> {
     match args.command {
         Command::Relay(args) => relay::run(args),
         Command::Fairness(args) => fairness::run(args),
+        Command::Fanout(args) => fanout::run(args),
         Command::Thesis(args) => thesis::run(args),
         Command::Adapt(args) => adapt::run(args),
         Command::Watch(args) => watch::run(args),

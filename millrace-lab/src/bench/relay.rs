@@ -156,15 +156,18 @@ impl Args {
         rows
     }
 
-    /// Each relay with each transport; the forwarder, which has none, once.
+    /// Each relay with each transport; plain UDP, which has none, once.
     fn contenders(&self) -> Vec<(Contender, Transport)> {
-        let is_relay = |contender: &Contender| *contender != Contender::Forwarder;
+        let is_relay = |contender: &Contender| !contender.is_plain();
         let relays: Vec<_> = self.relays.iter().copied().filter(is_relay).collect();
         let each =
             |transport: &Transport| relays.iter().map(|relay| (*relay, *transport)).collect::<Vec<_>>();
         let mut contenders: Vec<_> = self.transport.iter().flat_map(each).collect();
-        if !self.no_forwarder || self.relays.contains(&Contender::Forwarder) {
-            contenders.push((Contender::Forwarder, Transport::Raw));
+        for plain in [Contender::Forwarder, Contender::Batched, Contender::Fanout] {
+            let is_reference = plain == Contender::Forwarder && !self.no_forwarder;
+            if is_reference || self.relays.contains(&plain) {
+                contenders.push((plain, Transport::Raw));
+            }
         }
         contenders
     }

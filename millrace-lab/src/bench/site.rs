@@ -1,14 +1,15 @@
 //! Where relays are measured: publisher, relay and subscribers in a lab of their own, and how a relay is started there.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 
 use super::contender::{Contender, Identity, PORT, STATUS};
 use super::process::{Process, listens};
-use super::traffic::Route;
+use super::traffic::{Route, STREAM};
+use super::udp::SOURCE_PORT;
 use crate::lab::{self, Lab, Link, Node, Topology};
 
 pub const PUBLISHER_LINK: &str = "pub-relay";
@@ -96,10 +97,29 @@ impl Site {
                 node.interfaces().iter().map(|interface| interface.device.as_str()).collect();
             command.arg("--interface").arg(devices.join(","));
         }
+        if contender == Contender::Fanout {
+            command.arg("--socket").arg(self.directory().join("fanout.sock"));
+            command.arg("--config").arg(self.fanout_settings()?);
+        }
         let mut relay = Process::start("relay", command, self.directory())?;
         let bound = || node.enter(|| listens(PORT)).unwrap_or(false);
         relay.wait_until("listening", START_LIMIT, bound)?;
         Ok(relay)
+    }
+}
+
+impl Site {
+    /// One stream, for the source and the sinks of plain UDP; they report nothing.
+    fn fanout_settings(&self) -> anyhow::Result<PathBuf> {
+        let interface = device(self.relay()?, PUBLISHER_LINK)?;
+        let (listen, sender) = (self.address()?, self.node("pub")?.addr_v4());
+        let settings = format!(
+            "interface = [\"{interface}\"]\n[[stream]]\nname = \"{STREAM}\"\nlisten = \"{listen}\"\nsender = \"{sender}:{SOURCE_PORT}\"\n\
+             max-receivers = 10000\nmax-per-address = 10000\nmax-kbit-per-s = 10000000\nlease-s = 3600\nreport-interval-s = 3600\n"
+        );
+        let path = self.directory().join("fanout.toml");
+        std::fs::write(&path, settings)?;
+        Ok(path)
     }
 }
 

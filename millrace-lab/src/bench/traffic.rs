@@ -19,6 +19,8 @@ use crate::lab::Node;
 use crate::transport::Transport;
 
 const NAMESPACE: &str = "bench";
+/// Of RTP.
+pub const STREAM: &str = "bench";
 const TRACK: &str = "objects";
 /// Short enough that a subscriber that waits for a group to begin does not wait long, long enough that
 /// setting up streams is not what is measured: this many objects, or those of a fifth of a second.
@@ -94,7 +96,7 @@ impl Traffic {
     ) -> anyhow::Result<Self> {
         let commands = Commands { contender, route, load, seconds, directory };
         // The forwarder's sinks have to say hello first; MoQ subscribers want a track that is there.
-        let (publisher, subscribers) = if contender == Contender::Forwarder {
+        let (publisher, subscribers) = if contender.is_plain() {
             let subscribers = commands.subscribers()?;
             (commands.publisher()?, subscribers)
         } else {
@@ -156,7 +158,7 @@ impl Traffic {
         let published = self.publisher.finish(END_LIMIT)?;
         let output = self.subscribers.finish_or_interrupt(END_LIMIT)?;
         let received = match self.contender {
-            Contender::Forwarder => received_by_sinks(&output),
+            plain if plain.is_plain() => received_by_sinks(&output),
             _ => offered(&published).and_then(|offered_hz| received_by_clients(&output, offered_hz)),
         };
         received.with_context(|| {
@@ -226,7 +228,7 @@ impl Commands<'_> {
         let relay = self.route.relay;
         let objects_per_group = OBJECTS_PER_GROUP.max(rate_hz / 5);
         let arguments = match self.contender {
-            Contender::Forwarder => {
+            plain if plain.is_plain() => {
                 format!("bench udp source --to {relay} {common} --seconds {}", self.seconds)
             }
             _ => format!(
@@ -243,7 +245,12 @@ impl Commands<'_> {
         let subscribers = self.load.subscribers;
         let relay = self.route.relay;
         let arguments = match self.contender {
-            Contender::Forwarder => format!("bench udp sink --from {relay} --subscribers {subscribers}"),
+            Contender::Fanout => {
+                format!("bench udp sink --stream {STREAM} --from {relay} --subscribers {subscribers}")
+            }
+            plain if plain.is_plain() => {
+                format!("bench udp sink --from {relay} --subscribers {subscribers}")
+            }
             _ => subscribing(subscribers, self.load.transport, relay),
         };
         start("subscribers", self.route.subscribers, &arguments, self.directory)

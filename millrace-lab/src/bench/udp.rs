@@ -1,12 +1,18 @@
-//! A source, a forwarder and sinks of plain UDP: the reference that tells what the lab and the probe
-//! themselves add to a relay's figures.
+//! A source, forwarders and sinks of plain UDP: the reference that tells what the lab and the probe
+//! themselves add to a relay's figures, and what a fan-out of RTP is compared with. Objects are RTP packets.
+
+mod batched;
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use millrace_bpf::clock::monotonic_ns;
+use millrace_proto::fanout::{
+    message::{Answer, Ask, Request, Say},
+    token::Token,
+};
 use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, ClockNanosleepFlags, clock_nanosleep};
 use serde::{Deserialize, Serialize};
@@ -17,6 +23,9 @@ pub enum Args {
     Forward {
         #[arg(long)]
         listen: SocketAddr,
+        /// By recvmmsg and sendmmsg
+        #[arg(long)]
+        batched: bool,
     },
     /// Send objects at a fixed rate
     Source {
@@ -35,6 +44,9 @@ pub enum Args {
         from: SocketAddr,
         #[arg(long)]
         subscribers: usize,
+        /// Ask for this stream of a fan-out
+        #[arg(long)]
+        stream: Option<String>,
     },
 }
 
@@ -50,19 +62,28 @@ pub struct Received {
 
 pub fn run(args: Args) -> anyhow::Result<()> {
     match args {
-        Args::Forward { listen } => forward(listen),
+        Args::Forward { listen, batched: false } => forward(listen),
+        Args::Forward { listen, batched: true } => batched::forward(listen),
         Args::Source { to, object_bytes, rate_hz, seconds } => source(to, object_bytes, rate_hz, seconds),
-        Args::Sink { from, subscribers } => sinks(from, subscribers),
+        Args::Sink { from, subscribers, stream } => sinks(from, subscribers, stream.as_deref()),
     }
 }
 
+/// Where objects come from, on the source's host.
+pub const SOURCE_PORT: u16 = 4444;
 const HELLO: &[u8] = b"hello";
-/// Sequence number and time, little endian.
-const HEADER_BYTES: usize = 16;
+/// RTP's; version 2, payload type 96.
+const RTP_BYTES: usize = 12;
+const RTP_START: [u8; 2] = [0x80, 96];
+/// Behind that: sequence number and time, little endian.
+const HEADER_BYTES: usize = RTP_BYTES + 16;
 const MAX_BYTES: usize = 65_536;
+/// Of a fan-out: longer than any run.
+const LEASE_S: u16 = 3600;
 /// For the first object, then for any: the end of traffic.
 const PATIENCE: Duration = Duration::from_secs(10);
 const SILENCE: Duration = Duration::from_millis(500);
+const ATTEMPTS: u32 = 20;
 
 fn forward(listen: SocketAddr) -> anyhow::Result<()> {
     let socket = UdpSocket::bind(listen).with_context(|| format!("cannot listen on {listen}"))?;
@@ -85,14 +106,17 @@ fn forward(listen: SocketAddr) -> anyhow::Result<()> {
 fn source(to: SocketAddr, object_bytes: usize, rate_hz: u64, seconds: f64) -> anyhow::Result<()> {
     ensure!(object_bytes >= HEADER_BYTES, "an object holds at least {HEADER_BYTES} bytes");
     ensure!(rate_hz > 0, "the rate is at least 1 Hz");
-    let socket = connect(to)?;
+    let socket = connect_from(to, SOURCE_PORT)?;
     let mut object = vec![0; object_bytes];
+    object[..2].copy_from_slice(&RTP_START);
     let start = monotonic_ns();
     for sequence in 0..(rate_hz as f64 * seconds) as u64 {
         sleep_until(start + sequence * 1_000_000_000 / rate_hz)?;
-        object[..8].copy_from_slice(&sequence.to_le_bytes());
-        object[8..HEADER_BYTES].copy_from_slice(&monotonic_ns().to_le_bytes());
-        socket.send(&object)?;
+        object[2..4].copy_from_slice(&(sequence as u16).to_be_bytes());
+        object[RTP_BYTES..RTP_BYTES + 8].copy_from_slice(&sequence.to_le_bytes());
+        object[RTP_BYTES + 8..HEADER_BYTES].copy_from_slice(&monotonic_ns().to_le_bytes());
+        // Nobody may listen yet.
+        let _ = socket.send(&object);
     }
     Ok(())
 }
@@ -102,10 +126,13 @@ fn sleep_until(deadline_ns: u64) -> nix::Result<()> {
     clock_nanosleep(ClockId::CLOCK_MONOTONIC, ClockNanosleepFlags::TIMER_ABSTIME, &deadline).map(|_| ())
 }
 
-fn sinks(from: SocketAddr, subscribers: usize) -> anyhow::Result<()> {
-    let sockets: Vec<_> = (0..subscribers).map(|_| connect(from)).collect::<Result<_, _>>()?;
+fn sinks(from: SocketAddr, subscribers: usize, stream: Option<&str>) -> anyhow::Result<()> {
+    let sockets: Vec<_> = (0..subscribers).map(|_| connect_from(from, 0)).collect::<Result<_, _>>()?;
     for socket in &sockets {
-        socket.send(HELLO)?;
+        match stream {
+            Some(stream) => subscribe(socket, stream)?,
+            None => drop(socket.send(HELLO)?),
+        }
     }
     let received = std::thread::scope(|scope| {
         let threads: Vec<_> = sockets.iter().map(|socket| scope.spawn(|| sink(socket))).collect();
@@ -121,6 +148,25 @@ fn sinks(from: SocketAddr, subscribers: usize) -> anyhow::Result<()> {
     }
     println!("{}", serde_json::to_string(&all)?);
     Ok(())
+}
+
+/// Asks until it has a lease.
+fn subscribe(socket: &UdpSocket, stream: &str) -> anyhow::Result<()> {
+    let mut token = Token::default();
+    let mut buffer = [0; MAX_BYTES];
+    socket.set_read_timeout(Some(SILENCE))?;
+    for transaction in 0..ATTEMPTS {
+        let what = Ask::Subscribe { seconds: LEASE_S };
+        socket.send(&Request { what, token, transaction, stream: stream.to_owned() }.encode())?;
+        let Ok(len) = socket.recv(&mut buffer) else { continue };
+        match buffer.get(..len).and_then(Answer::read).map(|answer| answer.what) {
+            Some(Say::Prove(proof)) => token = proof,
+            Some(Say::Lease { .. }) => return Ok(()),
+            Some(Say::Refused { why, .. }) => bail!("{stream}: {}", why.text()),
+            _ => {}
+        }
+    }
+    bail!("the fan-out gives no lease")
 }
 
 fn sink(socket: &UdpSocket) -> io::Result<Received> {
@@ -149,16 +195,16 @@ fn sink(socket: &UdpSocket) -> io::Result<Received> {
 }
 
 fn header(datagram: &[u8]) -> Option<(u64, u64)> {
-    let (sequence, rest) = datagram.split_first_chunk()?;
+    let (sequence, rest) = datagram.get(RTP_BYTES..)?.split_first_chunk()?;
     Some((u64::from_le_bytes(*sequence), u64::from_le_bytes(*rest.first_chunk()?)))
 }
 
-fn connect(to: SocketAddr) -> anyhow::Result<UdpSocket> {
+fn connect_from(to: SocketAddr, port: u16) -> anyhow::Result<UdpSocket> {
     let any: SocketAddr = match to {
-        SocketAddr::V4(_) => ([0; 4], 0).into(),
-        SocketAddr::V6(_) => ([0; 16], 0).into(),
+        SocketAddr::V4(_) => ([0; 4], port).into(),
+        SocketAddr::V6(_) => ([0; 16], port).into(),
     };
-    let socket = UdpSocket::bind(any)?;
+    let socket = UdpSocket::bind(any).with_context(|| format!("cannot bind port {port}"))?;
     socket.connect(to).with_context(|| format!("cannot reach {to}"))?;
     Ok(socket)
 }

@@ -4,6 +4,7 @@ pub mod bench;
 mod connect;
 pub mod cost;
 mod daemon;
+pub mod fanout;
 pub mod gate;
 pub mod graft;
 mod hook;
@@ -39,6 +40,8 @@ pub enum Command {
     Cost(cost::Args),
     /// Guard QUIC servers of this machine at XDP
     Gate(gate::Args),
+    /// Send the RTP of one sender to many receivers, in the kernel
+    Fanout(fanout::Args),
     /// Load transport functions into the kernel while TCP runs, and have connections use them
     Graft(graft::Args),
     /// Make and check tokens that say who may do what
@@ -82,6 +85,7 @@ pub fn run(command: Command, mut whole: clap::Command) -> anyhow::Result<()> {
         Command::Trace(args) => trace::run(args),
         Command::Cost(args) => cost::run(args),
         Command::Gate(args) => gate::run(args),
+        Command::Fanout(args) => fanout::run(args),
         Command::Graft(args) => graft::run(args),
         Command::Token(args) => token::run(args),
         Command::Lab(args) => lab::run(args),

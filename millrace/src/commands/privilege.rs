@@ -14,7 +14,7 @@ pub fn needs(command: &Command) -> Option<Needs> {
             ("cannot listen", "ports below 1024 need root or CAP_NET_BIND_SERVICE"),
             ("the token in", "say where it may be with --http-token-file, or --http off"),
         ],
-        Command::Gate(_) | Command::Graft(_) => {
+        Command::Gate(_) | Command::Graft(_) | Command::Fanout(_) => {
             &[("", "it needs root, or CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON")]
         }
         Command::Cost(_) => {

@@ -89,7 +89,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     if let Some(end) = &args.end {
         return ends::run(end);
     }
-    ensure!(!args.relays.contains(&Contender::Forwarder), "udp-forwarder forwards no tracks");
+    ensure!(
+        !args.relays.iter().any(|relay| relay.is_plain()),
+        "plain UDP has no tracks: leave it out of --relays"
+    );
     ensure!(args.rounds > 0 && args.seconds >= 3, "--rounds is at least 1, --seconds at least 3");
     ensure!(
         !args.rates_mbit.is_empty() && args.rates_mbit.iter().all(|rate| *rate > 0),

@@ -61,7 +61,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     ensure!(args.rounds > 0 && args.seconds > 0, "--rounds and --seconds are at least 1");
     let most = clip::MOST_SECONDS - SPARE;
     ensure!(args.seconds <= most, "--seconds is at most {most}: frames have numbers of 16 bits");
-    ensure!(!args.relays.contains(&Contender::Forwarder), "udp-forwarder forwards no tracks");
+    ensure!(
+        !args.relays.iter().any(|relay| relay.is_plain()),
+        "plain UDP has no tracks: leave it out of --relays"
+    );
     ensure!(!args.impair.contains(&Profile::Mobile), "--impair: mobile changes");
     warn_if_busy()?;
     let programs = Programs::find()?;

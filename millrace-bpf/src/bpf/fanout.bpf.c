@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* Fans out RTP over UDP at TC ingress: a packet of a stream's sender leaves again as one packet per receiver, with other
+ * headers in front of the same payload, and ends here. Everything else goes up as it came: receivers' requests and reports,
+ * and what this program does not understand of the sender's, which userspace fans out.
+ *
+ *   fanout_intf.h      what is shared with userspace
+ *   fanout_maps.h      configuration, maps, what a run works with
+ *   fanout_map.h       the received packet: whose it is; rtp.h: what it is
+ *   fanout_rewrite.h   a copy: its lease, its cap, its headers
+ *   fanout_trace.h     events about single packets
+ *   fan.h, fan_runs.h  what all fan-outs have in common
+ */
+#include "fanout_map.h"
+#include "fanout_rewrite.h"
+#include "fanout_trace.h"
+#include <linux/pkt_cls.h>
+
+struct leg_loop {
+	struct __sk_buff *skb;
+	struct fanout_work *work;
+};
+
+static long next_leg(__u32 index, struct leg_loop *loop)
+{
+	struct fanout_work *work = loop->work;
+	struct fanout_stream *stream;
+	struct fanout_leg *leg;
+	__u32 outcome, key, epoch;
+
+	if (work->leg >= work->legs)
+		return 1;
+	key = work->stream;
+	stream = bpf_map_lookup_elem(&streams, &key);
+	if (!stream)
+		return 1;
+	key = stream->first + work->leg;
+	work->leg++;
+	leg = bpf_map_lookup_elem(&legs, &key);
+	if (!leg)
+		return 1;
+	epoch = epoch_of(leg);
+	if (!epoch)
+		return 0;
+	outcome = copy_to(loop->skb, work, leg, epoch);
+	OPAQUE(outcome);
+	if (outcome < FANOUT_LEG_OUTCOMES)
+		__sync_fetch_and_add(&leg->outcomes[outcome], 1);
+	if (work->traced_ns)
+		trace(work, leg->number, outcome);
+	add_to(&outcomes, FANOUT_OUTCOMES + outcome, 1);
+	return 0;
+}
+
+static __noinline int put_back(struct __sk_buff *skb, struct fanout_work *work)
+{
+	struct cursor_kept kept = {.traced_ns = work->traced_ns};
+
+	return queue_again(skb, &work->cursor, work->leg, &kept, config.max_runs);
+}
+
+static __always_inline enum fanout_outcome fan_out(struct __sk_buff *skb, struct fanout_work *work)
+{
+	struct leg_loop loop = {.skb = skb, .work = work};
+	enum fanout_outcome outcome;
+
+	outcome = find_stream(skb, work);
+	if (outcome)
+		return outcome;
+	work->now_ns = bpf_ktime_get_ns();
+	outcome = find_media(skb, work);
+	if (outcome)
+		return outcome;
+	work->frame.summed = FAN_SUMMED(skb);
+	bpf_loop(config.max_copies_per_run, next_leg, &loop, 0);
+	if (work->leg >= work->legs)
+		return FANOUT_FORWARDED;
+	if (restore(skb, work))
+		return FANOUT_NOT_RESTORED;
+	return put_back(skb, work) ? FANOUT_OVER_BUDGET : FANOUT_CONTINUED;
+}
+
+/* What a run after the first one is counted as. */
+static __noinline enum fanout_further_run further_run(enum fanout_outcome outcome)
+{
+	return outcome == FANOUT_FORWARDED   ? FANOUT_RUN_LAST
+	       : outcome == FANOUT_CONTINUED ? FANOUT_RUN_CONTINUED
+					     : FANOUT_RUN_LEFT;
+}
+
+/* Counted by the outcome, in runs after a packet's first by enum fanout_further_run. */
+static __always_inline void count(const struct fanout_work *work, enum fanout_outcome outcome)
+{
+	__u32 index =
+		work->cursor.id ? FANOUT_OUTCOMES + FANOUT_LEG_OUTCOMES + further_run(outcome) : outcome;
+
+	add_to(&outcomes, index, 1);
+}
+
+/* The one place where an outcome becomes a verdict. */
+static __always_inline int verdict_of(enum fanout_outcome outcome)
+{
+	return outcome <= FANOUT_TAKEN ? TC_ACT_SHOT : PASS_ON;
+}
+
+static __always_inline int run(struct __sk_buff *skb, struct fanout_work *work)
+{
+	enum fanout_outcome outcome;
+
+	work->traced_ns = 0;
+	take_cursor(skb, &work->cursor);
+	outcome = fan_out(skb, work);
+	count(work, outcome);
+	if (work->traced_ns && outcome != FANOUT_FORWARDED && outcome != FANOUT_CONTINUED)
+		trace(work, 0, outcome);
+	return verdict_of(outcome);
+}
+
+/* Not inlined, so that its stack is not the program's. */
+static __noinline int pass_by(struct __sk_buff *skb)
+{
+	struct cursor_entry cursor;
+
+	take_cursor(skb, &cursor);
+	add_to(&outcomes, FANOUT_BUSY, 1);
+	return PASS_ON;
+}
+
+SEC("tcx/ingress")
+int fanout_ingress(struct __sk_buff *skb)
+{
+	__u32 key = 0;
+	struct fanout_work *work = bpf_map_lookup_elem(&works, &key);
+	int verdict;
+
+	if (!work)
+		return PASS_ON; /* for the verifier: each CPU has one */
+	if (__sync_lock_test_and_set(&work->busy, 1))
+		return pass_by(skb);
+	verdict = run(skb, work);
+	/* Only runs on the same CPU look at it. */
+	WRITE_ONCE(work->busy, 0);
+	return verdict;
+}
+
+char LICENSE[] SEC("license")
+= "Dual BSD/GPL";

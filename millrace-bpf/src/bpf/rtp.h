@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The fixed headers of RTP and RTCP (RFC 3550), which SRTP leaves in the clear. Plain C: it also compiles natively, and
+ * tests/parsers.rs compares it with millrace-proto's.
+ */
+#ifndef MILLRACE_RTP_H
+#define MILLRACE_RTP_H
+
+#include "bytes.h"
+
+#define RTP_VERSION	   2
+#define RTP_HEADER_BYTES   12
+#define RTCP_HEADER_BYTES  8  /* with the SSRC of who says it */
+#define RTCP_REPORT_BYTES  28 /* of a sender report up to its report blocks */
+#define RTCP_SENDER_REPORT 200
+/* Payload types with the marker bit that are RTCP's, on one port with RTP (RFC 5761, section 4). */
+#define RTCP_FIRST 192
+#define RTCP_LAST  223
+
+enum rtp_kind {
+	RTP_NOT = 0,
+	RTP_MEDIA,
+	RTP_CONTROL,
+};
+
+struct rtp_packet {
+	__u32 ssrc;
+	__u32 timestamp;
+	__u32 ntp_middle; /* of a sender report that is there whole; else 0 */
+	__u16 sequence;
+	__u8 kind;   /* enum rtp_kind */
+	__u8 second; /* byte */
+};
+
+/* `header`: the first RTCP_REPORT_BYTES of a payload of `bytes`; those behind its end are anything. */
+static __always_inline enum rtp_kind rtp_parse(const __u8 *header, __u32 bytes, struct rtp_packet *packet)
+{
+	*packet = (struct rtp_packet){.second = header[1]};
+	if (bytes < RTCP_HEADER_BYTES || header[0] >> 6 != RTP_VERSION)
+		return RTP_NOT;
+	if (packet->second >= RTCP_FIRST && packet->second <= RTCP_LAST) {
+		packet->ssrc = __builtin_bswap32(load32(header + 4));
+		if (packet->second == RTCP_SENDER_REPORT && bytes >= RTCP_REPORT_BYTES)
+			packet->ntp_middle = __builtin_bswap32(load32(header + 10));
+		return packet->kind = RTP_CONTROL;
+	}
+	if (bytes < RTP_HEADER_BYTES)
+		return RTP_NOT;
+	packet->sequence = __builtin_bswap16(load16(header + 2));
+	packet->timestamp = __builtin_bswap32(load32(header + 4));
+	packet->ssrc = __builtin_bswap32(load32(header + 8));
+	return packet->kind = RTP_MEDIA;
+}
+
+#endif

@@ -1,0 +1,232 @@
+//! RTP through the fan-out, from a sender over real interfaces to receivers: what arrives is what was sent, byte for byte and in
+//! order, with checksums that are right. Needs root.
+
+#[path = "support/net.rs"]
+mod net;
+
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::time::Duration;
+
+use millrace_bpf::clock::monotonic_ns;
+use millrace_bpf::fanout::{
+    Cap, Config, Fanout, FurtherRun, Leg, LegOutcome, Outcome, Ssrc, Stream, StreamConfig,
+};
+use net::{Capture, Network, address, inside, root};
+
+const PORT: u16 = 5004;
+const PLENTY: Cap = Cap { bits_per_s: 10_000_000_000, burst_bytes: 10_000_000 };
+const FAR: u64 = u64::MAX;
+
+struct Scene<'a> {
+    network: &'a Network,
+    fanout: Fanout,
+    from: UdpSocket,
+    /// The relay's own, at the stream's address.
+    own: UdpSocket,
+}
+
+impl<'a> Scene<'a> {
+    fn new(network: &'a Network, family: u8, max_receivers: u32, config: Config) -> Self {
+        let own = net::socket(&network.relay, SocketAddr::new(address(family, 1, 1), PORT));
+        let from = net::socket(&network.publisher, SocketAddr::new(address(family, 1, 2), 0));
+        let listen = own.local_addr().expect("an address");
+        from.connect(listen).expect("connect");
+        let sender = from.local_addr().expect("an address");
+        let stream = StreamConfig {
+            listen,
+            listen_rtcp_port: None,
+            sender,
+            sender_rtcp_port: None,
+            ssrc: Ssrc::Any,
+            max_receivers,
+        };
+        let fanout = Fanout::load(&Config { streams: vec![stream], ..config }).expect("it loads");
+        let ifindex = net::ifindex(&network.relay, "west");
+        inside(&network.relay, || fanout.attach(ifindex).expect("it attaches"));
+        Self { network, fanout, from, own }
+    }
+
+    fn stream(&self) -> &Arc<Stream> {
+        &self.fanout.streams()[0]
+    }
+
+    fn receiver(&self, family: u8, cap: Cap) -> (Leg, UdpSocket) {
+        let socket = net::socket(&self.network.subscriber, SocketAddr::new(address(family, 2, 2), 0));
+        let to = socket.local_addr().expect("an address");
+        // Makes the relay's host know the link address.
+        self.own.send_to(&[0], to).expect("send");
+        assert_eq!(socket.recv(&mut [0; 1]).expect("receive"), 1);
+        (self.stream().add(to, cap, FAR).expect("room"), socket)
+    }
+
+    fn copies(&self, outcome: LegOutcome) -> u64 {
+        self.fanout.counters().expect("counters").copies(outcome)
+    }
+}
+
+fn packet(sequence: u16, len: usize) -> Vec<u8> {
+    let payload = (0..len).map(|at| (at as u16).wrapping_mul(sequence | 1) as u8);
+    let head = [&[0x80, 96][..], &sequence.to_be_bytes(), &[0, 0, 0, 9, 1, 2, 3, 4]].concat();
+    head.into_iter().chain(payload).collect()
+}
+
+/// Whatever else comes first is a failure.
+fn expect(socket: &UdpSocket, want: &[u8]) {
+    let mut buffer = vec![0; 4096];
+    let (len, from) = socket.recv_from(&mut buffer).expect("a packet");
+    assert_eq!(buffer[..len], *want);
+    assert_eq!(from.port(), PORT, "it comes from where it was asked for");
+}
+
+/// Both families, sizes that leave an odd byte and that Ethernet fills up, checksums by the sender and by its interface.
+#[test]
+fn every_receiver_gets_the_same_bytes_in_order() {
+    if !root("every_receiver_gets_the_same_bytes_in_order") {
+        return;
+    }
+    let network = Network::new("rtp");
+    for offload in [true, false] {
+        net::set_checksum_offload(&network.publisher, "eth", offload);
+        for family in [4, 6] {
+            let scene = Scene::new(&network, family, 8, Config::default());
+            let receivers: Vec<_> = (0..8).map(|_| scene.receiver(family, PLENTY)).collect();
+            // Otherwise the sum would be completed by the card that the packet leaves by, which a veth does not have.
+            let capture = (!offload).then(|| Capture::on(&network.subscriber, "eth"));
+            let sizes = [0, 1, 2, 7, 100, 999, 1200];
+            for (sequence, len) in (0..).zip(sizes.into_iter().cycle().take(50)) {
+                let packet = packet(sequence, len);
+                scene.from.send(&packet).expect("send");
+                receivers.iter().for_each(|(_, socket)| expect(socket, &packet));
+            }
+            if let Some(capture) = capture {
+                assert_eq!(capture.check(), 50 * receivers.len(), "whose checksums are right");
+            }
+            let counters = scene.fanout.counters().expect("counters");
+            assert_eq!(counters.packets(Outcome::Forwarded), 50);
+            assert_eq!(counters.copies(LegOutcome::Sent), 400);
+            assert!(receivers.iter().all(|(leg, _)| leg.sent().0 == 50));
+            // Userspace sees nothing of it.
+            scene.own.set_nonblocking(true).expect("non-blocking");
+            assert!(scene.own.recv(&mut [0; 2048]).is_err());
+        }
+    }
+}
+
+/// 300 copies, 40 in a run.
+#[test]
+fn more_receivers_than_fit_a_run_get_it_by_further_runs() {
+    if !root("more_receivers_than_fit_a_run_get_it_by_further_runs") {
+        return;
+    }
+    let network = Network::new("runs");
+    let scene = Scene::new(&network, 4, 300, Config { max_copies_per_run: 40, ..Config::default() });
+    let receivers: Vec<_> = (0..300).map(|_| scene.receiver(4, PLENTY)).collect();
+    for sequence in 0..5 {
+        let packet = packet(sequence, 1000);
+        scene.from.send(&packet).expect("send");
+        receivers.iter().for_each(|(_, socket)| expect(socket, &packet));
+    }
+    let counters = scene.fanout.counters().expect("counters");
+    assert_eq!((counters.packets(Outcome::Continued), counters.packets(Outcome::Forwarded)), (5, 0));
+    assert_eq!((counters.runs(FurtherRun::Continued), counters.runs(FurtherRun::Last)), (30, 5));
+    assert_eq!(counters.copies(LegOutcome::Sent), 1500);
+    assert_eq!(scene.stream().media().packets, 5, "counted once");
+
+    drop(scene);
+    let scene =
+        Scene::new(&network, 4, 300, Config { max_copies_per_run: 40, max_runs: 2, ..Config::default() });
+    let receivers: Vec<_> = (0..100).map(|_| scene.receiver(4, PLENTY)).collect();
+    let packet = packet(9, 1000);
+    scene.from.send(&packet).expect("send");
+    receivers.iter().take(80).for_each(|(_, socket)| expect(socket, &packet));
+    let counters = scene.fanout.counters().expect("counters");
+    assert_eq!((counters.copies(LegOutcome::Sent), counters.runs(FurtherRun::Left)), (80, 1));
+}
+
+#[test]
+fn who_has_a_cap_or_no_lease_is_sent_no_more() {
+    if !root("who_has_a_cap_or_no_lease_is_sent_no_more") {
+        return;
+    }
+    let network = Network::new("cap");
+    let scene = Scene::new(&network, 4, 8, Config::default());
+    // Room for three packets of 1000 bytes and their headers, and then a byte each second.
+    let three = Cap { bits_per_s: 8, burst_bytes: 3 * 1040 };
+    let (capped, capped_socket) = scene.receiver(4, three);
+    let (leased, leased_socket) = scene.receiver(4, PLENTY);
+    for sequence in 0..10 {
+        if sequence == 6 {
+            leased.renew(monotonic_ns());
+        }
+        let packet = packet(sequence, 1000);
+        scene.from.send(&packet).expect("send");
+        if sequence < 3 {
+            expect(&capped_socket, &packet);
+        }
+        if sequence < 6 {
+            expect(&leased_socket, &packet);
+        }
+    }
+    for socket in [&capped_socket, &leased_socket] {
+        socket.set_read_timeout(Some(Duration::from_millis(1))).expect("a time-out");
+        assert!(socket.recv(&mut [0; 2048]).is_err(), "nothing more");
+    }
+    assert_eq!((capped.sent().0, capped.copies(LegOutcome::Rate)), (3, 7));
+    assert_eq!((leased.sent().0, leased.copies(LegOutcome::Ended)), (6, 4));
+    leased.renew(FAR);
+    let packet = packet(11, 10);
+    scene.from.send(&packet).expect("send");
+    leased_socket.set_read_timeout(Some(Duration::from_secs(60))).expect("a time-out");
+    expect(&leased_socket, &packet);
+    drop((capped, leased));
+    let sent = scene.copies(LegOutcome::Sent);
+    scene.from.send(&packet).expect("send");
+    let counters = scene.fanout.counters().expect("counters");
+    assert_eq!((counters.packets(Outcome::Forwarded), counters.copies(LegOutcome::Sent)), (12, sent));
+}
+
+/// What is of somebody else, and what comes while nothing is attached, is userspace's.
+#[test]
+fn userspace_gets_the_rest() {
+    if !root("userspace_gets_the_rest") {
+        return;
+    }
+    let network = Network::new("rest");
+    let scene = Scene::new(&network, 4, 8, Config::default());
+    let (_leg, _receiver) = scene.receiver(4, PLENTY);
+    let mine = packet(1, 100);
+    let stranger = net::socket(&network.publisher, SocketAddr::new(address(4, 1, 2), 0));
+    stranger.send_to(&mine, scene.own.local_addr().expect("an address")).expect("send");
+    let mut buffer = [0; 2048];
+    let len = scene.own.recv(&mut buffer).expect("a stranger's");
+    assert_eq!(buffer[..len], mine);
+    assert_eq!(scene.copies(LegOutcome::Sent), 0);
+    scene.fanout.detach();
+    scene.from.send(&mine).expect("send");
+    let len = scene.own.recv(&mut buffer).expect("the sender's");
+    assert_eq!(buffer[..len], mine);
+    assert_eq!(scene.copies(LegOutcome::Sent), 0);
+}
+
+/// A receiver whose link address is not known, one on this host, and one behind a link that is too narrow.
+#[test]
+fn what_cannot_be_sent_is_counted() {
+    if !root("what_cannot_be_sent_is_counted") {
+        return;
+    }
+    let network = Network::new("count");
+    let scene = Scene::new(&network, 4, 8, Config::default());
+    let add = |to: SocketAddr| scene.stream().add(to, PLENTY, FAR).expect("room");
+    let stranger = add(SocketAddr::new(address(4, 2, 77), 9));
+    let here = add(SocketAddr::new(address(4, 2, 1), 9));
+    let (narrow, socket) = scene.receiver(4, PLENTY);
+    net::ip(&format!("-n {} link set east mtu 500", network.relay));
+    scene.from.send(&packet(1, 600)).expect("send");
+    scene.from.send(&packet(2, 300)).expect("send");
+    expect(&socket, &packet(2, 300));
+    let strangers = [LegOutcome::TooLarge, LegOutcome::NoNeighbour].map(|outcome| stranger.copies(outcome));
+    assert_eq!(strangers, [1, 1]);
+    assert_eq!(here.copies(LegOutcome::NoRoute), 2);
+    assert_eq!((narrow.copies(LegOutcome::TooLarge), narrow.copies(LegOutcome::Sent)), (1, 1));
+}

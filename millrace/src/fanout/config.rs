@@ -1,0 +1,371 @@
+//! Settings of a fan-out, as TOML. `docs/fanout.md` documents them.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+    path::Path,
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail, ensure};
+use millrace_bpf::fanout::{Cap, Ssrc, StreamConfig};
+use millrace_proto::fanout::{breaker, message::NAME_MAX, receivers::Limits};
+use serde::Deserialize;
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Settings {
+    /// That senders' packets arrive on.
+    pub interface: Vec<String>,
+    pub stream: Vec<Stream>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Stream {
+    pub name: String,
+    pub listen: SocketAddr,
+    pub listen_rtcp_port: Option<u16>,
+    pub sender: SocketAddr,
+    pub sender_rtcp_port: Option<u16>,
+    #[serde(default)]
+    ssrc: Source,
+    /// SRTP: what reports say cannot be read.
+    #[serde(default)]
+    pub encrypted: bool,
+    #[serde(default = "Stream::default_receivers")]
+    max_receivers: u32,
+    #[serde(default = "Stream::default_per_address")]
+    max_per_address: u32,
+    #[serde(default = "Stream::default_kbit")]
+    max_kbit_per_s: u64,
+    #[serde(default = "Stream::default_burst")]
+    burst_kib: u64,
+    #[serde(default = "Stream::default_lease")]
+    lease_s: u16,
+    #[serde(default = "Stream::default_pause")]
+    pause_s: u16,
+    #[serde(default = "Stream::default_interval")]
+    report_interval_s: u16,
+    #[serde(default = "Stream::default_reports")]
+    pub max_reports_per_s: u32,
+    /// Whom an operator names.
+    #[serde(default)]
+    pub receiver: Vec<Pinned>,
+}
+
+/// A number, or a word.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(untagged, expecting = "ssrc is \"any\", \"first\" or a number of 32 bits")]
+enum Source {
+    Is(u32),
+    Word(SourceWord),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum SourceWord {
+    Any,
+    First,
+}
+
+impl Default for Source {
+    fn default() -> Self {
+        Self::Word(SourceWord::Any)
+    }
+}
+
+/// A receiver that does not ask.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Pinned {
+    pub address: SocketAddr,
+    /// Whether its reports are looked at, and it is cut off if there are none.
+    #[serde(default = "yes")]
+    pub breaker: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// All streams together: an entry of the kernel's table for each.
+const RECEIVERS_MAX: u32 = 1 << 16;
+const STREAMS_MAX: usize = 256;
+/// The largest datagram, with headers: a smaller bucket would let nothing through.
+const BURST_KIB_MIN: u64 = 64;
+
+impl Settings {
+    pub fn read(path: &Path) -> anyhow::Result<Self> {
+        let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        Self::parse(&text).with_context(|| path.display().to_string())
+    }
+
+    pub fn parse(text: &str) -> anyhow::Result<Self> {
+        let settings: Self =
+            toml::from_str(text).map_err(|error| anyhow::anyhow!("{}", error.to_string().trim_end()))?;
+        settings.check()?;
+        Ok(settings)
+    }
+
+    fn check(&self) -> anyhow::Result<()> {
+        ensure!(
+            !self.interface.is_empty(),
+            "interface: name one that senders' packets arrive on, such as [\"eth0\"]"
+        );
+        ensure!(!self.stream.is_empty(), "there is no [[stream]]");
+        ensure!(self.stream.len() <= STREAMS_MAX, "there are more than {STREAMS_MAX} streams");
+        let (mut names, mut places) = (BTreeSet::new(), BTreeSet::new());
+        for stream in &self.stream {
+            stream.check().with_context(|| format!("stream {:?}", stream.name))?;
+            ensure!(names.insert(&stream.name), "two streams are called {:?}", stream.name);
+            for place in stream.places() {
+                ensure!(places.insert(place), "two streams arrive at {place}: each needs a port of its own");
+            }
+        }
+        let receivers = self.stream.iter().map(Stream::legs).fold(0, u32::saturating_add);
+        ensure!(
+            receivers <= RECEIVERS_MAX,
+            "all streams together have room for {receivers} receivers; {RECEIVERS_MAX} is the most: lower max-receivers"
+        );
+        Ok(())
+    }
+}
+
+impl Stream {
+    fn default_receivers() -> u32 {
+        1000
+    }
+
+    fn default_per_address() -> u32 {
+        8
+    }
+
+    fn default_kbit() -> u64 {
+        20_000
+    }
+
+    fn default_burst() -> u64 {
+        256
+    }
+
+    fn default_lease() -> u16 {
+        30
+    }
+
+    fn default_pause() -> u16 {
+        60
+    }
+
+    fn default_interval() -> u16 {
+        5
+    }
+
+    fn default_reports() -> u32 {
+        100
+    }
+
+    fn check(&self) -> anyhow::Result<()> {
+        ensure!(
+            (1..=NAME_MAX).contains(&self.name.len()),
+            "name: it is 1 to {NAME_MAX} bytes, since it has to fit a request"
+        );
+        ensure!(!self.name.contains(char::is_control), "name: it has control characters");
+        let listen = self.listen.ip();
+        ensure!(
+            !listen.is_unspecified() && !listen.is_multicast(),
+            "listen: {listen} is no address of this host; name the one that the sender sends to, since copies come from it"
+        );
+        ensure!(self.listen.port() != 0, "listen: it needs a port");
+        ensure!(self.listen_rtcp_port != Some(0), "listen-rtcp-port: 0 is no port");
+        ensure!(
+            self.listen_rtcp_port != Some(self.listen.port()),
+            "listen-rtcp-port: it is the port of listen already; leave it out"
+        );
+        self.check_host("sender", self.sender)?;
+        for pinned in &self.receiver {
+            self.check_host("receiver", pinned.address)?;
+        }
+        for (key, is_zero) in [
+            ("max-per-address", self.max_per_address == 0),
+            ("max-kbit-per-s", self.max_kbit_per_s == 0),
+            ("lease-s", self.lease_s == 0),
+            ("report-interval-s", self.report_interval_s == 0),
+        ] {
+            ensure!(!is_zero, "{key}: it is 1 at least");
+        }
+        ensure!(
+            self.burst_kib >= BURST_KIB_MIN,
+            "burst-kib: it is {BURST_KIB_MIN} at least, the largest datagram"
+        );
+        ensure!(self.max_kbit_per_s <= 100_000_000, "max-kbit-per-s: 100000000 is the most");
+        ensure!(self.burst_kib <= 1 << 20, "burst-kib: {} is the most", 1 << 20);
+        if self.legs() == 0 {
+            bail!("max-receivers: it is 0, and no receiver is named");
+        }
+        Ok(())
+    }
+
+    fn check_host(&self, key: &str, at: SocketAddr) -> anyhow::Result<()> {
+        let ip = at.ip();
+        ensure!(at.port() != 0, "{key}: {at} needs a port");
+        ensure!(!ip.is_unspecified(), "{key}: {ip} is no host's address");
+        let is_broadcast = matches!(ip, IpAddr::V4(ip) if ip.is_broadcast());
+        ensure!(!ip.is_multicast() && !is_broadcast, "{key}: {ip} is no single host's address");
+        ensure!(
+            ip.is_ipv4() == self.listen.is_ipv4(),
+            "{key}: {ip} is not of the family of listen, {}; a stream is IPv4 or IPv6: make two",
+            self.listen.ip()
+        );
+        Ok(())
+    }
+
+    /// Where its packets arrive.
+    fn places(&self) -> impl Iterator<Item = SocketAddr> {
+        let ports = [Some(self.listen.port()), self.listen_rtcp_port];
+        ports.into_iter().flatten().map(|port| SocketAddr::new(self.listen.ip(), port))
+    }
+
+    pub fn listen_rtcp(&self) -> Option<SocketAddr> {
+        self.places().nth(1)
+    }
+
+    /// Where its sender's RTCP comes from, and reports go.
+    pub fn sender_rtcp(&self) -> SocketAddr {
+        SocketAddr::new(self.sender.ip(), self.sender_rtcp_port.unwrap_or(self.sender.port()))
+    }
+
+    fn legs(&self) -> u32 {
+        self.max_receivers.saturating_add(u32::try_from(self.receiver.len()).unwrap_or(u32::MAX))
+    }
+
+    pub fn ssrc(&self) -> Ssrc {
+        match self.ssrc {
+            Source::Is(ssrc) => Ssrc::Is(ssrc),
+            Source::Word(SourceWord::Any) => Ssrc::Any,
+            Source::Word(SourceWord::First) => Ssrc::First,
+        }
+    }
+
+    pub fn kernel(&self) -> StreamConfig {
+        StreamConfig {
+            listen: self.listen,
+            listen_rtcp_port: self.listen_rtcp_port,
+            sender: self.sender,
+            sender_rtcp_port: self.sender_rtcp_port,
+            ssrc: self.ssrc(),
+            max_receivers: self.legs(),
+        }
+    }
+
+    pub fn cap(&self) -> Cap {
+        Cap { bits_per_s: self.max_kbit_per_s * 1000, burst_bytes: self.burst_kib << 10 }
+    }
+
+    pub fn limits(&self) -> Limits {
+        let interval = Duration::from_secs(self.report_interval_s.into());
+        Limits {
+            receivers: self.legs() as usize,
+            per_address: self.max_per_address as usize,
+            lease: Duration::from_secs(self.lease_s.into()),
+            pause: Duration::from_secs(self.pause_s.into()),
+            breaker: Some(breaker::Settings { interval }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"
+interface = ["eth0"]
+
+[[stream]]
+name = "live"
+listen = "192.0.2.1:5004"
+sender = "198.51.100.7:6000"
+"#;
+
+    fn error(text: &str) -> String {
+        format!("{:#}", Settings::parse(text).expect_err(text))
+    }
+
+    #[test]
+    fn what_is_left_out_has_a_default() {
+        let settings = Settings::parse(GOOD).unwrap();
+        let stream = &settings.stream[0];
+        assert_eq!(stream.ssrc(), Ssrc::Any);
+        assert_eq!(stream.sender_rtcp(), stream.sender);
+        assert_eq!(stream.cap(), Cap { bits_per_s: 20_000_000, burst_bytes: 256 << 10 });
+        let limits = stream.limits();
+        assert_eq!((limits.receivers, limits.per_address), (1000, 8));
+        assert_eq!((limits.lease, limits.pause), (Duration::from_secs(30), Duration::from_secs(60)));
+    }
+
+    #[test]
+    fn everything_may_be_said() {
+        let more = r#"
+listen-rtcp-port = 5005
+sender-rtcp-port = 6001
+ssrc = "first"
+encrypted = true
+max-receivers = 5
+max-per-address = 2
+max-kbit-per-s = 800
+burst-kib = 64
+lease-s = 10
+pause-s = 20
+report-interval-s = 1
+max-reports-per-s = 7
+[[stream.receiver]]
+address = "203.0.113.9:7000"
+breaker = false
+"#;
+        let stream = Settings::parse(&(GOOD.to_owned() + more)).unwrap().stream.remove(0);
+        assert_eq!(stream.kernel().max_receivers, 6, "with the one that is named");
+        assert_eq!(stream.listen_rtcp(), Some("192.0.2.1:5005".parse().unwrap()));
+        assert_eq!(stream.sender_rtcp(), "198.51.100.7:6001".parse().unwrap());
+        assert_eq!(stream.ssrc(), Ssrc::First);
+        assert_eq!(
+            stream.receiver,
+            [Pinned { address: "203.0.113.9:7000".parse().unwrap(), breaker: false }]
+        );
+        let known = GOOD.to_owned() + "ssrc = 0x0a0b0c0d\n";
+        assert_eq!(Settings::parse(&known).unwrap().stream[0].ssrc(), Ssrc::Is(0x0a0b_0c0d));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let with = |line: &str| GOOD.to_owned() + line;
+        let instead = |old: &str, new: &str| GOOD.replace(old, new);
+        for (text, said) in [
+            (with("max-reciever = 1"), "unknown field `max-reciever`"),
+            (with("ssrc = \"last\""), "\"first\" or a number"),
+            (with("max-kbit-per-s = 0"), "stream \"live\": max-kbit-per-s: it is 1 at least"),
+            (with("burst-kib = 1"), "burst-kib: it is 64 at least"),
+            (with("max-receivers = 0"), "no receiver is named"),
+            (with("max-receivers = 70000"), "65536 is the most"),
+            (with("listen-rtcp-port = 5004"), "leave it out"),
+            (
+                with("[[stream.receiver]]\naddress = \"[2001:db8::1]:9\""),
+                "receiver: 2001:db8::1 is not of the family",
+            ),
+            (with("[[stream.receiver]]\naddress = \"224.0.0.1:9\""), "no single host's address"),
+            (instead("192.0.2.1:5004", "0.0.0.0:5004"), "listen: 0.0.0.0 is no address of this host"),
+            (instead("192.0.2.1:5004", "[2001:db8::1]:5004"), "sender: 198.51.100.7 is not of the family"),
+            (instead("198.51.100.7:6000", "198.51.100.7:0"), "needs a port"),
+            (instead("\"eth0\"", ""), "interface: name one"),
+            (instead("\"live\"", "\"\""), "name: it is 1 to 44 bytes"),
+            (with(&GOOD[GOOD.find("[[").unwrap()..]), "two streams are called \"live\""),
+            (
+                with(&GOOD[GOOD.find("[[").unwrap()..].replace("live", "other")),
+                "two streams arrive at 192.0.2.1:5004",
+            ),
+            ("interface = [\"eth0\"]\nstream = []\n".to_owned(), "there is no [[stream]]"),
+        ] {
+            let error = error(&text);
+            assert!(error.contains(said), "{error}\ninstead of {said}");
+        }
+    }
+}

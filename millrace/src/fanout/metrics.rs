@@ -1,0 +1,98 @@
+//! Metrics of a fan-out, made anew for each scrape. Receivers have no labels: there may be thousands.
+
+use std::fmt;
+
+use prometheus_client::{collector::Collector, encoding::DescriptorEncoder, registry::Unit};
+
+use super::status::{Status, Stream};
+use crate::openmetrics::{self, Out};
+
+const PREFIX: &str = "millrace_fanout";
+
+/// The text of one scrape.
+pub fn encode(status: Status) -> Result<String, fmt::Error> {
+    openmetrics::encode(PREFIX, Snapshot(status))
+}
+
+#[derive(Debug)]
+struct Snapshot(Status);
+
+impl Collector for Snapshot {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let Status { uptime_s, interfaces, streams, packets, copies, runs, trouble } = &self.0;
+        let mut out = Out(encoder);
+        out.gauge_f64("uptime", "Time since start", Unit::Seconds, *uptime_s)?;
+        out.gauge("troubles", "What is not as it should be, as the status says", None, trouble.len() as u64)?;
+        let attached =
+            interfaces.iter().map(|it| ([("interface", it.name.as_str())], u64::from(it.attached)));
+        out.gauges("interfaces", "1 where the program is attached", attached)?;
+        let again = interfaces.iter().map(|it| ([("interface", it.name.as_str())], it.reattached));
+        out.counters("reattached", "Times that it was attached again", again)?;
+        out.counts("packets", "What became of received packets", "outcome", packets)?;
+        out.counts("copies", "What became of copies", "outcome", copies)?;
+        out.counts("further_runs", "Runs of the program after a packet's first", "outcome", runs)?;
+        out.counters("stream_packets", "Of a sender, fanned out", of(streams, |it| it.packets))?;
+        out.counters("stream_bytes", "The same in UDP payload", of(streams, |it| it.bytes))?;
+        out.gauges("receivers", "Who have a lease", of(streams, |it| it.receivers.len() as u64))?;
+        out.gauges("paused", "Who were cut off", of(streams, |it| it.paused.len() as u64))?;
+        let events = streams.iter().flat_map(|it| {
+            let labels = move |event| [("stream", it.name.as_str()), ("event", event)];
+            it.events.iter().map(move |(event, count)| (labels(event.as_str()), *count))
+        });
+        out.counters("events", "What else happened to a stream", events)
+    }
+}
+
+fn of(streams: &[Stream], value: fn(&Stream) -> u64) -> impl Iterator<Item = ([(&str, &str); 1], u64)> {
+    streams.iter().map(move |stream| ([("stream", stream.name.as_str())], value(stream)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fanout::status::Interface;
+
+    #[test]
+    fn names_follow_the_documentation() {
+        let counts = |name: &str, count| [(name.to_owned(), count)].into();
+        let stream = Stream {
+            name: "live".into(),
+            packets: 7,
+            bytes: 700,
+            events: counts("leases", 2),
+            ..Stream::default()
+        };
+        let text = encode(Status {
+            uptime_s: 2.5,
+            interfaces: vec![Interface {
+                name: "eth0".into(),
+                attached: true,
+                reattached: 1,
+                ..Interface::default()
+            }],
+            streams: vec![stream],
+            packets: counts("forwarded", 7),
+            copies: counts("sent", 21),
+            runs: counts("last", 0),
+            trouble: vec![],
+        })
+        .unwrap();
+        for line in [
+            "millrace_fanout_uptime_seconds 2.5",
+            "millrace_fanout_troubles 0",
+            r#"millrace_fanout_interfaces{interface="eth0"} 1"#,
+            r#"millrace_fanout_reattached_total{interface="eth0"} 1"#,
+            r#"millrace_fanout_packets_total{outcome="forwarded"} 7"#,
+            r#"millrace_fanout_copies_total{outcome="sent"} 21"#,
+            r#"millrace_fanout_further_runs_total{outcome="last"} 0"#,
+            r#"millrace_fanout_stream_packets_total{stream="live"} 7"#,
+            r#"millrace_fanout_stream_bytes_total{stream="live"} 700"#,
+            r#"millrace_fanout_receivers{stream="live"} 0"#,
+            r#"millrace_fanout_paused{stream="live"} 0"#,
+            r#"millrace_fanout_events_total{stream="live",event="leases"} 2"#,
+        ] {
+            assert!(text.contains(line), "{line} is not in\n{text}");
+        }
+        crate::documented::assert_families_named("millrace_fanout", &text);
+    }
+}

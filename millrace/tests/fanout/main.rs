@@ -1,0 +1,463 @@
+//! `millrace fanout` as a process, between a sender and receivers in namespaces of their own. Needs root.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+#[path = "../../../millrace-bpf/tests/support/net.rs"]
+#[allow(unsafe_code)]
+mod net;
+mod scene;
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use millrace_bpf::tc::{self, Hook};
+use millrace_proto::fanout::{
+    message::{ANSWER_BYTES, Ask, REQUEST_BYTES, Refusal, Request, Say},
+    rtcp::{Block, receiver_report},
+    rtp::Packet,
+    token::Token,
+};
+use net::{Capture, RawSender, root};
+use nix::sys::signal::Signal;
+use scene::{Fanout, NAME, PORT, Scene, media, wait_for};
+
+/// Ten packets reach everybody, over both families; who leaves gets no more, the others do.
+#[test]
+fn who_asks_is_sent_the_same_until_it_leaves() {
+    if !root("who_asks_is_sent_the_same_until_it_leaves") {
+        return;
+    }
+    for family in [4, 6] {
+        let scene = Scene::new(family);
+        let fanout = scene.start("");
+        let mut clients: Vec<_> = (0..8).map(|_| scene.client()).collect();
+        clients.iter_mut().for_each(|client| client.subscribe(30));
+        for sequence in 0..10 {
+            let packet = media(sequence, 1000);
+            scene.send(&packet);
+            clients.iter().for_each(|client| assert_eq!(client.packet(), packet));
+        }
+        assert_eq!(clients[0].ask(Ask::Unsubscribe), Say::Ended);
+        let last = media(10, 1);
+        scene.send(&last);
+        clients.iter().skip(1).for_each(|client| assert_eq!(client.packet(), last));
+        assert!(clients[0].gets_nothing());
+        let status = fanout.status();
+        let stream = &status.streams[0];
+        assert_eq!((stream.receivers.len(), stream.packets, stream.ssrc.as_deref()), (7, 11, None));
+        assert_eq!((status.packets["forwarded"], status.copies["sent"]), (11, 87));
+        assert_eq!((stream.events["tokens"], stream.events["leases"], stream.events["ended"]), (8, 8, 1));
+        assert_eq!(stream.events["user_packets"], 0, "all of it in the kernel");
+        assert_eq!(fanout.end(Signal::SIGTERM), Some(0));
+    }
+}
+
+/// Real media, with sender reports in between on ports of their own.
+#[test]
+fn what_ffmpeg_sends_reaches_all_byte_for_byte_and_in_order() {
+    if !root("what_ffmpeg_sends_reaches_all_byte_for_byte_and_in_order") {
+        return;
+    }
+    if Command::new("ffmpeg").arg("-version").stdout(Stdio::null()).status().is_err() {
+        println!("SKIP what_ffmpeg_sends_reaches_all_byte_for_byte_and_in_order: needs ffmpeg");
+        return;
+    }
+    for receivers in [1, 8, 32] {
+        let scene = Scene::for_ffmpeg();
+        let fanout = scene.start(
+            "listen-rtcp-port = 5005\nsender-rtcp-port = 6001\nssrc = \"first\"\nmax-per-address = 32\n",
+        );
+        let mut clients: Vec<_> = (0..receivers).map(|_| scene.client()).collect();
+        clients.iter_mut().for_each(|client| client.subscribe(30));
+        let capture = Capture::on(scene.sender_namespace(), &scene.sender_interface());
+        let url = format!("rtp://{}?localrtpport=6000&localrtcpport=6001&rtcpport=5005", scene.listen);
+        let source = ["-re", "-f", "lavfi", "-i", "testsrc2=size=640x360:rate=25", "-t", "2"];
+        let coded = ["-c:v", "mpeg2video", "-b:v", "2M", "-f", "rtp", &url];
+        let output =
+            scene.in_sender("ffmpeg").args(["-v", "error"]).args(source).args(coded).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let sent = scene.sent(&capture);
+        let is_report = |payload: &Vec<u8>| matches!(Packet::read(payload), Some(Packet::Control { .. }));
+        let reports = sent.iter().filter(|payload| is_report(payload)).count();
+        assert!(reports > 0 && sent.len() > 100, "{reports} reports in {} packets", sent.len());
+        for client in &clients {
+            let got: Vec<_> = sent.iter().map(|_| client.packet()).collect();
+            assert!(got == sent, "in order, byte for byte");
+            assert!(client.gets_nothing());
+        }
+        let stream = &fanout.status().streams[0];
+        assert_eq!((stream.packets, stream.events["user_packets"]), (sent.len() as u64, 0));
+        assert!(stream.ssrc.is_some(), "that of the sender");
+    }
+}
+
+/// The address of somebody who never asked, in requests with whatever token.
+#[test]
+fn a_forged_address_gets_less_than_was_sent_in_its_name() {
+    if !root("a_forged_address_gets_less_than_was_sent_in_its_name") {
+        return;
+    }
+    let scene = Scene::new(4);
+    let fanout = scene.start("");
+    let victim = scene.client();
+    let capture = Capture::on(scene.receiver_namespace(), &scene.receiver_interface());
+    let raw = RawSender::new(scene.sender_namespace(), &scene.sender_interface());
+    let to = net::link_address(scene.relay_namespace(), &scene.relay_interface());
+    const REQUESTS: usize = 100;
+    for number in 0..REQUESTS {
+        let token = Token((number as u64).to_be_bytes());
+        for what in [Ask::Subscribe { seconds: 30 }, Ask::Unsubscribe] {
+            let request = Request { what, token, transaction: 7, stream: NAME.into() };
+            raw.send(&net::frame(to, None, (victim.address(), scene.listen), &request.encode()));
+        }
+        scene.send(&media(number as u16, 1000));
+    }
+    let tokens = || fanout.status().streams[0].events["tokens"];
+    wait_for("an answer to each", || (tokens() == 2 * REQUESTS as u64).then_some(()));
+    let frames = capture.frames();
+    let payloads: Vec<_> = frames.iter().filter_map(|frame| scene::payload(frame)).collect();
+    assert!(!payloads.is_empty() && payloads.iter().all(|payload| payload.len() == ANSWER_BYTES), "no media");
+    let bytes: usize = payloads.iter().map(|payload| payload.len()).sum();
+    assert!(bytes < 2 * REQUESTS * REQUEST_BYTES / 3, "{bytes}");
+    let status = fanout.status();
+    assert_eq!((status.streams[0].receivers.len(), status.copies["sent"]), (0, 0));
+    assert_eq!(status.packets["forwarded"], REQUESTS as u64);
+}
+
+/// Junk, and what is meant as a request and is none, is counted and not answered.
+#[test]
+fn nobody_is_answered_who_does_not_ask_properly() {
+    if !root("nobody_is_answered_who_does_not_ask_properly") {
+        return;
+    }
+    let scene = Scene::new(4);
+    let fanout = scene.start("");
+    let client = scene.client();
+    let good = Request { what: Ask::Unsubscribe, token: Token([9; 8]), transaction: 1, stream: NAME.into() };
+    let report = receiver_report(1, &block(1, 0), 0);
+    for junk in [&good.encode()[..REQUEST_BYTES - 1], b"MRF1", &[0; 200], &media(1, 100), &report] {
+        client.send(junk);
+    }
+    let counted = || {
+        let events = &fanout.status().streams[0].events;
+        (events["malformed"], events["foreign"])
+    };
+    wait_for("a count of each", || (counted() == (2, 3)).then_some(()));
+    assert!(client.gets_nothing());
+    let other = Request { stream: "other".into(), ..good };
+    client.send(&other.encode());
+    assert_eq!(client.answer(1).what, Say::Refused { why: Refusal::Unknown, seconds: 0 });
+}
+
+/// The kernel looks at the time itself: a process that hangs sends nothing.
+#[test]
+fn a_lease_that_is_not_renewed_ends_in_the_kernel() {
+    if !root("a_lease_that_is_not_renewed_ends_in_the_kernel") {
+        return;
+    }
+    let scene = Scene::new(4);
+    let fanout = scene.start("");
+    let mut client = scene.client();
+    client.subscribe(2);
+    scene.send(&media(1, 100));
+    assert_eq!(client.packet(), media(1, 100));
+    fanout.signal(Signal::SIGSTOP);
+    wait_for("end of the lease", || {
+        client.drain();
+        scene.send(&media(2, 100));
+        client.gets_nothing().then_some(())
+    });
+    fanout.signal(Signal::SIGCONT);
+    wait_for("end of it in userspace", || fanout.status().streams[0].receivers.is_empty().then_some(()));
+    let ended = fanout.status().copies["ended"];
+    assert!(ended > 0, "copies that the kernel did not send");
+    client.subscribe(30);
+    scene.send(&media(3, 100));
+    assert_eq!(client.packet(), media(3, 100));
+    assert!(fanout.logged("its lease is over"));
+}
+
+#[test]
+fn a_receiver_gets_no_more_than_its_cap() {
+    if !root("a_receiver_gets_no_more_than_its_cap") {
+        return;
+    }
+    let scene = Scene::new(4);
+    // A packet of 1000 bytes takes 8 seconds, but for the first 64 KiB.
+    let fanout = scene.start("max-kbit-per-s = 1\nburst-kib = 64\n");
+    let mut client = scene.client();
+    client.subscribe(30);
+    for sequence in 0..200 {
+        scene.send(&media(sequence, 988));
+    }
+    wait_for("all packets", || (fanout.status().packets["forwarded"] == 200).then_some(()));
+    let status = fanout.status();
+    let receiver = &status.streams[0].receivers[0];
+    assert!((63..75).contains(&receiver.packets), "{receiver:?}");
+    assert_eq!(receiver.dropped["rate"], 200 - receiver.packets);
+    let got = client.drain();
+    assert_eq!(got as u64, receiver.packets);
+    let shown = fanout.succeed(&["status"]);
+    assert!(shown.contains("rate "), "{shown}");
+}
+
+fn block(highest: u32, fraction_lost: u8) -> Block {
+    Block { ssrc: scene::SSRC, fraction_lost, highest, jitter: 0, last_report: 0, delay: 0 }
+}
+
+/// One receiver is silent, one reports that half is lost, one that all is well: only that one stays.
+#[test]
+fn who_does_not_report_or_loses_much_is_cut_off_and_waits() {
+    if !root("who_does_not_report_or_loses_much_is_cut_off_and_waits") {
+        return;
+    }
+    let scene = Scene::new(4);
+    let fanout = scene.start("report-interval-s = 1\nlease-s = 300\npause-s = 300\n");
+    let [mut silent, mut lossy, mut well] = [scene.client(), scene.client(), scene.client()];
+    [&mut silent, &mut lossy, &mut well].into_iter().for_each(|client| client.subscribe(300));
+    let mut sequence = 0;
+    wait_for("two cuts", || {
+        for _ in 0..50 {
+            sequence += 1;
+            scene.send(&media(sequence, 1000));
+        }
+        lossy.send(&receiver_report(1, &block(sequence.into(), 128), 0));
+        well.send(&receiver_report(2, &block(sequence.into(), 0), 0));
+        std::thread::sleep(Duration::from_millis(100));
+        let status = fanout.status();
+        (status.streams[0].paused.len() == 2).then_some(())
+    });
+    let status = fanout.status();
+    let stream = &status.streams[0];
+    assert_eq!((stream.events["cut_silent"], stream.events["cut_congestion"]), (1, 1));
+    assert_eq!(stream.receivers.len(), 1);
+    assert_eq!(stream.receivers[0].address, well.address());
+    assert!(stream.events["reports_passed"] > 0);
+    for client in [&mut silent, &mut lossy] {
+        client.drain();
+        let Say::Refused { why: Refusal::Cut, seconds } = client.ask(Ask::Subscribe { seconds: 30 }) else {
+            panic!("it has to wait")
+        };
+        assert!((1..=300).contains(&seconds));
+    }
+    well.drain();
+    scene.send(&media(9, 10));
+    assert_eq!(well.packet(), media(9, 10));
+    assert!(silent.gets_nothing() && lossy.gets_nothing());
+    assert!(fanout.logged("cut off") && fanout.logged("reason=\"silent\""));
+    // What they reported came to the sender, as it was.
+    let mut buffer = [0; 2048];
+    let len = scene.sender.recv(&mut buffer).unwrap();
+    assert!(matches!(Packet::read(&buffer[..len]), Some(Packet::Control { ssrc: 1 | 2, .. })));
+}
+
+/// Whom the operator has named need not ask, and has its breaker only if wanted.
+#[test]
+fn a_named_receiver_need_not_ask() {
+    if !root("a_named_receiver_need_not_ask") {
+        return;
+    }
+    let scene = Scene::new(4);
+    let client = scene.client();
+    let named = format!(
+        "max-receivers = 0\n[[stream.receiver]]\naddress = \"{}\"\nbreaker = false\n",
+        client.address()
+    );
+    let fanout = scene.start(&named);
+    let packet = media(1, 500);
+    wait_for("a packet, once the link address is known", || {
+        scene.send(&packet);
+        (client.drain() > 0).then_some(())
+    });
+    assert!(fanout.status().streams[0].receivers[0].pinned);
+}
+
+/// While somebody else has taken the program away userspace sends, to the same receivers; each packet goes one way.
+#[test]
+fn nothing_is_lost_when_the_program_is_detached_under_traffic() {
+    if !root("nothing_is_lost_when_the_program_is_detached_under_traffic") {
+        return;
+    }
+    let scene = Scene::new(4);
+    let fanout = scene.start("");
+    let mut client = scene.client();
+    client.subscribe(60);
+    let index = net::ifindex(scene.relay_namespace(), &scene.relay_interface());
+    let detach = || net::inside(scene.relay_namespace(), || tc::detach_all(index, Hook::Ingress).unwrap());
+    let mut got = BTreeSet::new();
+    let mut sequence = 0;
+    let mut send = || {
+        for _ in 0..50 {
+            sequence += 1;
+            scene.send(&media(sequence, 200));
+            assert!(got.insert(client.packet()), "twice");
+        }
+    };
+    for round in 1..=3 {
+        send();
+        assert_eq!(detach(), 1);
+        send();
+        wait_for("the program again", || (fanout.status().interfaces[0].reattached == round).then_some(()));
+    }
+    send();
+    assert_eq!(got.len(), usize::from(sequence));
+    let status = fanout.status();
+    let stream = &status.streams[0];
+    assert_eq!(stream.packets, u64::from(sequence), "counted once each");
+    assert_eq!(stream.events["user_packets"] + status.packets["forwarded"], u64::from(sequence));
+    assert!(stream.events["user_packets"] > 0 && status.packets["forwarded"] > 0);
+}
+
+/// However it ends.
+#[test]
+fn nothing_stays_attached() {
+    if !root("nothing_stays_attached") {
+        return;
+    }
+    let scene = Scene::new(4);
+    let index = net::ifindex(scene.relay_namespace(), &scene.relay_interface());
+    let attached = || net::inside(scene.relay_namespace(), || tc::count(index, Hook::Ingress).unwrap());
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGKILL] {
+        let fanout = scene.start("");
+        let mut client = scene.client();
+        client.subscribe(60);
+        assert_eq!(attached(), 1, "{signal}");
+        fanout.end(signal);
+        wait_for("nothing attached", || (attached() == 0).then_some(()));
+        scene.send(&media(1, 100));
+        assert!(client.gets_nothing());
+    }
+}
+
+/// XDP is the gate's; both do their work, and each goes on when the other one is killed.
+#[test]
+fn the_gate_may_guard_the_same_interface() {
+    if !root("the_gate_may_guard_the_same_interface") {
+        return;
+    }
+    let scene = Scene::new(4);
+    let gate = scene.start_gate();
+    let fanout = scene.start("");
+    let mut client = scene.client();
+    client.subscribe(60);
+    scene.send(&media(1, 1000));
+    assert_eq!(client.packet(), media(1, 1000));
+    gate.end(Signal::SIGKILL);
+    scene.send(&media(2, 1000));
+    assert_eq!(client.packet(), media(2, 1000));
+    let gate = scene.start_gate();
+    fanout.end(Signal::SIGKILL);
+    let fanout = scene.start("");
+    client.subscribe(60);
+    scene.send(&media(3, 1000));
+    assert_eq!(client.packet(), media(3, 1000));
+    drop((gate, fanout));
+}
+
+/// `millrace fanout receive` stands in for a player that cannot ask: it is handed the same bytes, and reports are made.
+#[test]
+fn a_player_is_handed_what_it_cannot_ask_for() {
+    if !root("a_player_is_handed_what_it_cannot_ask_for") {
+        return;
+    }
+    let scene = Scene::new(4);
+    let fanout = scene.start("report-interval-s = 1\n");
+    let player = scene.player();
+    let to = player.local_addr().unwrap();
+    let mut process = scene
+        .in_receiver(env!("CARGO_BIN_EXE_millrace"))
+        .args(["fanout", "receive", &format!("--to={to}"), "--lease=3s", &format!("{}/{NAME}", scene.listen)])
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    wait_for("a receiver", || (fanout.status().streams[0].receivers.len() == 1).then_some(()));
+    let mut sequence = 0;
+    let mut buffer = [0; 2048];
+    wait_for("ten reports, over some leases", || {
+        sequence += 1;
+        let packet = media(sequence, 700);
+        scene.send(&packet);
+        let len = player.recv(&mut buffer).unwrap();
+        assert_eq!(buffer[..len], packet);
+        std::thread::sleep(Duration::from_millis(50));
+        (fanout.status().streams[0].events["reports"] >= 10).then_some(())
+    });
+    let status = fanout.status();
+    let receiver = &status.streams[0].receivers[0];
+    assert_eq!(receiver.lost_percent, Some(0.0));
+    assert!(status.streams[0].events["leases"] > 3);
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(process.id().cast_signed()), Signal::SIGTERM).unwrap();
+    assert!(wait_for("its end", || process.try_wait().unwrap()).success());
+    wait_for("its word", || fanout.status().streams[0].receivers.is_empty().then_some(()));
+    assert_eq!(fanout.status().streams[0].events["ended"], 1);
+}
+
+/// Status, metrics, and what became of single packets.
+#[test]
+fn operators_see_what_happens() {
+    if !root("operators_see_what_happens") {
+        return;
+    }
+    let scene = Scene::new(4);
+    let fanout = scene.start("");
+    let mut client = scene.client();
+    client.subscribe(60);
+    let trace = fanout.begin(&["trace", "--stream", NAME, "--every=2", "--count=3", "--json"]);
+    let mut sequence = 0;
+    let mut trace = Some(trace);
+    let output = wait_for("end of the trace", || {
+        sequence += 1;
+        scene.send(&media(sequence, 300));
+        let process = trace.as_mut()?;
+        process.try_wait().unwrap()?;
+        Some(trace.take()?.wait_with_output().unwrap())
+    });
+    let text = String::from_utf8(output.stdout).unwrap();
+    let lines: Vec<serde_json::Value> =
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 3, "{text}");
+    for line in &lines {
+        assert_eq!((line["outcome"].as_str(), line["stream"].as_str()), (Some("sent"), Some(NAME)));
+        assert_eq!(line["receiver"].as_str(), Some(client.address().to_string().as_str()));
+        assert_eq!((line["bytes"].as_u64(), line["sequence"].as_u64().unwrap() % 2), (Some(312), 0));
+    }
+    let metrics = fanout.get("/metrics");
+    for line in [
+        format!(r#"millrace_fanout_receivers{{stream="{NAME}"}} 1"#),
+        format!(r#"millrace_fanout_events_total{{stream="{NAME}",event="leases"}} 1"#),
+        format!(r#"millrace_fanout_interfaces{{interface="{}"}} 1"#, scene.relay_interface()),
+    ] {
+        assert!(metrics.contains(&line), "{line} is not in\n{metrics}");
+    }
+    assert_eq!(fanout.get("/healthz"), "ok\n");
+    let shown = fanout.succeed(&["status"]);
+    assert!(shown.contains(&client.address().to_string()), "{shown}");
+    let said = fanout.fail(&["trace", "--stream", "other"]);
+    assert!(said.contains("there is no stream \"other\""), "{said}");
+}
+
+/// An interface that is not there, an address of another host: said at the start, with what it is about.
+#[test]
+fn what_cannot_work_is_said_at_the_start() {
+    if !root("what_cannot_work_is_said_at_the_start") {
+        return;
+    }
+    let scene = Scene::new(4);
+    let config = scene.config("");
+    for (text, said) in [
+        (config.replace(&scene.relay_interface(), "nowhere0"), "there is no interface nowhere0"),
+        (
+            config.replace(
+                &scene.listen.to_string(),
+                &SocketAddr::new(IpAddr::from([192, 0, 2, 1]), PORT).to_string(),
+            ),
+            "cannot listen on 192.0.2.1:5004",
+        ),
+    ] {
+        let error = Fanout::fails(&scene, &text);
+        assert!(error.contains(said), "{error}");
+    }
+}
