@@ -28,6 +28,7 @@ const OBJECTS_PER_GROUP: u32 = 100;
 /// From the start of both ends until objects flow.
 const FLOW_LIMIT: Duration = Duration::from_secs(10);
 const FLOW_POLL: Duration = Duration::from_millis(250);
+const FLOW_TIMES: u32 = 4;
 /// From the end of the measured time until both ends have ended. What subscribers have not got by then never comes.
 const END_LIMIT: Duration = Duration::from_secs(30);
 
@@ -109,7 +110,7 @@ impl Traffic {
     }
 
     /// A relay may not know the track yet when the subscribers come; then they come again. Handshakes of those who are refused are
-    /// packets too, so it has to flow twice in a row.
+    /// packets too, so it has to flow for a second.
     fn wait_until(
         &mut self,
         mut flows: impl FnMut() -> bool,
@@ -121,7 +122,7 @@ impl Traffic {
             times = if flows() { times + 1 } else { 0 };
             self.publisher.check_runs()?;
             let refused = self.subscribers.check_runs().err();
-            if refused.is_none() && times >= 2 {
+            if refused.is_none() && times >= FLOW_TIMES {
                 return Ok(());
             }
             if start.elapsed() > FLOW_LIMIT {
