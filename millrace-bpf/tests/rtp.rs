@@ -12,7 +12,7 @@ use millrace_bpf::clock::monotonic_ns;
 use millrace_bpf::fanout::{
     Cap, Config, Fanout, FurtherRun, Leg, LegOutcome, Outcome, Ssrc, Stream, StreamConfig,
 };
-use net::{Capture, Network, address, inside, root};
+use net::{Capture, Network, RawSender, address, inside, root};
 
 const PORT: u16 = 5004;
 const PLENTY: Cap = Cap { bits_per_s: 10_000_000_000, burst_bytes: 10_000_000 };
@@ -229,4 +229,26 @@ fn what_cannot_be_sent_is_counted() {
     assert_eq!(strangers, [1, 1]);
     assert_eq!(here.copies(LegOutcome::NoRoute), 2);
     assert_eq!((narrow.copies(LegOutcome::TooLarge), narrow.copies(LegOutcome::Sent)), (1, 1));
+}
+
+/// Frames as they are: without a checksum, with a wrong one, behind a VLAN tag.
+#[test]
+fn checksums_stay_what_they_were_and_tags_stay_behind() {
+    if !root("checksums_stay_what_they_were_and_tags_stay_behind") {
+        return;
+    }
+    let network = Network::new("raw");
+    let scene = Scene::new(&network, 4, 8, Config::default());
+    let (leg, socket) = scene.receiver(4, PLENTY);
+    let raw = RawSender::new(&network.publisher, "eth");
+    let to = net::link_address(&network.relay, "west");
+    let ends = (scene.from.local_addr().expect("an address"), scene.own.local_addr().expect("an address"));
+    let mut damaged = net::frame(to, None, ends, &packet(1, 100));
+    damaged[40..42].copy_from_slice(&[0x12, 0x34]);
+    raw.send(&damaged);
+    raw.send(&net::frame(to, None, ends, &packet(2, 100)));
+    expect(&socket, &packet(2, 100));
+    raw.send(&net::frame(to, Some(7), ends, &packet(3, 100)));
+    expect(&socket, &packet(3, 100));
+    assert_eq!(leg.sent().0, 3, "the receiver's host has dropped what was damaged before it came here");
 }

@@ -8,8 +8,8 @@
 #include "gate_bucket.h"
 #include "gate_marks.h"
 
-#define SEEN_NS		   (NS_PER_S / 4)  /* how exact the times of last use are */
-#define HANDSHAKE_NS	   (10 * NS_PER_S) /* after which a handshake whose client is silent is forgotten */
+#define SEEN_NS	     (NS_PER_S / 4)  /* how exact the times of last use are */
+#define HANDSHAKE_NS (10 * NS_PER_S) /* after which a handshake whose client is silent is forgotten */
 
 static __noinline int count_event(enum gate_event event)
 {

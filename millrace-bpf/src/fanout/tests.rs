@@ -289,7 +289,9 @@ fn packets_are_traced_on_request() {
     let every = std::num::NonZero::new(2).expect("not 0");
     let tracing = Tracing { every, stream: std::num::NonZero::new(stream.number()), leg: None };
     fanout.set_tracing(Some(tracing));
-    (3..7).for_each(|sequence| drop(run(SSRC, sequence)));
+    for sequence in 3..7 {
+        run(SSRC, sequence);
+    }
     run(7, 8);
     let copy = What::Copy(1, LegOutcome::NoRoute);
     assert_eq!(events(), [(4, copy), (6, copy), (8, What::Packet(Outcome::OtherSsrc))]);

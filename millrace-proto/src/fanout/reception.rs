@@ -89,7 +89,7 @@ fn in_65536ths(time: Duration) -> u32 {
 /// The round trip to who reports: a sender report passed here at a time, and came back so much later but for the time that it
 /// lay there (RFC 3550, section 6.4.1). `passed_us`: of that report, modulo 2^32 microseconds, as `now_us`.
 pub fn round_trip(block: &Block, passed_us: u32, now_us: u32) -> Duration {
-    let lay_us = u64::from(block.delay) * 1_000_000 >> 16;
+    let lay_us = (u64::from(block.delay) * 1_000_000) >> 16;
     let past_us = u64::from(now_us.wrapping_sub(passed_us));
     Duration::from_micros(past_us.saturating_sub(lay_us))
 }
