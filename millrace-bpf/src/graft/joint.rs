@@ -441,11 +441,17 @@ impl Joints {
     /// Nothing comes in until [`replace`](Self::replace) or leaves until [`resume`](Self::resume), and no packet is under way here
     /// when this returns. What would have left is counted as `paused`.
     pub fn pause(&mut self, ends: &Ends) -> Result<(), Error> {
+        self.make_pausable()?;
         self.change(ends, |raw| (raw.live, raw.is_paused) = (0, 1))?;
+        Ok(self.barrier.as_ref().map_or(Ok(()), Barrier::wait_for_runs)?)
+    }
+
+    /// What waits for runs of programs; a kernel that has none cannot pause.
+    pub fn make_pausable(&mut self) -> Result<(), Error> {
         if self.barrier.is_none() {
             self.barrier = Some(Barrier::new(&mut self.object)?);
         }
-        Ok(self.barrier.as_ref().map_or(Ok(()), Barrier::wait_for_runs)?)
+        Ok(())
     }
 
     /// What was paused goes on.

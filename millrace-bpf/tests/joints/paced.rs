@@ -1,6 +1,6 @@
 //! `pace`: the time stamps by which the qdisc fq has packets leave, and what it makes of them where the kernel has it.
 
-use std::process::Command;
+use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
@@ -105,13 +105,8 @@ fn time_that_was_drawn_is_the_sessions() {
     assert!(leave(&joints, 1)[0].expect("it leaves") < first + 2 * takes);
 }
 
-/// Whether the kernel has it. It is a module of most.
-fn put_fq(namespace: &str) -> bool {
-    let made = Command::new("ip")
-        .args(["netns", "exec", namespace, "tc", "qdisc", "replace", "dev", "eth", "root", "fq"])
-        .output()
-        .expect("ip");
-    made.status.success()
+fn tc(namespace: &str, arguments: &str) -> Output {
+    inside(namespace, || Command::new("tc").args(arguments.split(' ')).output().expect("tc"))
 }
 
 #[test]
@@ -126,7 +121,8 @@ fn fq_has_each_leave_in_its_time_and_loses_none() {
         inside(&near, || other_than_fq(eth).expect("an answer"))
     };
     assert!(other().is_some(), "it is another one to begin with");
-    if !put_fq(&near) {
+    // A module of most kernels.
+    if !tc(&near, "qdisc replace dev eth root fq").status.success() {
         println!("SKIP fq_has_each_leave_in_its_time_and_loses_none: this kernel has no qdisc fq");
         return;
     }
@@ -153,10 +149,7 @@ fn fq_has_each_leave_in_its_time_and_loses_none() {
     assert!(got.windows(2).all(|pair| pair[0] < pair[1]), "in order");
     assert_eq!(count(&mut receiver, &other_side(&site.ends), Reason::Delivered), sent);
     // It had packets wait for their time.
-    let shown = Command::new("ip")
-        .args(["netns", "exec", &near, "tc", "-s", "qdisc", "show", "dev", "eth"])
-        .output()
-        .expect("tc");
+    let shown = tc(&near, "-s qdisc show dev eth");
     let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
     let throttled = shown.split("throttled ").nth(1).and_then(|rest| rest.split([' ', '\n']).next());
     let throttled: Option<u64> = throttled.and_then(|text| text.trim_matches(',').parse().ok());

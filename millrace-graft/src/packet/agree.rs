@@ -70,6 +70,8 @@ pub enum Act {
     Accept(u16),
     /// Send by the list that was accepted last.
     Switch,
+    /// Be ready to begin anew with this list.
+    Expect(u16),
     /// Begin anew with this list, take nothing of before, and send nothing until it is agreed.
     Begin(u16),
     /// Take those of the one that is not sent by no longer.
@@ -173,8 +175,7 @@ impl Agreement {
             State::Idle if list == self.list && !anew => vec![Act::Agreed(list)],
             State::Idle => {
                 self.state = State::Proposing { id, again: Again::after(now), until: now + PATIENCE };
-                let accept = (!anew).then_some(Act::Accept(list));
-                accept.into_iter().chain([Act::Say(Word::Propose(id))]).collect()
+                vec![id.preparation(), Act::Say(Word::Propose(id))]
             }
             _ => vec![Act::Failed(list, Why::Busy)],
         }
@@ -245,11 +246,10 @@ impl Agreement {
 
     fn follow(&mut self, now: Duration, id: Id) -> Vec<Act> {
         self.state = State::Following { id, next: now + 4 * AGAIN_MOST };
-        let accept = (!id.anew).then_some(Act::Accept(id.list));
-        accept.into_iter().chain([Act::Say(Word::Ready(id))]).collect()
+        vec![id.preparation(), Act::Say(Word::Ready(id))]
     }
 
-    /// The list could not be accepted here: there is no way on.
+    /// The list could not be accepted here, or expected: there is no way on.
     pub fn cannot(&mut self) -> Vec<Act> {
         match self.state {
             State::Proposing { id, .. } => self.give_up(id.list, Why::NoState),
@@ -315,6 +315,10 @@ impl Id {
     const ATTEMPT: u16 = 0x3fff;
     /// Beside the attempt.
     const ANEW: u32 = 1 << 30;
+
+    fn preparation(self) -> Act {
+        if self.anew { Act::Expect(self.list) } else { Act::Accept(self.list) }
+    }
 
     fn change(self) -> Act {
         if self.anew { Act::Begin(self.list) } else { Act::Switch }
@@ -392,6 +396,7 @@ mod tests {
         agreed_at: Duration,
         failed: Vec<(u16, Why)>,
         begun: u32,
+        expects: Option<u16>,
     }
 
     impl End {
@@ -405,6 +410,7 @@ mod tests {
                 agreed_at: Duration::ZERO,
                 failed: Vec::new(),
                 begun: 0,
+                expects: None,
             }
         }
 
@@ -417,11 +423,16 @@ mod tests {
                         self.takes.push(list);
                     }
                     Act::Switch => self.sends = *self.takes.last().expect("one that was accepted"),
+                    Act::Expect(list) => self.expects = Some(list),
                     Act::Begin(list) => {
+                        assert_eq!(self.expects, Some(list));
                         (self.sends, self.takes) = (list, vec![list]);
                         self.begun += 1;
                     }
-                    Act::Retire => self.takes.retain(|list| *list == self.sends),
+                    Act::Retire => {
+                        self.takes.retain(|list| *list == self.sends);
+                        self.expects = None;
+                    }
                     Act::Say(word) => said.push(word),
                     Act::Agreed(list) => self.agreed.push(list),
                     Act::Failed(list, why) => self.failed.push((list, why)),

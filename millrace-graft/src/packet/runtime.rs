@@ -47,6 +47,8 @@ pub struct Runtime {
     settings: Settings,
     places: Vec<Place>,
     live: BTreeMap<Ends, Live>,
+    /// What happened between two steps.
+    pending: Vec<Event>,
     since: Instant,
     /// As the other ends are told.
     started: Since,
@@ -70,6 +72,7 @@ impl Runtime {
             loaded,
             places: Vec::new(),
             live: BTreeMap::new(),
+            pending: Vec::new(),
             since,
             started: Since::new(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()),
             looked,
@@ -168,7 +171,8 @@ impl Runtime {
 
     /// Waits for something to do, no longer than `patience`, and does it.
     pub fn step(&mut self, patience: Duration) -> Result<Vec<Event>, Error> {
-        let mut events = Vec::new();
+        let mut events = std::mem::take(&mut self.pending);
+        let patience = if events.is_empty() { patience } else { Duration::ZERO };
         let due = self.live.values().filter_map(Live::next).min();
         let patience = due.map_or(patience, |due| patience.min(due.saturating_sub(self.now())));
         for heard in self.joints.words(patience.max(Duration::from_millis(1)))? {
@@ -350,7 +354,9 @@ impl Runtime {
             }
             if let Some(fallback) = fallback.and_then(|name| self.settings.grafts.get(&name).cloned()) {
                 let anew = fallback.anew;
-                self.propose(ends, &fallback, anew)?;
+                if let Err(error) = self.propose(ends, &fallback, anew) {
+                    self.live.entry(ends).and_modify(|live| live.trouble = Some(error.to_string()));
+                }
             }
         }
         Ok(())

@@ -26,21 +26,25 @@ impl Runtime {
         live.check_way_to(graft, anew)?;
         (live.proposed, live.wanted) = (Some(now), Some(graft.name.clone()));
         let acts = live.agreement.propose(now, graft.list.id, u16::from_ne_bytes(attempt), anew);
-        self.act(&ends, acts, &mut Vec::new())
+        let mut events = Vec::new();
+        let acted = self.act(&ends, acts, &mut events);
+        self.pending.extend(events);
+        acted
     }
 
     pub(super) fn act(&mut self, ends: &Ends, acts: Vec<Act>, events: &mut Vec<Event>) -> Result<(), Error> {
         for act in acts {
             match act {
-                Act::Accept(list) => {
-                    if self.accept(ends, list).is_err() {
-                        let live = self.live.get_mut(ends);
-                        let acts = live.map(|live| live.agreement.cannot()).unwrap_or_default();
-                        return self.act(ends, acts, events);
+                Act::Accept(_) | Act::Expect(_) => {
+                    if let Err(error) = self.make_ready(ends, act) {
+                        let acts = self.live.get_mut(ends).map(|live| live.agreement.cannot());
+                        self.act(ends, acts.unwrap_or_default(), events)?;
+                        self.live.entry(*ends).and_modify(|live| live.trouble = Some(error.to_string()));
+                        return Ok(());
                     }
                 }
                 Act::Switch => self.switch(ends)?,
-                Act::Begin(list) => self.begin_anew(ends, list)?,
+                Act::Begin(_) => self.begin_anew(ends)?,
                 Act::Retire => self.retire(ends)?,
                 Act::Say(word) => self.say(ends, word),
                 Act::Agreed(list) => self.agreed(ends, list, events)?,
@@ -56,17 +60,28 @@ impl Runtime {
         wanted.filter(|wanted| wanted.list.id == list).or_else(|| self.graft_of(list)).cloned()
     }
 
-    /// The list, and what its functions know of packets that come: none has come to them yet.
-    fn accept(&mut self, ends: &Ends, list: u16) -> Result<(), Error> {
+    /// For the list that is to come, whatever settings say from now on.
+    fn make_ready(&mut self, ends: &Ends, act: Act) -> Result<(), Error> {
+        let (Act::Accept(list) | Act::Expect(list)) = act else { return Ok(()) };
         let Some(live) = self.live.get(ends) else { return Ok(()) };
         let Some(graft) = self.graft_for(live, list) else { return Err(Error::NotLoaded(list.to_string())) };
-        live.check_way_to(&graft, false)?;
-        let moved = self.move_states(ends, &live.graft, &graft, &IN)?;
-        self.joints.accept(ends, &graft.list)?;
-        let migrated = moved.into_iter().map(|moved| moved.name).collect();
-        let change = Change { migrated, ..Change::default() };
+        let mut change = Change::default();
+        if let Act::Expect(_) = act {
+            self.joints.make_pausable()?;
+            change.stateless = true;
+        } else {
+            change.migrated = self.accept(ends, live, &graft)?;
+            self.joints.accept(ends, &graft.list)?;
+        }
         self.live.entry(*ends).and_modify(|live| (live.next, live.change) = (Some(graft), change));
         Ok(())
+    }
+
+    /// What its functions know of packets that come: none has come to them yet. Returns those that know it from another version.
+    fn accept(&self, ends: &Ends, live: &Live, graft: &Graft) -> Result<Vec<String>, Error> {
+        live.check_way_to(graft, false)?;
+        let moved = self.move_states(ends, &live.graft, graft, &IN)?;
+        Ok(moved.into_iter().map(|moved| moved.name).collect())
     }
 
     fn move_states(
@@ -100,10 +115,8 @@ impl Runtime {
 
     /// Nothing passes until the new list is there, so that what was counted before is all that there was; and nothing leaves until both
     /// ends have it.
-    fn begin_anew(&mut self, ends: &Ends, list: u16) -> Result<(), Error> {
-        let Some(graft) = self.live.get(ends).and_then(|live| self.graft_for(live, list)) else {
-            return Ok(());
-        };
+    fn begin_anew(&mut self, ends: &Ends) -> Result<(), Error> {
+        let Some(graft) = self.live.get(ends).and_then(|live| live.next.clone()) else { return Ok(()) };
         let epoch = self.joints.epoch(ends)? ^ 1;
         let start = Instant::now();
         self.joints.pause(ends)?;
@@ -112,12 +125,11 @@ impl Runtime {
         let (now, cut) = (self.now(), start.elapsed());
         let Some(live) = self.live.get_mut(ends) else { return Ok(()) };
         let before = Before {
-            sent: totals.sent - live.begun.sent,
-            delivered: totals.delivered - live.begun.delivered,
+            sent: totals.sent.saturating_sub(live.begun.sent),
+            delivered: totals.delivered.saturating_sub(live.begun.delivered),
         };
-        (live.cut, live.next, live.begun) = (cut, Some(graft), totals);
+        (live.cut, live.begun) = (cut, totals);
         (live.count, live.is_counted) = (Some(Count::new(now, before)), false);
-        live.change = Change { stateless: true, ..Change::default() };
         Ok(())
     }
 

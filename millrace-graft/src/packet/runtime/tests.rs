@@ -164,6 +164,15 @@ fn both_ends_change_and_what_was_sent_before_arrives() {
 }
 
 #[test]
+fn who_asks_for_the_graft_that_is_there_is_told_so() {
+    let Some(site) = Site::new("same") else { return };
+    let mut runtimes = [0, 1].map(|side| site.start(side, GRAFTS).expect("a runtime"));
+    site.inside(0, || runtimes[0].swap("s", "once")).expect("proposed");
+    let swapped = site.until(&mut runtimes, || (), |_, event| matches!(event, Event::Swapped { .. }));
+    assert!(matches!(swapped, Event::Swapped { graft, .. } if graft == "once"));
+}
+
+#[test]
 fn what_the_other_end_does_not_have_is_refused() {
     let Some(site) = Site::new("refuse") else { return };
     let more = format!("{GRAFTS}\n[[graft]]\nname = \"newest\"\nfunctions = [\"number\", \"order\"]\n");
