@@ -1,7 +1,7 @@
 //! A sender, a relay and receivers in three namespaces, the fan-out as a process, and clients that speak its protocol.
 
 use std::{
-    fs,
+    fs, io,
     net::{IpAddr, SocketAddr, UdpSocket},
     process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
@@ -364,7 +364,13 @@ impl Client<'_> {
 
     fn receive(&self) -> Option<Vec<u8>> {
         let mut buffer = [0; 4096];
-        let (len, from) = self.socket.recv_from(&mut buffer).ok()?;
+        let (len, from) = loop {
+            match self.socket.recv_from(&mut buffer) {
+                // A host that is halted for a moment interrupts whoever waits with a time-out (signal(7)).
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                received => break received.ok()?,
+            }
+        };
         assert_eq!(from, self.scene.listen);
         Some(buffer[..len].to_vec())
     }
