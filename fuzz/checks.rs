@@ -29,6 +29,7 @@ use millrace_proto::{
         DecodeError, Draft, FetchEncoder, FetchItem, GroupOrder, Location, Message, ObjectParser,
         StreamHeader,
         data::{Datagram, FetchParser, Status, encode_fetch_header, encode_object_header},
+        loc,
     },
     quic::{
         ack::NumberMap,
@@ -43,11 +44,12 @@ use millrace_proto::{
 type Check = fn(&[u8]);
 
 /// Every check by the name of its fuzz target and of its directory of fixtures.
-pub const ALL: [(&str, Check); 11] = [
+pub const ALL: [(&str, Check); 12] = [
     ("fanout_datagram", fanout_datagram),
     ("graft_carry", graft_carry),
     ("graft_message", graft_message),
     ("moq_message", moq_message),
+    ("moq_loc", moq_loc),
     ("moq_object", moq_object),
     ("moq_fetch", moq_fetch),
     ("moq_datagram", moq_datagram),
@@ -182,6 +184,15 @@ pub fn moq_message(data: &[u8]) {
         let mut again = BytesMut::from(&written[..]);
         assert_eq!(Message::decode(draft, &mut again), Ok(Some(message)));
         assert!(again.is_empty());
+    }
+}
+
+/// What is understood of a payload is the same once it is written anew.
+pub fn moq_loc(data: &[u8]) {
+    if let Ok(object) = loc::Object::parse(data) {
+        assert_ne!(object.timescale, 0);
+        let written = object.encode().unwrap();
+        assert_eq!(loc::Object::parse(&written), Ok(object));
     }
 }
 

@@ -4,11 +4,16 @@
 //! object for each moof and mdat, and a new group at each key frame of the video. `catalog` says the same by MSF, and `catalog.json` as
 //! hang, moq-dev's format. Of several
 //! [renditions](Renditions) the others' tracks are named `r1-N.m4s` and so on.
+//!
+//! Packaged as [LOC](millrace_proto::moq::loc), an object is a sample of a fragment, the tracks are `N.loc`, and what moq-pub describes by
+//! its names and its catalog is not there.
 
 mod codec;
 mod init;
 mod playlist;
 mod renditions;
+mod samples;
+mod wrap;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,13 +21,15 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use millrace_proto::moq::name::NameError;
-use millrace_proto::moq::{Properties, SubgroupId};
-use mp4_atom::{Atom, Decode, Ftyp, Header, Mdat, Moof, Moov, Trak};
+use millrace_proto::moq::{Properties, SubgroupId, loc};
+use mp4_atom::{Atom, Decode, Ftyp, Header, Mdat, Moof, Moov, Traf, Trak, Trex};
 use serde::{Deserialize, Serialize};
 
-pub use self::playlist::Playlist;
+pub use self::playlist::{Part, Playlist};
 use self::renditions::Rendition;
 pub use self::renditions::Renditions;
+use self::samples::samples;
+pub use self::wrap::Wrap;
 use crate::broadcast::{Broadcast, SubgroupWriter, Track};
 
 pub const CATALOG: &str = ".catalog";
@@ -61,6 +68,16 @@ pub enum Error {
     Malformed(&'static str),
     #[error("group {group} begins at {one:?} in one rendition and at {other:?} in another")]
     Apart { group: u64, one: Duration, other: Duration },
+    #[error(
+        "track {0} has a codec that LOC does not describe to players (--packaging cmaf does): it takes H.264, H.265, AV1, VP9, AAC and Opus"
+    )]
+    NotForLoc(u32),
+    #[error("an object is not LOC as it is played here: {0} (--track writes what there is)")]
+    NotLoc(#[from] loc::NotLoc),
+    #[error("cannot read a decoder's configuration in the catalog: {0}")]
+    Configuration(#[source] mp4_atom::Error),
+    #[error("cannot write MP4: {0}")]
+    Write(#[source] mp4_atom::Error),
     #[error(transparent)]
     Name(#[from] NameError),
     #[error("cannot write the catalog: {0}")]
@@ -113,6 +130,33 @@ impl Boxes {
     }
 }
 
+/// What an object is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Packaging {
+    /// A fragment: moof and mdat.
+    #[default]
+    Cmaf,
+    /// A sample, with its time.
+    Loc,
+}
+
+impl Packaging {
+    /// As MSF has it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Cmaf => "cmaf",
+            Self::Loc => "loc",
+        }
+    }
+
+    fn track(self, id: u32) -> String {
+        match self {
+            Self::Cmaf => format!("{id}.m4s"),
+            Self::Loc => format!("{id}.loc"),
+        }
+    }
+}
+
 /// How a track's groups are cut into subgroups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Cut {
@@ -139,7 +183,10 @@ struct Output {
     track: Arc<Track>,
     is_video: bool,
     timescale: u32,
-    default_flags: u32,
+    /// What fragments do not say.
+    defaults: Trex,
+    /// What a decoder begins with.
+    configuration: Option<Vec<u8>>,
     next_group: u64,
     open: Option<Group>,
 }
@@ -153,6 +200,19 @@ struct Group {
 }
 
 impl Output {
+    /// A time of its media.
+    fn time(&self, units: u64) -> Duration {
+        Duration::from_secs_f64(units as f64 / f64::from(self.timescale))
+    }
+
+    /// A sample as LOC; with the decoder's configuration where one may begin with it.
+    fn loc(&self, presented: u64, begins: bool, sample: &[u8]) -> Result<Bytes, Error> {
+        let config = self.configuration.as_deref().filter(|_| begins);
+        let config = config.map(if self.is_video { loc::Config::Video } else { loc::Config::Audio });
+        let object = loc::Object { timestamp: presented, timescale: self.timescale.into(), config, sample };
+        object.encode().ok_or(Error::Malformed("a time that LOC has no room for"))
+    }
+
     fn write(&mut self, cut: Cut, need: Need, payload: Bytes) {
         let group = self.open.get_or_insert_with(|| {
             let id = self.next_group;
@@ -177,10 +237,16 @@ impl Output {
 /// A moof that waits for its mdat.
 struct Fragment {
     track: u32,
+    moof: Bytes,
+    traf: Traf,
+}
+
+/// An object of a track, and where it goes.
+struct Piece {
     starts_group: bool,
     need: Need,
     time: Duration,
-    moof: Bytes,
+    payload: Bytes,
 }
 
 /// Publishes boxes into a broadcast.
@@ -190,7 +256,7 @@ pub struct Media {
     rendition: Rendition,
     /// As moq-pub writes it, with the best rendition.
     catalog: Option<Arc<Track>>,
-    init: Arc<Track>,
+    init: Option<Arc<Track>>,
     ftyp: Option<Bytes>,
     outputs: BTreeMap<u32, Output>,
     pending: Option<Fragment>,
@@ -198,16 +264,16 @@ pub struct Media {
 
 impl Media {
     /// The only rendition.
-    pub fn new(broadcast: Arc<Broadcast>, cut: Cut) -> Result<Self, NameError> {
-        Renditions::new(broadcast, 1)?.media(0, None, cut)
+    pub fn new(broadcast: Arc<Broadcast>, packaging: Packaging, cut: Cut) -> Result<Self, NameError> {
+        Renditions::new(broadcast, 1, packaging)?.media(0, None, cut)
     }
 
     fn rendition(broadcast: Arc<Broadcast>, cut: Cut, rendition: Rendition) -> Result<Self, NameError> {
-        let catalog = match rendition.is_best() {
-            true => Some(broadcast.create(CATALOG, Properties::default())?),
-            false => None,
-        };
-        let init = broadcast.create(&rendition.name(INIT), Properties::default())?;
+        // moq-pub has no words for anything else.
+        let is_cmaf = rendition.packaging() == Packaging::Cmaf;
+        let create = |name: &str| broadcast.create(name, Properties::default());
+        let catalog = (is_cmaf && rendition.is_best()).then(|| create(CATALOG)).transpose()?;
+        let init = is_cmaf.then(|| create(&rendition.name(INIT))).transpose()?;
         let (ftyp, outputs, pending) = (None, BTreeMap::new(), None);
         Ok(Self { broadcast, cut, rendition, catalog, init, ftyp, outputs, pending })
     }
@@ -238,13 +304,18 @@ impl Media {
         let init = Bytes::from([&ftyp[..], &bytes[..]].concat());
         for trak in &moov.trak {
             let id = trak.tkhd.track_id;
-            let name = self.rendition.name(&format!("{id}.m4s"));
+            let codec = trak.mdia.minf.stbl.stsd.codecs.first();
+            if self.rendition.packaging() == Packaging::Loc && !codec.is_some_and(codec::is_described) {
+                return Err(Error::NotForLoc(id));
+            }
+            let name = self.rendition.name(&self.rendition.packaging().track(id));
             let trex = moov.mvex.iter().flat_map(|mvex| &mvex.trex).find(|trex| trex.track_id == id);
             let output = Output {
                 track: self.broadcast.create(&name, Properties::default())?,
                 is_video: trak.mdia.hdlr.handler == mp4_atom::FourCC::new(b"vide"),
                 timescale: trak.mdia.mdhd.timescale.max(1),
-                default_flags: trex.map_or(0, |trex| trex.default_sample_flags),
+                defaults: trex.cloned().unwrap_or_default(),
+                configuration: codec.and_then(codec::configuration),
                 next_group: 0,
                 open: None,
             };
@@ -252,7 +323,9 @@ impl Media {
         }
         let namespace = path_of(self.broadcast.namespace().fields());
         let catalog = serde_json::to_string_pretty(&Catalog::new(namespace, &moov))?;
-        self.init.open(0, SubgroupId::Zero, 0).write(0, init.clone());
+        if let Some(track) = &self.init {
+            track.open(0, SubgroupId::Zero, 0).write(0, init.clone());
+        }
         if let Some(track) = &self.catalog {
             track.open(0, SubgroupId::Zero, 0).write(0, catalog.into());
         }
@@ -264,57 +337,100 @@ impl Media {
             return Err(Error::Malformed("a moof without an mdat"));
         }
         let moof = Moof::decode(&mut &bytes[..]).map_err(Error::Moof)?;
-        let [traf] = &moof.traf[..] else {
-            return Err(Error::TracksInFragment(moof.traf.len()));
-        };
+        let [traf] =
+            <[Traf; 1]>::try_from(moof.traf).map_err(|trafs| Error::TracksInFragment(trafs.len()))?;
         let track = traf.tfhd.track_id;
         let output = self.outputs.get(&track);
         let output = output.ok_or(Error::Malformed("a fragment of a track that moov does not have"))?;
-        let time = traf.tfdt.as_ref().map_or(0, |tfdt| tfdt.base_media_decode_time);
-        let has_video = self.outputs.values().any(|output| output.is_video);
-        // Without video, every fragment is a place to join.
-        let is_key = has_key_frame(traf, output.default_flags);
-        let starts_group = (output.is_video || !has_video) && is_key;
-        let need = match (is_key, is_disposable(traf, output.default_flags)) {
-            (true, _) => Need::Key,
-            (false, true) => Need::Disposable,
-            (false, false) => Need::Delta,
-        };
-        let time = Duration::from_secs_f64(time as f64 / f64::from(output.timescale));
-        self.pending = Some(Fragment { track, starts_group, need, time, moof: bytes });
+        let time = output.time(traf.tfdt.as_ref().map_or(0, |tfdt| tfdt.base_media_decode_time));
+        self.pending = Some(Fragment { track, moof: bytes, traf });
         Ok(time)
     }
 
     fn publish(&mut self, mdat: &[u8]) -> Result<(), Error> {
         let fragment = self.pending.take().ok_or(Error::Malformed("an mdat without a moof"))?;
-        if fragment.starts_group {
+        let has_video = self.outputs.values().any(|output| output.is_video);
+        let output = self.outputs.get(&fragment.track);
+        let output = output.ok_or(Error::Malformed("a fragment of an unknown track"))?;
+        // Without video, every fragment is a place to join.
+        let leads = output.is_video || !has_video;
+        let pieces = match self.rendition.packaging() {
+            Packaging::Cmaf => vec![fragment.whole(output, leads, mdat)],
+            Packaging::Loc => fragment.samples(output, leads, mdat)?,
+        };
+        pieces.into_iter().try_for_each(|piece| self.write(fragment.track, piece))
+    }
+
+    fn write(&mut self, track: u32, piece: Piece) -> Result<(), Error> {
+        if piece.starts_group {
             self.outputs.values_mut().for_each(|output| output.open = None);
         }
-        let output = self.outputs.get_mut(&fragment.track);
+        let output = self.outputs.get_mut(&track);
         let output = output.ok_or(Error::Malformed("a fragment of an unknown track"))?;
-        if fragment.starts_group && output.is_video {
-            self.rendition.begins(output.next_group, fragment.time)?;
+        if piece.starts_group && output.is_video {
+            self.rendition.begins(output.next_group, piece.time)?;
         }
-        output.write(self.cut, fragment.need, [&fragment.moof[..], mdat].concat().into());
+        output.write(self.cut, piece.need, piece.payload);
         Ok(())
     }
 }
 
-/// The sample flags of a fragment (ISO/IEC 14496-12, 8.8.3.1).
-fn flags(traf: &mp4_atom::Traf, default_flags: u32) -> impl Iterator<Item = u32> {
-    let default = traf.tfhd.default_sample_flags.unwrap_or(default_flags);
-    traf.trun.iter().flat_map(|trun| &trun.samples).map(move |sample| sample.flags.unwrap_or(default))
+impl Fragment {
+    /// As one object; it starts a group if it is what one may begin with, and `leads`.
+    fn whole(&self, output: &Output, leads: bool, mdat: &[u8]) -> Piece {
+        let default_flags = output.defaults.default_sample_flags;
+        let is_key = has_key_frame(&self.traf, default_flags);
+        Piece {
+            starts_group: leads && is_key,
+            need: Need::of(is_key, is_disposable(&self.traf, default_flags)),
+            time: output.time(self.traf.tfdt.as_ref().map_or(0, |tfdt| tfdt.base_media_decode_time)),
+            payload: [&self.moof[..], mdat].concat().into(),
+        }
+    }
+
+    /// Each of its samples as an object.
+    fn samples(&self, output: &Output, leads: bool, mdat: &[u8]) -> Result<Vec<Piece>, Error> {
+        let header = if mdat.starts_with(&[0, 0, 0, 1]) { 16 } else { 8 };
+        let whole = [&self.moof[..], mdat].concat();
+        let samples = samples(&self.traf, &output.defaults, self.moof.len() + header, whole.len())?;
+        let piece = |(position, sample): (usize, samples::Sample)| {
+            let is_key = samples::is_key(sample.flags);
+            // All sound is what one may begin with: a group for each fragment is enough.
+            let starts_group = leads && is_key && (output.is_video || position == 0);
+            let begins = starts_group || position == 0 && output.open.is_none();
+            Ok(Piece {
+                starts_group,
+                need: Need::of(is_key, samples::is_disposable(sample.flags)),
+                time: output.time(sample.decoded),
+                payload: output.loc(sample.presented, begins, &whole[sample.bytes])?,
+            })
+        };
+        samples.into_iter().enumerate().map(piece).collect()
+    }
 }
 
-fn has_key_frame(traf: &mp4_atom::Traf, default_flags: u32) -> bool {
-    // sample_depends_on is 2 (no other), and it is a sync sample.
-    flags(traf, default_flags).any(|flags| flags >> 24 & 0x3 == 2 && flags >> 16 & 1 == 0)
+impl Need {
+    fn of(is_key: bool, is_disposable: bool) -> Self {
+        match (is_key, is_disposable) {
+            (true, _) => Self::Key,
+            (false, true) => Self::Disposable,
+            (false, false) => Self::Delta,
+        }
+    }
+}
+
+fn flags(traf: &Traf, default: u32) -> impl Iterator<Item = u32> {
+    let entries = traf.trun.iter().flat_map(|trun| &trun.samples);
+    entries.map(move |entry| samples::flags(&entry, traf, default))
+}
+
+fn has_key_frame(traf: &Traf, default_flags: u32) -> bool {
+    flags(traf, default_flags).any(samples::is_key)
 }
 
 /// Whether no other sample depends on those of the fragment, as far as the encoder says.
-fn is_disposable(traf: &mp4_atom::Traf, default_flags: u32) -> bool {
-    // sample_is_depended_on is 2 (by no other).
-    let disposable = flags(traf, default_flags).map(|flags| flags >> 22 & 0x3 == 2);
+fn is_disposable(traf: &Traf, default_flags: u32) -> bool {
+    let disposable = flags(traf, default_flags).map(samples::is_disposable);
     disposable.reduce(|all, this| all && this).unwrap_or(false)
 }
 
@@ -425,5 +541,7 @@ pub fn playable(init: &[u8]) -> Result<Vec<(usize, u32)>, Error> {
     Ok([first(b"vide"), first(b"soun")].into_iter().flatten().collect())
 }
 
+#[cfg(test)]
+mod loc_tests;
 #[cfg(test)]
 mod tests;

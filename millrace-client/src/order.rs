@@ -60,14 +60,14 @@ impl Sequencer {
     }
 
     /// The next object in order, or the next one at all if `now`: what is missing is not waited for.
-    pub fn pop(&mut self, now: bool) -> Option<Bytes> {
+    pub fn pop(&mut self, now: bool) -> Option<Object> {
         let (location, _) = self.waiting.first_key_value()?;
         let location = *location;
         if !now && !self.is_next(location) {
             return None;
         }
         self.next = Some(Location::new(location.group, location.object.saturating_add(1)));
-        self.waiting.remove(&location)
+        self.waiting.remove(&location).map(|payload| Object { location, payload })
     }
 
     fn is_next(&self, location: Location) -> bool {
@@ -100,7 +100,7 @@ mod tests {
     }
 
     fn drain(sequencer: &mut Sequencer, now: bool) -> Vec<String> {
-        let text = |payload: Bytes| String::from_utf8_lossy(&payload).into_owned();
+        let text = |object: Object| String::from_utf8_lossy(&object.payload).into_owned();
         std::iter::from_fn(|| sequencer.pop(now)).map(text).collect()
     }
 

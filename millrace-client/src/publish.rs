@@ -16,7 +16,7 @@ use crate::broadcast::{Broadcast, History, Track};
 use crate::generate::{Generated, Generator};
 pub use crate::keep::Error as SessionError;
 use crate::keep::{Current, Keeper};
-use crate::media::{self, Boxes, Cut, Media, Renditions};
+use crate::media::{self, Boxes, Cut, Media, Packaging, Renditions};
 use crate::session::Remote;
 
 /// What to publish, where, and how.
@@ -47,9 +47,10 @@ pub enum Input {
         reader: Box<dyn AsyncRead + Unpin>,
         /// At the pace of its timestamps: for input that is not live.
         realtime: bool,
+        packaging: Packaging,
         cut: Cut,
     },
-    /// Renditions of the same media, the best first, at the pace of their timestamps; sound is in the best only.
+    /// Renditions of the same media, the best first, at the pace of their timestamps, as CMAF; sound is in the best only.
     Ladder { renditions: [Encoded; RUNGS], cut: Cut },
 }
 
@@ -170,11 +171,11 @@ impl Source {
                 let properties = TrackProperties::default().encode();
                 Self::Generated(generator, broadcast.create(&track, properties)?)
             }
-            Input::Media { reader, realtime, cut } => {
-                Self::Media { media: Media::new(broadcast.clone(), cut)?, reader, realtime }
+            Input::Media { reader, realtime, packaging, cut } => {
+                Self::Media { media: Media::new(broadcast.clone(), packaging, cut)?, reader, realtime }
             }
             Input::Ladder { renditions: [best, middle, least], cut } => {
-                let shared = Renditions::new(broadcast.clone(), RUNGS)?;
+                let shared = Renditions::new(broadcast.clone(), RUNGS, Packaging::Cmaf)?;
                 let source = |place, Encoded { reader, bitrate }| {
                     Ok::<_, NameError>((shared.media(place, Some(bitrate), cut)?, reader))
                 };

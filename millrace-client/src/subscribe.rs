@@ -17,8 +17,8 @@ use tokio::time::Instant;
 
 use crate::again::{Pause, successor};
 use crate::alternates::{self, Alternates, Subscribed};
-use crate::media::{self, CATALOG, Catalog, INIT, Playlist, playable};
-use crate::object::ObjectStream;
+use crate::media::{self, CATALOG, Catalog, INIT, Part, Playlist, Wrap, playable};
+use crate::object::{Object, ObjectStream};
 use crate::order::Sequencer;
 use crate::receive::{Receiver, Sink, Step};
 use crate::session::{self, ConnectError, Remote, Session};
@@ -447,7 +447,7 @@ pub async fn play(
             let player = Player { options, receiver: receiver.clone(), out, written };
             let work = async {
                 match player.options.track.clone() {
-                    Some(track) => player.track(track).await,
+                    Some(track) => player.track(Part::plain(track)).await,
                     None => player.media().await,
                 }
             };
@@ -592,8 +592,8 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
             self.write(&init).await?;
         }
         let mut playing = JoinSet::new();
-        for name in tracks {
-            playing.spawn(self.clone().track(name));
+        for part in tracks {
+            playing.spawn(self.clone().track(part));
         }
         while let Some(result) = playing.join_next().await {
             result??;
@@ -626,9 +626,17 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
             return Err(Error::NothingToPlay);
         }
         let name = |(position, id): (usize, u32)| {
-            described(position).map_or_else(|| format!("{id}.m4s"), |track| track.name.clone())
+            Part::plain(described(position).map_or_else(|| format!("{id}.m4s"), |track| track.name.clone()))
         };
         Ok(Playlist { init, tracks: tracks.into_iter().map(name).collect() })
+    }
+
+    /// As it is, or as the fragment of MP4 that is made of it.
+    async fn write_object(&self, wrap: &mut Option<Wrap>, object: &Object) -> Result<(), Error> {
+        match wrap {
+            Some(wrap) => self.write(&wrap.fragment(object.location.object == 0, &object.payload)?).await,
+            None => self.write(&object.payload).await,
+        }
     }
 
     async fn write(&self, payload: &[u8]) -> Result<(), Error> {
@@ -638,12 +646,12 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
     }
 
     /// Writes one track to its end.
-    async fn track(self, name: String) -> Result<(), Error> {
+    async fn track(self, Part { name, mut wrap }: Part) -> Result<(), Error> {
         let track = self.options.track(&name)?;
         if let Some(kind) = self.options.fetch_kind(track.clone()) {
             let objects = self.receiver.fetch(kind, self.options.order()).await;
             let objects = objects.map_err(|source| Error::Fetch { name, source })?;
-            return self.write_all(objects).await;
+            return self.write_all(&mut wrap, objects).await;
         }
         let (queue, steps) = mpsc::channel(QUEUE);
         let mut subscription = subscribe(&self.receiver, &self.options, &name, Sink::Queue(queue)).await?;
@@ -652,18 +660,18 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
             let joined = self.receiver.join(first, groups_back).await;
             let joined = joined.map_err(|source| Error::Join { name: name.clone(), source })?;
             if let Some(objects) = joined {
-                self.write_all(objects).await?;
+                self.write_all(&mut wrap, objects).await?;
                 first.ok.parameters.largest_object.into_iter().for_each(|last| sequencer.skip_to(last));
             }
         }
-        let followed = self.follow(&name, subscription, steps, sequencer).await;
+        let followed = self.follow(&name, wrap, subscription, steps, sequencer).await;
         followed.map_err(|source| Error::Play { name, source: Box::new(source) })
     }
 
     /// Writes what a FETCH gives.
-    async fn write_all(&self, mut objects: ObjectStream) -> Result<(), Error> {
+    async fn write_all(&self, wrap: &mut Option<Wrap>, mut objects: ObjectStream) -> Result<(), Error> {
         while let Some(object) = objects.next().await? {
-            self.write(&object.payload).await?;
+            self.write_object(wrap, &object).await?;
         }
         Ok(())
     }
@@ -671,6 +679,7 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
     async fn follow(
         &self,
         name: &str,
+        mut wrap: Option<Wrap>,
         mut subscription: Subscribed,
         mut steps: mpsc::Receiver<Step>,
         mut sequencer: Sequencer,
@@ -687,8 +696,8 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
                 step = steps.recv() => match step {
                     Some(step) => sequencer.push(step),
                     None => {
-                        while let Some(payload) = sequencer.pop(true) {
-                            self.write(&payload).await?;
+                        while let Some(object) = sequencer.pop(true) {
+                            self.write_object(&mut wrap, &object).await?;
                         }
                         return early(name, last).map_or(Ok(()), Err);
                     }
@@ -700,9 +709,9 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
                 }
                 () = until(patience) => force = true,
             }
-            while let Some(payload) = sequencer.pop(force) {
+            while let Some(object) = sequencer.pop(force) {
                 (force, patience) = (false, None);
-                self.write(&payload).await?;
+                self.write_object(&mut wrap, &object).await?;
                 written += 1;
                 if self.options.count.is_some_and(|count| written >= count) {
                     return Ok(());

@@ -100,7 +100,7 @@ async fn collect(mut steps: mpsc::Receiver<Step>) -> Vec<String> {
         sequencer.push(step);
     }
     std::iter::from_fn(|| sequencer.pop(true))
-        .map(|payload| String::from_utf8_lossy(&payload).into_owned())
+        .map(|object| String::from_utf8_lossy(&object.payload).into_owned())
         .collect()
 }
 

@@ -1,6 +1,15 @@
 //! What catalogs say of a codec: its name (RFC 6381) and the record that a decoder begins with.
 
-use mp4_atom::{Atom, Audio, Av1c, Avcc, Codec, Hvcc, Visual, VpcC};
+use millrace_proto::moq::msf;
+use mp4_atom::esds::{DecoderConfig, DecoderSpecific, EsDescriptor};
+use mp4_atom::{
+    Atom, Audio, Av01, Av1c, Avc1, Avc3, Avcc, Codec, Decode, Dops, Esds, FixedPoint, Hev1, Hvc1, Hvcc, Mp4a,
+    Opus, Visual, Vp09, VpcC,
+};
+
+/// Object type and stream type of AAC (ISO/IEC 14496-1, 7.2.6.6).
+const MPEG4_AUDIO: u8 = 0x40;
+const AUDIO_STREAM: u8 = 0x05;
 
 /// As players and browsers write it; `None`: it has no name here.
 pub(super) fn name(codec: &Codec) -> Option<String> {
@@ -32,6 +41,89 @@ pub(super) fn configuration(codec: &Codec) -> Option<Vec<u8>> {
         Codec::Mp4a(mp4a) => Some(mp4a.esds.es_desc.dec_config.dec_specific.as_ref()?.raw.clone()),
         _ => None,
     }
+}
+
+/// Whether a decoder needs no more than [`name`] and [`configuration`] say.
+pub(super) fn is_described(codec: &Codec) -> bool {
+    let needs_none = matches!(codec, Codec::Vp09(_) | Codec::Opus(_));
+    name(codec).is_some() && (needs_none || configuration(codec).is_some())
+}
+
+/// The other way round: of a track in a catalog, with its decoder's configuration. `None`: it is not known, or lacks what is needed.
+///
+/// # Errors
+/// The configuration is none.
+pub(super) fn entry(track: &msf::Track, config: Option<&[u8]>) -> Result<Option<Codec>, mp4_atom::Error> {
+    let Some(name) = &track.codec else { return Ok(None) };
+    let mut parts = name.split('.');
+    let family = parts.next().unwrap_or_default();
+    let entry = match (family, visual_of(track), audio_of(track), config) {
+        ("avc1", Some(visual), _, Some(config)) => {
+            Avc1 { visual, avcc: parsed(config)?, ..Avc1::default() }.into()
+        }
+        ("avc3", Some(visual), _, Some(config)) => {
+            Avc3 { visual, avcc: parsed(config)?, ..Avc3::default() }.into()
+        }
+        ("hvc1", Some(visual), _, Some(config)) => {
+            Hvc1 { visual, hvcc: parsed(config)?, ..Hvc1::default() }.into()
+        }
+        ("hev1", Some(visual), _, Some(config)) => {
+            Hev1 { visual, hvcc: parsed(config)?, ..Hev1::default() }.into()
+        }
+        ("av01", Some(visual), _, Some(config)) => {
+            Av01 { visual, av1c: parsed(config)?, ..Av01::default() }.into()
+        }
+        ("vp09", Some(visual), _, _) => {
+            let mut number = || parts.next()?.parse().ok();
+            let (Some(profile), Some(level), Some(bit_depth)) = (number(), number(), number()) else {
+                return Ok(None);
+            };
+            let vpcc = VpcC { profile, level, bit_depth, ..VpcC::default() };
+            Vp09 { visual, vpcc, ..Vp09::default() }.into()
+        }
+        ("mp4a", _, Some(audio), Some(config)) => mp4a(audio, config)?.into(),
+        ("opus", _, Some(audio), _) => opus(audio).into(),
+        _ => return Ok(None),
+    };
+    Ok(Some(entry))
+}
+
+fn visual_of(track: &msf::Track) -> Option<Visual> {
+    let (width, height) = (track.width?.try_into().ok()?, track.height?.try_into().ok()?);
+    Some(Visual { data_reference_index: 1, width, height, ..Visual::default() })
+}
+
+fn audio_of(track: &msf::Track) -> Option<Audio> {
+    // What does not fit is in the configuration.
+    let sample_rate = FixedPoint::from(track.samplerate?.try_into().unwrap_or(0));
+    let channel_count = track.channel_config.as_deref()?.parse().ok()?;
+    Some(Audio { data_reference_index: 1, channel_count, sample_size: 16, sample_rate })
+}
+
+fn parsed<T: Atom>(mut body: &[u8]) -> Result<T, mp4_atom::Error> {
+    T::decode_body(&mut body)
+}
+
+fn mp4a(audio: Audio, mut config: &[u8]) -> Result<Mp4a, mp4_atom::Error> {
+    let dec_config = DecoderConfig {
+        object_type_indication: MPEG4_AUDIO,
+        stream_type: AUDIO_STREAM,
+        dec_specific: Some(DecoderSpecific::decode(&mut config)?),
+        ..DecoderConfig::default()
+    };
+    let es_desc = EsDescriptor { dec_config, ..EsDescriptor::default() };
+    Ok(Mp4a { audio, esds: Esds { es_desc }, btrt: None, taic: None })
+}
+
+fn opus(audio: Audio) -> Opus {
+    let dops = Dops {
+        output_channel_count: audio.channel_count.try_into().unwrap_or(2),
+        pre_skip: 0,
+        input_sample_rate: 48_000,
+        output_gain: 0,
+        channel_mapping: None,
+    };
+    Opus { audio, dops, btrt: None }
 }
 
 pub(super) fn visual(codec: &Codec) -> Option<&Visual> {

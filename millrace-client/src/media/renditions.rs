@@ -12,7 +12,7 @@ use mp4_atom::{Codec, FourCC, Moov, Trak};
 use parking_lot::Mutex;
 
 use super::init::init_of;
-use super::{Cut, Error, Media, SelectionParams, codec};
+use super::{Cut, Error, Media, Packaging, SelectionParams, codec};
 use crate::broadcast::{Broadcast, Track};
 
 /// What groups of the same ID may begin apart: less than a frame.
@@ -33,6 +33,7 @@ pub struct Renditions {
     catalog: Arc<Track>,
     hang: Arc<Track>,
     count: usize,
+    packaging: Packaging,
     state: Mutex<State>,
 }
 
@@ -44,11 +45,15 @@ struct State {
 
 impl Renditions {
     /// So many, which all go into the same broadcast.
-    pub fn new(broadcast: Arc<Broadcast>, count: usize) -> Result<Arc<Self>, NameError> {
+    pub fn new(
+        broadcast: Arc<Broadcast>,
+        count: usize,
+        packaging: Packaging,
+    ) -> Result<Arc<Self>, NameError> {
         let catalog = broadcast.create(msf::CATALOG, Properties::default())?;
         let hang = broadcast.create(hang::CATALOG, Properties::default())?;
         let state = Mutex::new(State { described: BTreeMap::new(), starts: BTreeMap::new() });
-        Ok(Arc::new(Self { broadcast, catalog, hang, count, state }))
+        Ok(Arc::new(Self { broadcast, catalog, hang, count, packaging, state }))
     }
 
     /// The rendition at a place, the best first; `bitrate`: what its video takes, bits per second.
@@ -108,27 +113,35 @@ impl Rendition {
         self.place == 0
     }
 
+    pub fn packaging(&self) -> Packaging {
+        self.of.packaging
+    }
+
     pub fn begins(&self, group: u64, at: Duration) -> Result<(), Error> {
         self.of.begins(group, at)
     }
 
     pub fn describe(&self, moov: &Moov, init: &[u8]) -> Result<(), Error> {
         let tracks = moov.trak.iter().map(|trak| {
-            // Players take a track's init segment to have that track alone.
-            let own = init_of(init, trak.tkhd.track_id)?;
             let configuration = codec_of(trak).and_then(codec::configuration);
-            Ok(Described { track: self.track(trak, &own), configuration })
+            let begins = match self.packaging() {
+                // Players take a track's init segment to have that track alone.
+                Packaging::Cmaf => Some(init_of(init, trak.tkhd.track_id)?.to_vec()),
+                Packaging::Loc => configuration.clone(),
+            };
+            Ok(Described { track: self.track(trak, begins), configuration })
         });
         self.of.describe(self.place, tracks.collect::<Result<_, Error>>()?)
     }
 
-    fn track(&self, trak: &Trak, init: &[u8]) -> msf::Track {
+    /// `begins`: what its decoder begins with.
+    fn track(&self, trak: &Trak, begins: Option<Vec<u8>>) -> msf::Track {
         let params = SelectionParams::of(trak);
         let is_video = trak.mdia.hdlr.handler == VIDEO;
         let bitrate = self.bitrate.filter(|_| is_video).or(params.bitrate.map(u64::from));
         msf::Track {
-            name: self.name(&format!("{}.m4s", trak.tkhd.track_id)),
-            packaging: "cmaf".to_owned(),
+            name: self.name(&self.packaging().track(trak.tkhd.track_id)),
+            packaging: self.packaging().name().to_owned(),
             is_live: true,
             role: Some(if is_video { "video" } else { "audio" }.to_owned()),
             codec: params.codec,
@@ -139,7 +152,8 @@ impl Rendition {
             channel_config: params.channel_config,
             render_group: Some(1),
             alt_group: (is_video && self.of.count > 1).then_some(1),
-            init_data: Some(STANDARD.encode(init)),
+            timescale: (self.packaging() == Packaging::Loc).then_some(trak.mdia.mdhd.timescale.max(1)),
+            init_data: begins.map(|begins| STANDARD.encode(begins)),
             ..msf::Track::default()
         }
     }

@@ -30,7 +30,7 @@ fn publish(media: &[u8], piece: usize) -> (Arc<Broadcast>, Vec<Duration>) {
 
 fn publish_cut(media: &[u8], piece: usize, cut: Cut) -> (Arc<Broadcast>, Vec<Duration>) {
     let broadcast = Broadcast::new(Namespace::from_path("a/b").unwrap(), History::default());
-    let mut publisher = Media::new(broadcast.clone(), cut).unwrap();
+    let mut publisher = Media::new(broadcast.clone(), Packaging::Cmaf, cut).unwrap();
     let mut boxes = Boxes::default();
     let mut times = Vec::new();
     for piece in media.chunks(piece) {
@@ -194,7 +194,7 @@ fn feed(publisher: &mut Media, media: &[u8]) -> Result<(), Error> {
 
 fn renditions(media: [&[u8]; 2]) -> Result<Arc<Broadcast>, Error> {
     let broadcast = Broadcast::new(Namespace::from_path("a/b").unwrap(), History::default());
-    let shared = Renditions::new(broadcast.clone(), 2)?;
+    let shared = Renditions::new(broadcast.clone(), 2, Packaging::Cmaf)?;
     for (place, (media, bitrate)) in media.into_iter().zip([2_000_000, 300_000]).enumerate() {
         feed(&mut shared.media(place, Some(bitrate), Cut::ByNeed)?, media)?;
     }
@@ -261,7 +261,7 @@ fn what_to_play_is_in_the_catalog() {
     let Some(media) = sample() else { return };
     let (broadcast, _) = publish(&media, usize::MAX);
     let catalog = msf::Catalog::parse(&objects(&broadcast, msf::CATALOG).remove(0).1).unwrap();
-    let tracks: Vec<String> = vec!["1.m4s".into(), "2.m4s".into()];
+    let tracks = ["1.m4s", "2.m4s"].map(|name| Part::plain(name.into())).to_vec();
 
     // Of init segments for each track one for both.
     let described = |ids: [u32; 2]| {
@@ -290,11 +290,11 @@ fn what_to_play_is_in_the_catalog() {
     let apart = Playlist::of(&described([1, 1])).unwrap().unwrap();
     assert_eq!((playable(&apart.init).unwrap(), apart.tracks.len()), (vec![(0, 1)], 1));
     // And those that there are none of.
-    let loc = |mut track: msf::Track| {
-        track.packaging = "loc".into();
+    let legacy = |mut track: msf::Track| {
+        track.packaging = "legacy".into();
         track
     };
-    let other = msf::Catalog::new(catalog.tracks.iter().cloned().map(loc).collect());
+    let other = msf::Catalog::new(catalog.tracks.iter().cloned().map(legacy).collect());
     assert_eq!(Playlist::of(&other).unwrap(), None);
 }
 
@@ -321,7 +321,7 @@ fn a_single_rendition_has_a_catalog_of_its_own() {
     let hang: hang::Catalog = serde_json::from_slice(&json).unwrap();
     let video = &hang.video.unwrap().renditions["1.m4s"];
     assert_eq!((video.coded_width, video.coded_height), (Some(160), Some(90)));
-    let hang::Container::Cmaf { init: own } = &video.container;
+    let hang::Container::Cmaf { init: own } = &video.container else { panic!("{video:?}") };
     assert_eq!(Some(&own[..]), catalog.init_data(&catalog.tracks[0]));
     assert_eq!(video.description.as_deref(), Some(&body_of(b"avcC", &init)[..]));
     let sound = &hang.audio.unwrap().renditions["2.m4s"];

@@ -1,6 +1,6 @@
 //! The catalog of hang, moq-dev's media format, which its players read unless a broadcast's name ends in `.msf`.
 //!
-//! Written from what [MSF](super::msf) says; of hang's containers only CMAF, since that is what is published here.
+//! Written from what [MSF](super::msf) says; of hang's containers only those that are published here.
 
 use std::collections::BTreeMap;
 
@@ -66,6 +66,8 @@ pub enum Container {
         /// ftyp and moov, in base64.
         init: String,
     },
+    /// A [sample](super::loc) for each object.
+    Loc,
 }
 
 impl Catalog {
@@ -96,8 +98,11 @@ impl<T> Section<T> {
 
 impl Container {
     fn of(msf: &msf::Catalog, track: &msf::Track) -> Option<Self> {
-        let init = msf.init_data(track).filter(|_| track.packaging == "cmaf")?;
-        Some(Self::Cmaf { init: init.to_owned() })
+        match &track.packaging[..] {
+            "cmaf" => msf.init_data(track).map(|init| Self::Cmaf { init: init.to_owned() }),
+            "loc" => Some(Self::Loc),
+            _ => None,
+        }
     }
 }
 
@@ -164,16 +169,21 @@ mod tests {
             track("no rate", "audio", "mp4a.40.2"),
             msf::Track { codec: None, ..track("no codec", "video", "") },
             msf::Track { init_data: None, ..track("no init", "video", "avc1.42C01E") },
-            msf::Track { packaging: "loc".to_owned(), ..track("another container", "video", "av01") },
+            msf::Track { packaging: "loc".to_owned(), ..track("3.loc", "video", "av01") },
+            msf::Track { packaging: "legacy".to_owned(), ..track("another container", "video", "av01") },
             track("text", "caption", "wvtt"),
         ]);
         let configurations = BTreeMap::from([("1.m4s".to_owned(), vec![1, 0x42, 0xc0])]);
         let catalog = Catalog::of(&msf, &configurations);
         let container = json!({ "kind": "cmaf", "init": "AAAA" });
         let expected = json!({
-            "video": { "renditions": { "1.m4s": {
-                "codec": "avc1.42C01E", "container": container, "description": "0142c0", "codedWidth": 640, "codedHeight": 360, "bitrate": 800_000,
-            } } },
+            "video": { "renditions": {
+                "1.m4s": {
+                    "codec": "avc1.42C01E", "container": container, "description": "0142c0", "codedWidth": 640, "codedHeight": 360,
+                    "bitrate": 800_000,
+                },
+                "3.loc": { "codec": "av01", "container": { "kind": "loc" } },
+            } },
             "audio": { "renditions": { "2.m4s": {
                 "codec": "mp4a.40.2", "container": container, "sampleRate": 48_000, "numberOfChannels": 2,
             } } },

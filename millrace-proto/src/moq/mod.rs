@@ -8,6 +8,7 @@ pub mod data;
 mod draft;
 mod filter;
 pub mod hang;
+pub mod loc;
 pub mod location;
 pub mod message;
 pub mod msf;

@@ -70,13 +70,16 @@ pub struct Track {
     pub samplerate: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub channel_config: Option<String>,
+    /// Units of time in a second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timescale: Option<u32>,
     /// What is to be rendered together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub render_group: Option<u32>,
     /// Alternates of each other: the same content, and the same time in groups of the same ID.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub alt_group: Option<u32>,
-    /// Base64.
+    /// Base64: of `cmaf` an init segment, of `loc` what a decoder begins with.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub init_data: Option<String>,
     /// In the catalog's list.

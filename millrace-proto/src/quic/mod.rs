@@ -7,7 +7,7 @@
 pub mod ack;
 pub mod capsule;
 pub mod credit;
-mod cursor;
+pub(crate) mod cursor;
 pub mod frame;
 pub mod keys;
 pub mod keystream;

@@ -11,7 +11,7 @@ use anyhow::{Context, anyhow, bail, ensure};
 use millrace_client::{
     broadcast::History,
     generate::{Generator, Settings, Shape, Unusable},
-    media::{Cut, HOW},
+    media::{Cut, HOW, Packaging},
     publish::{Input, Options, Report, publish},
 };
 use millrace_proto::moq::Namespace;
@@ -39,6 +39,9 @@ pub struct Args {
     /// less urgent, and sound before all of them; a relay short of room drops the least urgent first
     #[arg(long, conflicts_with = "generate")]
     subgroups: bool,
+    /// What an object of media is
+    #[arg(long, value_enum, default_value_t, conflicts_with = "generate")]
+    packaging: PackagingArg,
     /// Publish three renditions as alternates of each other, at the pace of their timestamps: of FILE, encoded with ffmpeg (a key
     /// frame each second), or three FILEs, the best first, whose key frames are at the same times
     #[arg(long, requires = "input", conflicts_with_all = ["generate", "realtime"])]
@@ -57,6 +60,25 @@ pub struct Args {
     json: bool,
     #[command(flatten)]
     generate: GenerateArgs,
+}
+
+/// What an object of media is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+enum PackagingArg {
+    /// A fragment of MP4, as it comes in
+    #[default]
+    Cmaf,
+    /// A sample with its time, in LOC (the Low Overhead Media Container): 100 bytes less for each, for players that read it
+    Loc,
+}
+
+impl From<PackagingArg> for Packaging {
+    fn from(arg: PackagingArg) -> Self {
+        match arg {
+            PackagingArg::Cmaf => Self::Cmaf,
+            PackagingArg::Loc => Self::Loc,
+        }
+    }
 }
 
 /// What to generate.
@@ -118,6 +140,11 @@ async fn publish_as_asked(args: Args) -> anyhow::Result<Report> {
     let namespace = Namespace::from_path(&args.name).context("--name is not a namespace")?;
     let Seconds(max_age) = args.history;
     let cut = if args.subgroups { Cut::ByNeed } else { Cut::Whole };
+    let packaging = args.packaging.into();
+    ensure!(
+        !args.ladder || packaging == Packaging::Cmaf,
+        "--packaging loc is for one rendition: leave out --ladder, or publish it as cmaf"
+    );
     let mut encoders = None;
     let input = match (args.generate.generate, &args.input[..]) {
         (true, _) => args.generate.input()?,
@@ -134,8 +161,8 @@ async fn publish_as_asked(args: Args) -> anyhow::Result<Report> {
             };
             Input::Ladder { renditions, cut }
         }
-        (false, []) => media(None, args.realtime, cut).await?,
-        (false, [file]) => media(Some(file), args.realtime, cut).await?,
+        (false, []) => media(None, args.realtime, packaging, cut).await?,
+        (false, [file]) => media(Some(file), args.realtime, packaging, cut).await?,
         (false, _) => bail!("several files are for --ladder"),
     };
     let stop = until_stopped(None)?;
@@ -153,15 +180,15 @@ async fn publish_as_asked(args: Args) -> anyhow::Result<Report> {
     Ok(report?)
 }
 
-async fn media(file: Option<&Path>, realtime: bool, cut: Cut) -> anyhow::Result<Input> {
+async fn media(file: Option<&Path>, realtime: bool, packaging: Packaging, cut: Cut) -> anyhow::Result<Input> {
     let Some(path) = file else {
         ensure!(
             !std::io::stdin().is_terminal(),
             "nothing to publish: {HOW}, or name a FILE, or add --generate"
         );
-        return Ok(Input::Media { reader: Box::new(tokio::io::stdin()), realtime, cut });
+        return Ok(Input::Media { reader: Box::new(tokio::io::stdin()), realtime, packaging, cut });
     };
-    Ok(Input::Media { reader: Box::new(open(path).await?), realtime, cut })
+    Ok(Input::Media { reader: Box::new(open(path).await?), realtime, packaging, cut })
 }
 
 async fn open(path: &Path) -> anyhow::Result<tokio::fs::File> {

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::{
-    clip::{Clip, FRAMES, GROUP, SOUND_TRACK, VIDEO, VIDEO_AND_SOUND, VIDEO_TRACK, assert_same},
+    clip::{self, Clip, FRAMES, GROUP, SOUND_TRACK, VIDEO, VIDEO_AND_SOUND, VIDEO_TRACK, assert_same},
     needs,
     players::{PACE, assert_same_streams, publish, subscribe},
     process::{Need::Ffmpeg, Process},
@@ -38,6 +38,23 @@ fn key_frames_and_deltas_arrive_as_one_track() {
     publisher.feed(&clip.fragments, PACE);
     publisher.finish();
     assert_same_streams(&player.finish(), clip);
+}
+
+/// A sample for each object, and fragments again at the player.
+#[test]
+fn loc_arrives_as_the_samples_that_went_in() {
+    needs!(Ffmpeg);
+    let (relay, clip) = (Relay::start(), &VIDEO_AND_SOUND);
+    let mut publisher = publish(None, &relay, &relay.url(), clip, &["--packaging", "loc"]);
+    let player = subscribe(None, &relay.url(), &[]);
+    relay.until_subscribed("1.loc", 1);
+    relay.until_subscribed("2.loc", 1);
+    publisher.feed(&clip.fragments, PACE);
+    publisher.finish();
+    let media = player.finish();
+    assert_eq!(clip::hashes(&media), clip::hashes(&clip.bytes()));
+    assert_eq!(clip::frames(&media), FRAMES);
+    relay.assert_forwarded();
 }
 
 /// A publisher that is in the middle of group 2, and a relay that has everything so far.

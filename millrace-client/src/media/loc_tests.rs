@@ -1,0 +1,266 @@
+//! Media as LOC. What comes out of it is judged by ffmpeg: the same samples at the same times as what went in.
+
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use millrace_proto::moq::{GroupOrder, Location, Namespace, hang, msf};
+
+use super::*;
+use crate::broadcast::History;
+
+const EVERY_FRAME: &[&str] = &["-movflags", "cmaf+separate_moof+delay_moov+skip_trailer+frag_every_frame"];
+/// Fragments of a second.
+const EVERY_SECOND: &[&str] =
+    &["-movflags", "cmaf+separate_moof+delay_moov+skip_trailer", "-frag_duration", "1000000"];
+
+/// Two seconds of small video, a key frame every 10 of 50, and sound; `None` without ffmpeg or these encoders.
+fn encoded(video: &[&str], audio: &[&str], fragments: &[&str]) -> Option<Vec<u8>> {
+    let output = Command::new("ffmpeg")
+        .args(["-v", "error", "-f", "lavfi", "-i", "testsrc2=size=160x90:rate=25:duration=2"])
+        .args([
+            "-f",
+            "lavfi",
+            "-i",
+            "sine=frequency=440:duration=2",
+            "-pix_fmt",
+            "yuv420p",
+            "-g",
+            "10",
+            "-c:v",
+        ])
+        .args(video)
+        .arg("-c:a")
+        .args(audio)
+        .args(["-f", "mp4"])
+        .args(fragments)
+        .arg("-")
+        .output();
+    let media = output.ok().filter(|output| output.status.success()).map(|output| output.stdout);
+    if media.is_none() {
+        eprintln!("SKIP: ffmpeg with {} and {} is not here", video[0], audio[0]);
+    }
+    media
+}
+
+const H264: &[&str] = &["libx264", "-preset", "ultrafast", "-sc_threshold", "0", "-keyint_min", "10"];
+const REORDERED: &[&str] =
+    &["libx264", "-preset", "veryfast", "-sc_threshold", "0", "-keyint_min", "10", "-bf", "2"];
+
+fn publish(media: &[u8], packaging: Packaging) -> Result<Arc<Broadcast>, Error> {
+    let broadcast = Broadcast::new(Namespace::from_path("a/b").unwrap(), History::default());
+    let mut publisher = Media::new(broadcast.clone(), packaging, Cut::Whole)?;
+    let mut boxes = Boxes::default();
+    boxes.push(media);
+    while let Some((kind, bytes)) = boxes.pop()? {
+        publisher.take(kind, bytes)?;
+    }
+    Ok(broadcast)
+}
+
+fn objects(broadcast: &Broadcast, name: &str) -> Vec<(Location, Bytes)> {
+    let track = broadcast.tracks().into_iter().find(|track| track.name().name() == name).unwrap();
+    let all = track.range(Location::default(), Location::new(u64::MAX, 0), GroupOrder::Ascending);
+    all.into_iter().map(|object| (object.location, object.payload)).collect()
+}
+
+fn catalog(broadcast: &Broadcast) -> msf::Catalog {
+    msf::Catalog::parse(&objects(broadcast, msf::CATALOG).remove(0).1).unwrap()
+}
+
+/// What a player writes.
+fn played(broadcast: &Broadcast) -> Vec<u8> {
+    let Playlist { init, tracks } = Playlist::of(&catalog(broadcast)).unwrap().unwrap();
+    let mut media = init.to_vec();
+    for Part { name, wrap } in tracks {
+        let mut wrap = wrap.unwrap();
+        for (location, payload) in objects(broadcast, &name) {
+            media.extend(wrap.fragment(location.object == 0, &payload).unwrap());
+        }
+    }
+    media
+}
+
+/// By ffprobe: of each sample the stream, how long behind the first it is presented, and a hash of it.
+fn samples_of(media: &[u8]) -> Vec<(usize, i64, String)> {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let name = format!("millrace-loc-{}-{}.mp4", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+    let file = std::env::temp_dir().join(name);
+    std::fs::write(&file, media).unwrap();
+    let output = Command::new("ffprobe")
+        // Edit lists say what is presented of the samples that there are.
+        .args(["-v", "error", "-ignore_editlist", "1", "-show_data_hash", "md5"])
+        .args(["-show_entries", "packet=stream_index,pts,data_hash", "-of", "csv=p=0"])
+        .arg(&file)
+        .output();
+    std::fs::remove_file(&file).unwrap();
+    let text = String::from_utf8(output.unwrap().stdout).unwrap();
+    let mut first = [i64::MAX; 2];
+    let mut samples = Vec::new();
+    for line in text.lines() {
+        let fields: Vec<_> = line.split(',').collect();
+        let [stream, presented, hash, ..] = fields[..] else { panic!("{line}") };
+        let (stream, presented): (usize, i64) = (stream.parse().unwrap(), presented.parse().unwrap());
+        // Where time stamps in a file may be negative, ffprobe counts from the earliest.
+        first[stream] = first[stream].min(presented);
+        samples.push((stream, presented, hash.to_owned()));
+    }
+    samples.iter_mut().for_each(|(stream, presented, _)| *presented -= first[*stream]);
+    samples.sort();
+    samples
+}
+
+#[test]
+fn an_object_is_a_sample_with_its_time() {
+    let Some(media) = encoded(H264, &["aac"], EVERY_FRAME) else { return };
+    let broadcast = publish(&media, Packaging::Loc).unwrap();
+    let video = objects(&broadcast, "1.loc");
+    let configuration =
+        STANDARD.decode(catalog(&broadcast).init_data(&catalog(&broadcast).tracks[0]).unwrap()).unwrap();
+    assert_eq!(video.len(), 50);
+    for (frame, (location, payload)) in (0..).zip(&video) {
+        assert_eq!(*location, Location::new(frame / 10, frame % 10));
+        let object = loc::Object::parse(payload).unwrap();
+        assert_eq!(object.timestamp * 25, frame * object.timescale);
+        let config = (frame % 10 == 0).then_some(loc::Config::Video(&configuration));
+        assert_eq!(object.config, config);
+        // One NAL unit after the other, each behind its length (ISO/IEC 14496-15).
+        let mut rest = object.sample;
+        while let Some((length, unit)) = rest.split_first_chunk::<4>() {
+            rest = &unit[u32::from_be_bytes(*length) as usize..];
+        }
+        assert!(rest.is_empty());
+    }
+    let sound = objects(&broadcast, "2.loc");
+    let first = loc::Object::parse(&sound[0].1).unwrap();
+    // AudioSpecificConfig of AAC-LC, 44.1 kHz, one channel.
+    let Some(loc::Config::Audio([0x12, 0x08, ..])) = first.config else { panic!("{first:?}") };
+    assert_eq!(first.timescale, 44_100);
+    assert_eq!(sound.last().unwrap().0.group, 4);
+}
+
+#[test]
+fn what_is_played_is_what_was_published() {
+    for (video, audio, fragments) in [
+        (H264, &["aac"][..], EVERY_FRAME),
+        (H264, &["aac"], EVERY_SECOND),
+        (REORDERED, &["aac"], EVERY_FRAME),
+        (REORDERED, &["aac"], EVERY_SECOND),
+        (
+            &["libx264", "-preset", "ultrafast", "-tag:v", "avc3", "-bsf:v", "dump_extra"],
+            &["libopus"],
+            EVERY_FRAME,
+        ),
+        (
+            &["libx265", "-preset", "ultrafast", "-x265-params", "log-level=error", "-tag:v", "hvc1"],
+            &["aac"],
+            EVERY_FRAME,
+        ),
+        (&["libsvtav1", "-preset", "12"], &["libopus"], EVERY_FRAME),
+        (&["libvpx-vp9", "-deadline", "realtime"], &["libopus"], EVERY_FRAME),
+    ] {
+        let Some(media) = encoded(video, audio, fragments) else { continue };
+        let broadcast = publish(&media, Packaging::Loc).unwrap();
+        let before = samples_of(&media);
+        assert_eq!(before.iter().filter(|(stream, ..)| *stream == 0).count(), 50, "{video:?}");
+        let after = samples_of(&played(&broadcast));
+        let differs = before.iter().zip(&after).find(|(before, after)| before != after);
+        assert_eq!((differs, after.len()), (None, before.len()), "{video:?} {audio:?} {fragments:?}");
+    }
+}
+
+#[test]
+fn groups_begin_at_key_frames_wherever_fragments_do() {
+    let (Some(frames), Some(seconds)) =
+        (encoded(H264, &["aac"], EVERY_FRAME), encoded(H264, &["aac"], EVERY_SECOND))
+    else {
+        return;
+    };
+    let [frames, seconds] = [frames, seconds].map(|media| publish(&media, Packaging::Loc).unwrap());
+    assert_eq!(objects(&frames, "1.loc"), objects(&seconds, "1.loc"));
+}
+
+#[test]
+fn catalogs_say_what_a_decoder_begins_with() {
+    let Some(media) = encoded(H264, &["aac"], EVERY_FRAME) else { return };
+    let (broadcast, other) =
+        (publish(&media, Packaging::Loc).unwrap(), publish(&media, Packaging::Cmaf).unwrap());
+    let catalog = catalog(&broadcast);
+    let found: Vec<_> =
+        catalog.tracks.iter().map(|it| (&it.name[..], &it.packaging[..], it.timescale)).collect();
+    assert_eq!(found, [("1.loc", "loc", Some(12_800)), ("2.loc", "loc", Some(44_100))]);
+    let parsed = |broadcast| -> hang::Catalog {
+        serde_json::from_slice(&objects(broadcast, hang::CATALOG).remove(0).1).unwrap()
+    };
+    let (hang, as_cmaf) = (parsed(&broadcast), parsed(&other));
+    let (video, audio) = (&hang.video.unwrap().renditions["1.loc"], &hang.audio.unwrap().renditions["2.loc"]);
+    assert_eq!((&video.container, &audio.container), (&hang::Container::Loc, &hang::Container::Loc));
+    assert_eq!(video.description, as_cmaf.video.unwrap().renditions["1.m4s"].description);
+    assert_eq!(audio.description, as_cmaf.audio.unwrap().renditions["2.m4s"].description);
+    let hexadecimal = |bytes: Vec<u8>| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let begins =
+        catalog.init_data(&catalog.tracks[0]).map(|data| hexadecimal(STANDARD.decode(data).unwrap()));
+    assert_eq!(begins, video.description);
+    // moq-pub has no words for it.
+    let names: Vec<_> = broadcast.tracks().iter().map(|track| track.name().name().clone()).collect();
+    assert_eq!(names, ["1.loc", "2.loc", "catalog", "catalog.json"]);
+}
+
+#[test]
+fn what_loc_does_not_describe_is_refused() {
+    let Some(media) = encoded(H264, &["flac", "-strict", "-2"], EVERY_FRAME) else { return };
+    assert!(publish(&media, Packaging::Cmaf).is_ok());
+    let error = publish(&media, Packaging::Loc).err().unwrap();
+    assert!(matches!(error, Error::NotForLoc(2)), "{error}");
+}
+
+#[test]
+fn fragments_that_lie_about_their_samples_are_refused() {
+    let entry = mp4_atom::TrunEntry { size: Some(10), ..Default::default() };
+    let trun = |data_offset, samples: mp4_atom::TrunSamples| mp4_atom::Trun { data_offset, samples };
+    let traf = |trun| Traf { tfdt: Some(mp4_atom::Tfdt::default()), trun: vec![trun], ..Traf::default() };
+    let endless = mp4_atom::TrunSamples::Inherited { count: u32::MAX, first_flags: None };
+    let early = mp4_atom::TrunEntry { cts: Some(-1), ..entry };
+    for bad in [
+        traf(trun(Some(-1), vec![entry].into())),
+        traf(trun(Some(95), vec![entry].into())),
+        traf(trun(None, vec![entry; 7].into())),
+        traf(trun(None, endless)),
+        traf(trun(None, vec![early].into())),
+        Traf { tfdt: None, ..traf(trun(None, vec![entry].into())) },
+    ] {
+        let found = samples(&bad, &Trex::default(), 40, 100);
+        assert!(matches!(found, Err(Error::Malformed(_))), "{bad:?}");
+    }
+    let good = samples(&traf(trun(None, vec![entry; 6].into())), &Trex::default(), 40, 100).unwrap();
+    assert_eq!(good.iter().map(|sample| sample.bytes.start).collect::<Vec<_>>(), [40, 50, 60, 70, 80, 90]);
+}
+
+#[test]
+fn others_loc_is_played_too() {
+    // As moq-cli describes and writes it: no timescale anywhere, microseconds, neither on objects a configuration.
+    let catalog = br#"{"version": "draft-01", "tracks": [
+        {"name": "audio", "packaging": "loc", "isLive": true, "role": "audio", "codec": "opus", "samplerate": 48000, "channelConfig": "2"},
+        {"name": "unknown", "packaging": "loc", "isLive": true, "role": "video", "codec": "vp8", "width": 1, "height": 1}]}"#;
+    let playlist = Playlist::of(&msf::Catalog::parse(catalog).unwrap()).unwrap().unwrap();
+    let [Part { name, wrap: Some(wrap) }] = &playlist.tracks[..] else { panic!("{playlist:?}") };
+    assert_eq!(name, "audio");
+    let mut wrap = wrap.clone();
+    let times =
+        [&[2, 0x10, 40, b'a'][..], &[3, 0x10, 0x44, 0, b'b'], &[3, 0x10, 0x40, 20, b'c']].map(|object| {
+            let fragment = wrap.fragment(true, object).unwrap();
+            let moof = Moof::decode(&mut &fragment[..]).unwrap();
+            let found = samples(&moof.traf[0], &Trex::default(), 0, fragment.len()).unwrap();
+            (found[0].decoded, found[0].presented, fragment[found[0].bytes.clone()].to_vec())
+        });
+    // A publisher may begin anew.
+    assert_eq!(times, [(40, 40, b"a".to_vec()), (1024, 1024, b"b".to_vec()), (20, 20, b"c".to_vec())]);
+    assert!(matches!(wrap.fragment(true, b"x"), Err(Error::NotLoc(_))));
+    let huge = loc::Object { timestamp: 1 << 61, timescale: 1, config: None, sample: b"x" }.encode().unwrap();
+    assert!(matches!(wrap.fragment(false, &huge), Err(Error::Malformed(_))));
+    // A configuration that is none.
+    let catalog = br#"{"tracks": [{"name": "v", "packaging": "loc", "role": "video", "codec": "avc1.42C01E", "width": 1, "height": 1, "initData": "AAAA"}]}"#;
+    let error = Playlist::of(&msf::Catalog::parse(catalog).unwrap()).err().unwrap();
+    assert!(matches!(error, Error::Configuration(_)), "{error}");
+}
