@@ -70,11 +70,7 @@ pub struct Bottleneck {
 
 impl Args {
     /// No relays.
-    pub fn of_grafts(
-        controls: Vec<String>,
-        datagrams: Option<Datagrams>,
-        bottleneck: Bottleneck,
-    ) -> Self {
+    pub fn of_grafts(controls: Vec<String>, datagrams: Option<Datagrams>, bottleneck: Bottleneck) -> Self {
         Self { relays: Vec::new(), tcp: controls, datagrams, bottleneck }
     }
 }
