@@ -12,11 +12,12 @@
 #include <bpf/bpf_core_read.h>
 #include <linux/pkt_cls.h>
 
+/* Without types: to kernels before 6.2 a map with some is none like those that userspace makes, which have none. */
 struct key_map {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct seal_key);
+	__uint(key_size, sizeof(__u32));
+	__uint(value_size, sizeof(struct seal_key));
 } no_key SEC(".maps");
 
 /* Session and place. */

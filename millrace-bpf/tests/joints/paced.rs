@@ -148,10 +148,10 @@ fn fq_has_each_leave_in_its_time_and_loses_none() {
     assert_eq!((sent + refused, got.len() as u64), (400, sent));
     assert!(got.windows(2).all(|pair| pair[0] < pair[1]), "in order");
     assert_eq!(count(&mut receiver, &other_side(&site.ends), Reason::Delivered), sent);
-    // It had packets wait for their time.
+    // It had packets wait for their time: the last figure of that name is how often.
     let shown = tc(&near, "-s qdisc show dev eth");
     let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
-    let throttled = shown.split("throttled ").nth(1).and_then(|rest| rest.split([' ', '\n']).next());
+    let throttled = shown.rsplit("throttled ").next().and_then(|rest| rest.split([' ', '\n']).next());
     let throttled: Option<u64> = throttled.and_then(|text| text.trim_matches(',').parse().ok());
     assert!(throttled.is_some_and(|count| count > 0), "{shown}");
 }
