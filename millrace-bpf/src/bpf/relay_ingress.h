@@ -252,7 +252,7 @@ static long walk_step(__u32 index, struct walk_loop *loop)
 		chunk.frame = frame;
 		chunk.begins = find_beginning(loop->work, &chunk.frame);
 		take_chunk(loop->work, &chunk);
-	} else if (step == FRAME_IS_DATAGRAM && 
+	} else if (step == FRAME_IS_DATAGRAM &&
 		   !read_datagram(&loop->work->in, &frame, loop->work->arrival.web, &chunk)) {
 		take_chunk(loop->work, &chunk);
 	} else if (step == FRAME_IS_STREAM || step == FRAME_IS_DATAGRAM) {
