@@ -12,7 +12,7 @@ const FIGURES_MS = 250;
 /** Time stamps that are not from a publisher's clock begin anywhere, mostly at 0. */
 const DAY_MS = 86_400_000;
 
-/** Of catalogs, in the order in which they are tried. moq-cli's MSF has numbers in it that the player does not take. */
+/** Of catalogs, in the order in which they are tried. moq-cli's MSF has numbers in it that the player does not take, and LOC it knows by hang's only. */
 const FORMATS = ["msf", "hang"] as const;
 const AGAIN_MS = 500;
 
@@ -42,7 +42,13 @@ export class Player {
       this.#shownAt = Date.now();
       this.#hasPicture = true;
     });
-    const { active, status } = this.#watch.broadcast.out;
+    const { active, catalog, status } = this.#watch.broadcast.out;
+    // LOC of an MSF catalog the player takes for another container, of hang's it does not.
+    catalog.subscribe((catalog) => {
+      const renditions = Object.values({ ...catalog?.video?.renditions, ...catalog?.audio?.renditions });
+      const isLoc = renditions.some(({ container }) => container.kind === "legacy");
+      if (isLoc && this.#watch.catalogFormat === "msf") this.#ask("hang");
+    });
     // The next one may have others.
     active.subscribe((broadcast) => (this.#hasCatalog &&= broadcast !== undefined));
     status.subscribe((status) => {

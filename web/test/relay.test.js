@@ -88,10 +88,10 @@ async function relay(who = ["--public"]) {
 }
 
 /** Publishes the clip over and over, in real time. */
-function publish(name = "live") {
+function publish(name = "live", ...more) {
   const output = ["-c", "copy", "-f", "mp4", "-movflags", "cmaf+separate_moof+delay_moov+skip_trailer+frag_every_frame", "-"];
   const source = spawn("ffmpeg", ["-v", "error", "-nostdin", "-re", "-stream_loop", "-1", "-i", CLIP, ...output], { stdio: ["ignore", "pipe", "ignore"] });
-  const child = start("PUB", MILLRACE, "publish", "--name", name, "--tls-disable-verify", `moqt://${host}:${ports.media}`);
+  const child = start("PUB", MILLRACE, "publish", "--name", name, ...more, "--tls-disable-verify", `moqt://${host}:${ports.media}`);
   source.stdout.on("error", () => {});
   source.stdout.pipe(child.stdin);
   return {
@@ -554,6 +554,22 @@ test("a broadcast plays by the catalog that the player takes", async () => {
   } finally {
     await viewer.close();
     await close();
+    await server.stop();
+  }
+});
+
+test("a broadcast of LOC plays", async () => {
+  const server = await relay();
+  const publisher = publish("live", "--packaging", "loc");
+  const { page, wrong, close } = await open({ tab: "#watch/live" });
+  try {
+    await moves(page);
+    assert.equal(await figure(page, "Rendition"), "1.loc");
+    assert.equal(await page.locator("moq-watch").evaluate((player) => player.catalogFormat), "hang");
+    assert.deepEqual(wrong, []);
+  } finally {
+    await close();
+    await publisher.stop();
     await server.stop();
   }
 });
