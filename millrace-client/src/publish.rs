@@ -160,7 +160,7 @@ async fn work(
 /// An [`Input`] with the tracks that it goes to.
 enum Source {
     Generated(Generator, Arc<Track>),
-    Media { media: Media, reader: Box<dyn AsyncRead + Unpin>, realtime: bool },
+    Media { media: Box<Media>, reader: Box<dyn AsyncRead + Unpin>, realtime: bool },
     Ladder(Box<[(Media, Box<dyn AsyncRead + Unpin>); RUNGS]>),
 }
 
@@ -171,9 +171,11 @@ impl Source {
                 let properties = TrackProperties::default().encode();
                 Self::Generated(generator, broadcast.create(&track, properties)?)
             }
-            Input::Media { reader, realtime, packaging, cut } => {
-                Self::Media { media: Media::new(broadcast.clone(), packaging, cut)?, reader, realtime }
-            }
+            Input::Media { reader, realtime, packaging, cut } => Self::Media {
+                media: Box::new(Media::new(broadcast.clone(), packaging, cut)?),
+                reader,
+                realtime,
+            },
             Input::Ladder { renditions: [best, middle, least], cut } => {
                 let shared = Renditions::new(broadcast.clone(), RUNGS, Packaging::Cmaf)?;
                 let source = |place, Encoded { reader, bitrate }| {
@@ -189,7 +191,7 @@ impl Source {
             Self::Generated(generator, track) => generate(generator, track).await.map(Some),
             Self::Media { media, reader, realtime } => {
                 let pace = realtime.then(OnceLock::new);
-                play(media, reader, pace.as_ref()).await.map(|()| None)
+                play(*media, reader, pace.as_ref()).await.map(|()| None)
             }
             Self::Ladder(ladder) => {
                 let [best, middle, least] = *ladder;
