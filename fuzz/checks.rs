@@ -191,7 +191,7 @@ pub fn moq_message(data: &[u8]) {
 pub fn moq_loc(data: &[u8]) {
     if let Ok(object) = loc::Object::parse(data) {
         assert_ne!(object.timescale, 0);
-        let written = object.encode().unwrap();
+        let written = object.encode().expect("what was read fits");
         assert_eq!(loc::Object::parse(&written), Ok(object));
     }
 }
