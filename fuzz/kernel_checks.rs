@@ -30,7 +30,7 @@ pub use web::kernel_web;
 type Check = fn(&[u8]);
 
 /// Every check by the name of its fuzz target and of its directory of fixtures.
-pub const ALL: [(&str, Check); 8] = [
+pub const ALL: [(&str, Check); 9] = [
     ("kernel_ack", kernel_ack),
     ("kernel_frames", kernel_frames),
     ("kernel_gate", kernel_gate),
