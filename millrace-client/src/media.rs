@@ -199,10 +199,14 @@ struct Group {
     subgroups: [Option<SubgroupWriter>; 3],
 }
 
+/// Longer than any clock counts: a time that is more is none that could be waited for.
+const LATEST: Duration = Duration::from_secs(u32::MAX as u64);
+
 impl Output {
     /// A time of its media.
     fn time(&self, units: u64) -> Duration {
-        Duration::from_secs_f64(units as f64 / f64::from(self.timescale))
+        let seconds = units as f64 / f64::from(self.timescale);
+        Duration::try_from_secs_f64(seconds).map_or(LATEST, |time| time.min(LATEST))
     }
 
     /// A sample as LOC; with the decoder's configuration where one may begin with it.
