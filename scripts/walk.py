@@ -113,7 +113,7 @@ RENAMED = {
     "": [("FILE", "out.json"), ("DIR", "out")],
 }
 # What blocks in other languages are.
-LANGUAGES = {"ini": "systemd's", "yaml": "of Prometheus", "rust": "a program; the library's own example is tested"}
+LANGUAGES = {"text": "for another host", "ini": "systemd's", "yaml": "of Prometheus", "rust": "a program; the library's own example is tested"}
 # What a block of TOML is checked with, by page: its file's name is put at the end.
 TOML = {
     "docs/config.md": "millrace relay --check --config",
