@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use serde::{Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _},
     net::UnixListener,
@@ -46,6 +46,8 @@ impl Conversation {
         Ok(Self { stream: BufReader::new(stream), who })
     }
 
+    /// # Errors
+    /// Nothing that is an answer comes, or it is a refusal: then in its words.
     pub fn ask<A: DeserializeOwned>(&mut self, request: &impl Serialize) -> anyhow::Result<A> {
         let mut line = serde_json::to_vec(request)?;
         line.push(b'\n');
@@ -56,8 +58,19 @@ impl Conversation {
         if self.stream.read_line(&mut answer).with_context(ended)? == 0 {
             bail!("{}", ended());
         }
-        serde_json::from_str(&answer).with_context(|| format!("the {who}'s answer"))
+        let no_answer = || format!("the {who}'s answer");
+        let Refusal { error } = serde_json::from_str(&answer).with_context(no_answer)?;
+        match error {
+            Some(error) => bail!("{error}"),
+            None => serde_json::from_str(&answer).with_context(no_answer),
+        }
     }
+}
+
+/// What every daemon says that does not do what it was asked.
+#[derive(Deserialize)]
+struct Refusal {
+    error: Option<String>,
 }
 
 /// Why nobody may answer.

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use millrace_bpf::fanout::{self as kernel, Fanout, FurtherRun, LegOutcome, Outcome};
 use millrace_proto::fanout::token::Mint;
 use nix::net::if_::if_nametoindex;
@@ -72,11 +72,7 @@ impl From<anyhow::Error> for Answer {
 
 /// Asks a running daemon one thing.
 pub fn ask(socket: &Path, request: &Request) -> anyhow::Result<Answer> {
-    let answer: Answer = socket::ask(socket, WHO, request)?;
-    match answer.error {
-        Some(error) => bail!("{error}"),
-        None => Ok(answer),
-    }
+    socket::ask(socket, WHO, request)
 }
 
 /// Until a signal ends it.

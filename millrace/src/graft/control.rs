@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use millrace_bpf::{gate::Prefix, graft::hook::Lead};
 use millrace_graft::{
     Side,
@@ -95,11 +95,7 @@ impl From<anyhow::Error> for Answer {
 
 /// Asks a running daemon one thing.
 pub fn ask(socket: &Path, request: &Request) -> anyhow::Result<Answer> {
-    let answer: Answer = socket::ask(socket, WHO, request)?;
-    match answer.error {
-        Some(error) => bail!("{error}"),
-        None => Ok(answer),
-    }
+    socket::ask(socket, WHO, request)
 }
 
 /// Answers everybody, until the task is aborted.

@@ -86,11 +86,7 @@ impl From<anyhow::Error> for Answer {
 
 /// Asks a running daemon one thing.
 pub fn ask(socket: &Path, request: &Request) -> anyhow::Result<Answer> {
-    let answer: Answer = socket::ask(socket, WHO, request)?;
-    match answer.error {
-        Some(error) => bail!("{error}"),
-        None => Ok(answer),
-    }
+    socket::ask(socket, WHO, request)
 }
 
 /// Until a signal ends it.
