@@ -382,6 +382,7 @@ fn describe(session: &Session) -> status::Session {
         kernel_unregistered: unregistered.unwrap_or_default(),
         keystreams: offload.as_ref().map(keystreams),
         kernel_refused: offload.as_ref().and_then(|offload| offload.refused).map(str::to_owned),
+        kernel_ready: offload.as_ref().map(|offload| offload.is_ready),
         kernel_copies: offload.map(|offload| outcomes(offload.copies)),
         packets_lost: stats.recovery.packets_lost,
         bytes_retransmitted: stats.retransmitted_bytes,

@@ -200,6 +200,9 @@ pub struct Session {
     /// Why the kernel does nothing for this session: `cipher suite`, it has not that one.
     #[serde(default)]
     pub kernel_refused: Option<String>,
+    /// Whether the kernel has keys for this session and knows the way to it; none: it does nothing for it.
+    #[serde(default)]
+    pub kernel_ready: Option<bool>,
     /// What became of copies that the kernel could have sent to this session, by reason; none: it never can.
     /// `not_arriving` counts times that nothing of what it sent had arrived.
     #[serde(default)]

@@ -459,6 +459,8 @@ pub struct Status {
 pub struct ConnectionStatus {
     /// Why it sends and opens nothing on the connection.
     pub refused: Option<&'static str>,
+    /// It has keys, and knows the way to the peer: it may send.
+    pub is_ready: bool,
     /// What became of copies that it could have sent on the connection.
     pub copies: Counts,
     /// Packets sent, those included that have not been drained yet.

@@ -274,6 +274,7 @@ impl Offload for Connection {
         let opened = |lookup| self.upstream().map_or(0, |upstream| upstream.lookups(lookup));
         ConnectionStatus {
             refused: None,
+            is_ready: false,
             copies,
             sent: sent.iter().sum(),
             deferred: self.downstream.deferred_packets(),

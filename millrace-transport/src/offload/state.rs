@@ -38,6 +38,8 @@ pub(crate) struct Offloaded {
     /// From where to where it was told to send, and whether it does.
     path: Option<Path>,
     path_ready: bool,
+    /// It was told what it may send, at the latest occasion.
+    is_ready: bool,
     /// On this path.
     trial: Trial,
     failed_trials: u64,
@@ -76,6 +78,7 @@ impl Offloaded {
             local,
             path: None,
             path_ready: false,
+            is_ready: false,
             trial: Trial::new(),
             failed_trials: 0,
             seal_header: None,
@@ -118,6 +121,7 @@ impl Offloaded {
     pub fn status(&self) -> ConnectionStatus {
         let mut status = self.offload.status();
         status.refused = self.refused;
+        status.is_ready = self.is_ready;
         status.copies.push(("not_arriving", self.failed_trials));
         status
     }
@@ -257,8 +261,8 @@ impl Offloaded {
             Arc::clone(&self.offload).recall(key, delegation);
         }
         downstream.set_outstanding(Budget::default());
-        let ready = self.follow_path(now, (path, traffic_class), downstream);
-        let budget = if open && ready { downstream.budget() } else { Budget::default() };
+        self.is_ready = self.follow_path(now, (path, traffic_class), downstream) && open;
+        let budget = if self.is_ready { downstream.budget() } else { Budget::default() };
         let budget = self.trial.allow(now, budget, downstream.mtu());
         self.offload.set_waiting(downstream.waiting().map(|level| u16::from_be_bytes(level.into())));
         self.grant(budget);

@@ -259,7 +259,9 @@ fn kernel_row(session: &Session) -> Vec<String> {
 fn declined(session: &Session) -> Option<String> {
     let counts = session.kernel_copies.iter().flatten().filter(|(outcome, _)| *outcome != "sent");
     let counts = counts.map(|(reason, count)| format!("{reason} {count}"));
-    let all: Vec<_> = session.kernel_refused.iter().cloned().chain(counts).collect();
+    let waits = (session.kernel_ready == Some(false) && session.kernel_refused.is_none())
+        .then(|| "no way yet".to_owned());
+    let all: Vec<_> = session.kernel_refused.iter().cloned().chain(waits).chain(counts).collect();
     (!all.is_empty()).then(|| all.join(", "))
 }
 
@@ -287,6 +289,7 @@ pub(super) mod tests {
             id: 4,
             kernel: Sent { packets: 300, bytes: 1 },
             data_plane: Sent { packets: 100, bytes: 1 },
+            kernel_ready: Some(false),
             kernel_copies: counts(&[("sent", 300), ("window", 5), ("before", 6)]),
             kernel_deferred: 9,
             keystreams: Some(Keystreams { sealed, opened: KeystreamUse::default() }),
@@ -312,7 +315,7 @@ pub(super) mod tests {
         for part in [
             "by kernel out 300 media packets (1), 75.0 % of all; 2 streams",
             "4         300     75.0     51     52   53          9      0\n",
-            "SESSION  DECLINED BY KERNEL\n      4  before 6, window 5\n",
+            "SESSION  DECLINED BY KERNEL\n      4  no way yet, before 6, window 5\n",
             "RECEIVED   PACKETS",
             "no_slot          8",
             "FRAMES  COUNT",
@@ -349,6 +352,7 @@ pub(super) mod tests {
             data_plane: Sent::default(),
             kernel: Sent::default(),
             kernel_refused: None,
+            kernel_ready: None,
             kernel_copies: None,
             kernel_deferred: 0,
             kernel_unregistered: 0,

@@ -56,6 +56,7 @@ impl Scene {
         }
         let (low, _) = publisher.accept_subscribe(&track("live/cam", "low"), LOW_ALIAS).await;
         relay.until("both are listened to", |status| listeners(status, "low") == 1).await;
+        relay.until_ready().await;
         Self { relay, publisher, subscriber, alias: ok.track_alias, low, requests }
     }
 

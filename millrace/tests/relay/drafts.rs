@@ -72,6 +72,7 @@ async fn a_publisher_of_each_draft_meets_players_of_all() {
             assert_eq!(ok.parameters.largest_object, None, "{draft}");
             players.push((player, request));
         }
+        relay.until_ready().await;
         for group in 0..3 {
             let mut subgroup = publisher.subgroup(header(1, group)).await;
             for id in 0..4 {

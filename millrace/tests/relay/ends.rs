@@ -130,6 +130,7 @@ async fn play(publisher_at: &Relay, subscriber_at: &Relay) {
     let (subscribed, _upstream) =
         tokio::join!(subscriber.try_subscribe(&name, waiting), publisher.accept_subscribe(&name, 1));
     let (_request, _ok) = subscribed.unwrap();
+    publisher_at.until_ready().await;
     for group in 0..20 {
         let mut subgroup = publisher.subgroup(header(1, group)).await;
         subgroup.object(0, 1200).await;

@@ -248,6 +248,7 @@ async fn a_stream_may_be_reset_in_the_packet_of_its_data() {
         .await;
         let mut subscriber = relay.peer().await;
         let (mut request, _ok) = subscriber.subscribe(&track).await;
+        relay.until_ready().await;
         // One object of which not all will come, a few pieces of it at a time.
         let mut front = Vec::new();
         let subgroup = SubgroupHeader { properties: false, ..header(0, 0) };

@@ -20,6 +20,7 @@ async fn every_subscriber_gets_the_same_objects_over_one_upstream_subscription()
     let (mut one, _request, _, _upstream) = first_subscriber(&relay, &mut publisher, &track, 7).await;
     let mut two = relay.peer().await;
     let _two = two.subscribe(&track).await;
+    relay.until_ready().await;
     let mut subgroup = publisher.subgroup(header(7, 0)).await;
     subgroup.object(0, 1200).await;
     let (mut at_one, mut at_two) = (one.next_subgroup().await, two.next_subgroup().await);

@@ -107,6 +107,13 @@ impl Relay {
         }
     }
 
+    /// With engine `kernel`: until it may send to all that are there. Userspace serves them before.
+    pub async fn until_ready(&self) {
+        let is_ready =
+            |status: &Status| status.sessions.iter().all(|session| session.kernel_ready != Some(false));
+        self.until("the kernel may send", is_ready).await;
+    }
+
     /// Waits until the only track's largest object is this one: what the kernel forwards is at its subscribers a
     /// moment before the relay answers for it.
     pub async fn until_largest(&self, at: Location) {
@@ -484,5 +491,6 @@ pub async fn first_subscriber(
     let subscribing = subscriber.subscribe(track);
     let accepting = publisher.accept_subscribe(track, alias);
     let ((request, ok), (upstream, _)) = tokio::join!(subscribing, accepting);
+    relay.until_ready().await;
     (subscriber, request, ok, upstream)
 }

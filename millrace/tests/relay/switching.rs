@@ -80,6 +80,7 @@ impl Scene {
         // The relay's own subscriptions stay with it.
         std::mem::forget(other);
         scene.upstream = others;
+        scene.relay.until_ready().await;
         scene
     }
 
