@@ -1,10 +1,11 @@
 //! Grafts: transport functions that are loaded while TCP runs. Congestion controls from object files
 //! ([`Control`]), agreement with peers and settings of new sockets ([`Tcp`]), the sockets that live ([`Sockets`]), and
-//! connections that are led to a broker ([`hook::Hook`]).
+//! connections that are led to a broker ([`hook::Hook`]), which may hold their SYNs back ([`hold::Hold`]).
 
 mod attachment;
 mod control;
 mod error;
+pub mod hold;
 pub mod hook;
 mod intf;
 pub mod joint;

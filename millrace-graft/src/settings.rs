@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::{
     agreement::{Agreement, Fetch, Peer, Trust},
-    carry::{Carry, Tier},
+    carry::{Carry, Connect, Tier},
     probe::Probe,
 };
 use crate::{Error, identity::Key};
@@ -87,6 +87,7 @@ pub struct Rule {
     pub peers: Vec<Prefix>,
     pub agree: Agree,
     pub tier: Tier,
+    pub connect: Connect,
     /// Of the pool.
     pub graft: Option<String>,
     /// Of the pool: what the peer's side is to use, if it is to be bound.
@@ -140,6 +141,7 @@ struct RawRule {
     agree: Option<RawAgree>,
     #[serde(default)]
     tier: Tier,
+    connect: Option<Connect>,
     graft: Option<String>,
     peer_graft: Option<String>,
     congestion: Option<String>,
@@ -388,6 +390,9 @@ impl RawRule {
         if self.peer_graft.is_some() && agree != Agree::Bound {
             return Err("peer-graft wants agree = \"bound\"".to_owned());
         }
+        if self.connect.is_some() && (self.tier, self.side) != (Tier::Carried, Side::Client) {
+            return Err("connect wants side = \"client\" and tier = \"carried\"".to_owned());
+        }
         Ok(Rule {
             name: self.name,
             side: self.side,
@@ -395,6 +400,7 @@ impl RawRule {
             peers,
             agree,
             tier: self.tier,
+            connect: self.connect.unwrap_or_default(),
             graft: self.graft,
             peer_graft: self.peer_graft,
             congestion: self.congestion,
@@ -441,7 +447,12 @@ impl Rule {
 impl Rule {
     /// Pairs of a port and a peer that are led to the broker.
     pub fn leads(&self) -> impl Iterator<Item = Lead> {
-        let lead = |peer: &Prefix, ports: &RangeInclusive<u16>| Lead { peer: *peer, ports: ports.clone() };
+        let strict = self.connect == Connect::Strict;
+        let lead = move |peer: &Prefix, ports: &RangeInclusive<u16>| Lead {
+            peer: *peer,
+            ports: ports.clone(),
+            strict,
+        };
         self.peers.iter().flat_map(move |peer| self.ports.iter().map(move |ports| lead(peer, ports)))
     }
 

@@ -45,6 +45,8 @@ pub struct Carry {
     pub listen: Option<SocketAddr>,
     /// By the name of what became of them, at this host's applications.
     pub verdicts: BTreeMap<String, u64>,
+    /// Packets at the sockets where SYNs are held back, by the name of what became of them.
+    pub held: BTreeMap<String, u64>,
     pub carriers: Vec<Carrier>,
     /// Connections that are carried now; those of this host's applications, and those to its servers.
     pub connections: u64,

@@ -138,6 +138,7 @@ struct search {
 	const struct hook_end *end;
 	__u32 first;
 	__u32 found;
+	__u32 strict;
 };
 
 static long look_at(__u32 index, struct search *search)
@@ -154,15 +155,17 @@ static long look_at(__u32 index, struct search *search)
 		if ((end->address[i] & rule->mask[i]) != rule->peer[i])
 			return 0;
 	search->found = 1;
+	search->strict = rule->strict;
 	return 1;
 }
 
-static __always_inline bool fits_a_rule(const struct hook_end *end)
+static __always_inline bool fits_a_rule(const struct hook_end *end, __u32 *strict)
 {
 	__u32 zero = 0, *first = bpf_map_lookup_elem(&in_force, &zero);
 	struct search search = {.end = end, .first = first ? *first : 0};
 
 	bpf_loop(HOOK_RULES, look_at, &search, 0);
+	*strict = search.strict & 1;
 	return search.found;
 }
 
@@ -189,7 +192,7 @@ static __always_inline enum hook_verdict judge(struct bpf_sock_addr *ctx, const 
 		return HOOK_ELSEWHERE;
 	if (sk->bound_dev_if)
 		return HOOK_BOUND_DEVICE;
-	if (!(is_v4(to) ? config.port4 : config.port6))
+	if (!(is_v4(to) ? config.port4[0] : config.port6[0]))
 		return HOOK_NO_FAMILY;
 	if (!peer->warm)
 		return HOOK_COLD;
@@ -217,8 +220,8 @@ static __noinline int count(enum hook_verdict verdict)
 	return 0;
 }
 
-/* Whether this connection is to go to the broker. The one place that counts. */
-static __always_inline bool leads(struct bpf_sock_addr *ctx, const struct hook_end *to)
+/* Whether this connection is to go to the broker, and to which of its ports. The one place that counts. */
+static __always_inline bool leads(struct bpf_sock_addr *ctx, const struct hook_end *to, __u32 *strict)
 {
 	struct bpf_sock *sk = ctx->sk;
 	const struct hook_peer *peer;
@@ -228,7 +231,7 @@ static __always_inline bool leads(struct bpf_sock_addr *ctx, const struct hook_e
 		return false;
 	peer = bpf_map_lookup_elem(&peers, to->address);
 	verdict = HOOK_VERDICTS;
-	if (peer && fits_a_rule(to)) {
+	if (peer && fits_a_rule(to, strict)) {
 		verdict = judge(ctx, to, peer);
 		if (verdict == HOOK_LED && sk)
 			verdict = remember(sk, to, peer);
@@ -246,11 +249,12 @@ SEC("cgroup/connect4")
 int hook_connect4(struct bpf_sock_addr *ctx)
 {
 	struct hook_end to = {};
+	__u32 strict = 0;
 
 	read4(ctx, &to);
-	if (leads(ctx, &to)) {
+	if (leads(ctx, &to, &strict)) {
 		ctx->user_ip4 = bpf_htonl(LOOPBACK4);
-		ctx->user_port = bpf_htons(config.port4);
+		ctx->user_port = bpf_htons(config.port4[strict & 1]);
 	}
 	return PASS;
 }
@@ -259,16 +263,18 @@ SEC("cgroup/connect6")
 int hook_connect6(struct bpf_sock_addr *ctx)
 {
 	struct hook_end to = {}, broker = {};
+	__u32 strict = 0;
 
 	read6(ctx, &to);
-	if (!leads(ctx, &to))
+	if (!leads(ctx, &to, &strict))
 		return PASS;
 	if (is_v4(&to))
 		set_v4(&broker, bpf_htonl(LOOPBACK4));
 	else
 		broker.address[3] = bpf_htonl(1);
 	write6(ctx, &broker);
-	ctx->user_port = bpf_htons(is_v4(&to) ? config.port4 : config.port6);
+	strict &= 1;
+	ctx->user_port = bpf_htons(is_v4(&to) ? config.port4[strict] : config.port6[strict]);
 	return PASS;
 }
 

@@ -13,9 +13,8 @@
 
 struct hook_config {
 	__u64 namespace_cookie; /* the broker's network namespace: whoever is elsewhere cannot reach it */
-	__u16 port4;		/* where the broker listens on 127.0.0.1; 0: nowhere */
-	__u16 port6;		/* and on ::1 */
-	__u32 pad;
+	__u16 port4[2]; /* where the broker listens on 127.0.0.1, and where it holds SYNs back; 0: nowhere */
+	__u16 port6[2]; /* and on ::1 */
 };
 
 /* One end of a connection. */
@@ -31,6 +30,7 @@ struct hook_rule {
 	__u32 mask[4];
 	__u16 first_port; /* host order, both inclusive */
 	__u16 last_port;
+	__u32 strict; /* 1: it succeeds when the server was reached, and not before */
 };
 
 /* By its address: a host with a broker. */

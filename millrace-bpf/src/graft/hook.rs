@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)]
 
-mod intf;
+pub(super) mod intf;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -77,10 +77,17 @@ verdicts! {
 /// Where the broker is to be found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
+    pub early: Ports,
+    /// Where SYNs are held back ([`super::hold`]).
+    pub strict: Ports,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ports {
     /// On 127.0.0.1.
-    pub port4: u16,
+    pub v4: u16,
     /// On `::1`; `None`: only IPv4 is led.
-    pub port6: Option<u16>,
+    pub v6: Option<u16>,
 }
 
 /// Connections that may be led.
@@ -88,6 +95,8 @@ pub struct Config {
 pub struct Lead {
     pub peer: Prefix,
     pub ports: RangeInclusive<u16>,
+    /// The application hears of success when the server was reached, and not before.
+    pub strict: bool,
 }
 
 /// A connection that was led.
@@ -139,9 +148,8 @@ impl Hook {
         let mut open = embedded!("graft_hook.bpf.o").open()?;
         open.configure(&intf::Config {
             namespace_cookie: namespace_cookie().map_err(Error::Descriptor)?,
-            port4: config.port4,
-            port6: config.port6.unwrap_or_default(),
-            pad: 0,
+            port4: [config.early.v4, config.strict.v4],
+            port6: [config.early, config.strict].map(|ports| ports.v6.unwrap_or_default()),
         })?;
         let mut object = open.load()?;
         let maps = Maps {
@@ -220,6 +228,12 @@ impl Hook {
         Ok(Some(Arrival { far, near: address(led.near.address) }))
     }
 
+    /// It was told of ([`arrival`](Self::arrival)), and may come once more.
+    pub fn expect(&self, from: SocketAddr, arrival: Arrival) -> Result<(), Error> {
+        let led = intf::Led { far: end(arrival.far), near: end(SocketAddr::new(arrival.near, 0)) };
+        Ok(write(&self.maps.arrivals, "arrivals", end(from).as_bytes(), led.as_bytes())?)
+    }
+
     /// Whom the server is to see, at the other end of a connection that the broker is about to make.
     pub fn show(&self, guest: Guest, client: SocketAddr) -> Result<(), Error> {
         Ok(write(&self.maps.guests, "guests", raw_guest(guest).as_bytes(), end(client).as_bytes())?)
@@ -236,7 +250,7 @@ impl Hook {
     }
 }
 
-fn remove(map: &MapHandle, what: &'static str, key: &[u8]) -> Result<(), Error> {
+pub(super) fn remove(map: &MapHandle, what: &'static str, key: &[u8]) -> Result<(), Error> {
     match map.delete(key) {
         Err(error) if error.kind() != libbpf_rs::ErrorKind::NotFound => {
             Err(crate::Error::Write { what, source: error }.into())
@@ -245,7 +259,7 @@ fn remove(map: &MapHandle, what: &'static str, key: &[u8]) -> Result<(), Error> 
     }
 }
 
-fn end(at: SocketAddr) -> intf::End {
+pub(super) fn end(at: SocketAddr) -> intf::End {
     intf::End { address: words(at.ip()), port: at.port(), pad: 0 }
 }
 
@@ -255,7 +269,13 @@ fn raw_guest(guest: Guest) -> intf::Guest {
 
 fn raw_rule(rule: &Lead) -> intf::Rule {
     let (peer, mask) = masked(rule.peer);
-    intf::Rule { peer, mask, first_port: *rule.ports.start(), last_port: *rule.ports.end() }
+    intf::Rule {
+        peer,
+        mask,
+        first_port: *rule.ports.start(),
+        last_port: *rule.ports.end(),
+        strict: u32::from(rule.strict),
+    }
 }
 
 /// Of the calling thread's network namespace.

@@ -23,6 +23,17 @@ pub enum Tier {
     Carried,
 }
 
+/// When an application hears that its carried connection is there.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Connect {
+    /// At once: its first bytes travel with the opening.
+    #[default]
+    Early,
+    /// When the server has said so.
+    Strict,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Carry {
     /// Where peers' carriers come in; `None`: this host only calls.
@@ -69,7 +80,10 @@ impl Raw {
 
 #[cfg(test)]
 mod tests {
-    use crate::{Settings, settings::Tier};
+    use crate::{
+        Settings,
+        settings::{Connect, Tier},
+    };
 
     const OURS: &str = "[agreement]\nkey = \"host.key\"\n[carry]\nlisten = \"0.0.0.0:9188\"\n";
     const RULE: &str = "[[rule]]\nname = \"web\"\nside = \"server\"\nport = 443\ntier = \"carried\"\n";
@@ -82,13 +96,16 @@ mod tests {
     fn what_is_carried_is_read() {
         let more = peer("carry = \"192.0.2.1:9188\"\naddresses = [\"2001:db8::1\"]");
         let settings = Settings::parse(&format!("{OURS}{RULE}{more}")).expect("settings");
-        assert_eq!(settings.rules[0].tier, Tier::Carried);
+        assert_eq!((settings.rules[0].tier, settings.rules[0].connect), (Tier::Carried, Connect::Early));
         let peer = settings.agreement.as_ref().and_then(|it| it.peer("b")).expect("a peer");
         let addresses: Vec<_> = peer.all_addresses().map(|it| it.to_string()).collect();
         assert_eq!(addresses, ["192.0.2.1", "2001:db8::1"]);
         let carry = settings.carry.expect("it carries");
         assert_eq!((carry.connections, carry.window, carry.memory), (10_000, 4 << 20, 512 << 20));
         assert_eq!(carry.warm, 256 << 10);
+        let strict = format!("{OURS}{}connect = \"strict\"\n", RULE.replace("\"server\"", "\"client\""));
+        let rule = &Settings::parse(&strict).expect("settings").rules[0];
+        assert!(rule.connect == Connect::Strict && rule.leads().all(|lead| lead.strict));
     }
 
     #[test]
@@ -118,6 +135,14 @@ mod tests {
             (
                 format!("{OURS}[[rule]]\nname = \"a\"\nside = \"client\"\nport = 1\ntier = \"high\"\n"),
                 "unknown variant `high`",
+            ),
+            (
+                format!("{OURS}{RULE}connect = \"strict\"\n"),
+                "rule web: connect wants side = \"client\" and tier",
+            ),
+            (
+                "[[rule]]\nname = \"a\"\nside = \"client\"\nport = 1\nconnect = \"early\"\n".to_owned(),
+                "rule a: connect wants",
             ),
         ];
         for (text, wanted) in table {

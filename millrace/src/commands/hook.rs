@@ -21,6 +21,9 @@ pub struct Args {
     /// It is a server: what comes by carriers reaches it, and it sees the true clients
     #[arg(long)]
     serve: bool,
+    /// Its connections succeed when the server was reached, and not before
+    #[arg(long, conflicts_with = "serve")]
+    strict: bool,
     /// Only with these addresses, such as 203.0.113.0/24
     #[arg(long, value_name = "PREFIX")]
     peer: Vec<Prefix>,
@@ -65,6 +68,7 @@ fn ask(args: &Args, cgroup: &Path) -> anyhow::Result<()> {
         side: if args.serve { Side::Server } else { Side::Client },
         ports: args.port.clone(),
         peers: peers.iter().map(ToString::to_string).collect(),
+        strict: args.strict,
     };
     control::ask(&args.socket, &request).map(drop)
 }

@@ -64,6 +64,9 @@ pub enum Request {
         /// First and last.
         ports: Vec<(u16, u16)>,
         peers: Vec<String>,
+        /// Its `connect()` succeeds when the server was reached, and not before.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        strict: bool,
     },
     Reload,
 }
@@ -121,20 +124,23 @@ fn answer(daemon: &Daemon, line: &[u8]) -> anyhow::Result<Answer> {
             daemon.probe(Target { peer, udp_port }, ms(period_ms), ms(duration_ms)).map(|()| ok)?
         }
         Request::Probes => Answer { probed: Some(daemon.probed()), ..ok },
-        Request::Hook { cgroup, side, ports, peers } => {
-            daemon.hook(&cgroup, side, leads(&ports, &peers)?).map(|()| ok)?
+        Request::Hook { cgroup, side, ports, peers, strict } => {
+            daemon.hook(&cgroup, side, leads(&ports, &peers, strict)?).map(|()| ok)?
         }
         Request::Reload => daemon.reload().map(|()| ok)?,
     })
 }
 
-fn leads(ports: &[(u16, u16)], peers: &[String]) -> anyhow::Result<Vec<Lead>> {
+fn leads(ports: &[(u16, u16)], peers: &[String], strict: bool) -> anyhow::Result<Vec<Lead>> {
     let peers: Vec<Prefix> = peers
         .iter()
         .map(|peer| peer.parse().with_context(|| format!("peer {peer:?}")))
         .collect::<Result<_, _>>()?;
     let of = |peer: &Prefix| {
-        ports.iter().map(|(first, last)| Lead { peer: *peer, ports: *first..=*last }).collect::<Vec<_>>()
+        ports
+            .iter()
+            .map(|(first, last)| Lead { peer: *peer, ports: *first..=*last, strict })
+            .collect::<Vec<_>>()
     };
     Ok(peers.iter().flat_map(of).collect())
 }

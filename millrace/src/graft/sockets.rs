@@ -1,4 +1,4 @@
-//! Sockets for probes: UDP that fragments nothing, and raw ones. A raw socket is a UDP socket to everything but the kernel: it has
+//! Sockets of IP: UDP that fragments nothing, and raw ones. A raw socket is a UDP socket to everything but the kernel: it has
 //! addresses, and datagrams.
 
 use std::{
@@ -48,6 +48,16 @@ pub fn payload(family: IpAddr, is_raw: bool, packet: &[u8]) -> &[u8] {
         _ => 0,
     };
     packet.get(header..).unwrap_or_default()
+}
+
+/// RFC 1071.
+pub fn checksum(packet: &[u8]) -> u16 {
+    let byte = |pair: &[u8], at: usize| u32::from(pair.get(at).copied().unwrap_or(0));
+    let mut sum: u32 = packet.chunks(2).map(|pair| byte(pair, 0) << 8 | byte(pair, 1)).sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !(sum as u16)
 }
 
 #[cfg(test)]

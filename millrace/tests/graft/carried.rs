@@ -295,6 +295,115 @@ fn what_the_server_refuses_is_refused_and_what_the_broker_refuses_goes_in_place(
     assert_eq!(verdict(&near, "led"), led, "it is asked in place for a while");
 }
 
+/// The settings of `warm`, but that the client's rule is strict.
+fn strict<'a>(site: &'a Site) -> [Daemon<'a>; 2] {
+    let known = keys(site);
+    let early = client(&known[1], "");
+    site.configure_on(0, &early.replace("tier = \"carried\"", "tier = \"carried\"\nconnect = \"strict\""));
+    site.configure_on(1, &server(&known[0], ""));
+    let far = Daemon::start_on(site, 1);
+    let near = Daemon::start_on(site, 0);
+    wait_for_state(&near, "warm");
+    [near, far]
+}
+
+fn held(daemon: &Daemon<'_>, verdict: &str) -> u64 {
+    carry(daemon).held[verdict]
+}
+
+#[test]
+fn strict_connections_say_what_the_server_says() {
+    let Some(site) = Site::new("strict") else { return };
+    let [near, far] = strict(&site);
+    for (server, client) in [(SERVER, CLIENT), (SERVER6, CLIENT6)] {
+        let (refused, done) = (ended(&near, "refused"), ended(&near, "done"));
+        for _ in 0..3 {
+            let error = site.try_connect(at(server, PORT)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "nobody listens at {server}");
+        }
+        wait_for("refusals", || (ended(&near, "refused") == refused + 3).then_some(()));
+        let listener = site.listen_on(at(server, PORT));
+        for length in [10, 3_000_000] {
+            let (here, there, seen) = connect(&site, &listener);
+            assert_eq!((seen.ip().to_string(), here.local_addr().unwrap()), (client.to_owned(), seen));
+            assert_eq!(
+                (here.peer_addr().unwrap(), there.local_addr().unwrap()),
+                (at(server, PORT), at(server, PORT))
+            );
+            exchange(&here, &there, length);
+        }
+        wait_for("ends", || (ended(&near, "done") == done + 2).then_some(()));
+    }
+    assert_eq!((verdict(&near, "led"), verdict(&near, "refused")), (10, 0), "none went in place");
+    assert_eq!((held(&near, "asked"), held(&near, "malformed"), held(&near, "no-room")), (10, 0, 0));
+    assert!(held(&near, "let-in") >= 4);
+    assert_eq!((ended(&far, "done"), ended(&far, "refused")), (4, 6));
+    let mapped = at(&format!("::ffff:{SERVER}"), PORT);
+    let listener = site.listen_on(at(SERVER, PORT));
+    let here = site.try_connect(mapped).unwrap();
+    let (there, _) = listener.accept().unwrap();
+    exchange(&here, &there, 1000);
+    assert_eq!(verdict(&near, "led"), 11);
+}
+
+#[test]
+fn a_strict_connection_is_none_before_the_server_has_it() {
+    let Some(site) = Site::new("waits") else { return };
+    let [near, far] = strict(&site);
+    let listener = site.listen();
+    far.pause();
+    let here = site.begin_to_connect(at(SERVER, PORT));
+    wait_for("question", || (held(&near, "asked") == 1).then_some(()));
+    assert_eq!(here.peer_addr().unwrap_err().kind(), ErrorKind::NotConnected);
+    assert_eq!(held(&near, "let-in"), 0);
+    far.go_on();
+    let (there, seen) = listener.accept().unwrap();
+    wait_for("connection", || here.peer_addr().ok());
+    here.set_nonblocking(false).unwrap();
+    assert_eq!(seen, here.local_addr().unwrap());
+    exchange(&here, &there, 100_000);
+    // Who gives up leaves nothing behind.
+    far.pause();
+    drop(site.begin_to_connect(at(SERVER, PORT)));
+    wait_for("question", || (held(&near, "asked") == 2).then_some(()));
+    far.go_on();
+    wait_for("end", || (carry(&near).connections == 0 && carry(&far).connections == 0).then_some(()));
+    assert_eq!(ended(&near, "reset"), 1);
+}
+
+/// What the peer's broker does not carry goes in place, as strictly.
+#[test]
+fn strict_connections_in_place_say_what_the_server_says() {
+    let Some(site) = Site::new("strictly") else { return };
+    let known = keys(&site);
+    let early = format!(
+        "{}{}",
+        client(&known[1], ""),
+        rule("client", PORT + 1).replace("\"client\"\ns", "\"more\"\ns")
+    );
+    site.configure_on(0, &early.replace("tier = \"carried\"", "tier = \"carried\"\nconnect = \"strict\""));
+    site.configure_on(1, &server(&known[0], ""));
+    let far = Daemon::start_on(&site, 1);
+    let near = Daemon::start_on(&site, 0);
+    wait_for_state(&near, "warm");
+    let error = site.try_connect(at(SERVER, PORT + 1)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+    let listener = site.listen_on(at(SERVER, PORT + 1));
+    let (here, there, seen) = connect(&site, &listener);
+    assert_eq!(seen.ip().to_string(), CLIENT);
+    exchange(&here, &there, 1_000_000);
+    assert_eq!((verdict(&near, "led"), ended(&far, "not-listed")), (2, 2));
+    // The broker ends: what is held is refused, and nothing is led any more.
+    far.pause();
+    let held_back = site.begin_to_connect(at(SERVER, PORT));
+    wait_for("question", || (held(&near, "asked") == 4).then_some(()));
+    near.kill();
+    wait_for("refusal", || held_back.take_error().unwrap());
+    far.go_on();
+    let (here, there, _) = connect(&site, &listener);
+    exchange(&here, &there, 1000);
+}
+
 /// Whoever connects to the broker itself gets nothing from it.
 #[test]
 fn nobody_uses_the_broker_by_its_own_address() {
@@ -303,9 +412,12 @@ fn nobody_uses_the_broker_by_its_own_address() {
     let listeners = site.command(0, "ss").args(["-Hltn"]).output().unwrap().stdout;
     let listeners = String::from_utf8(listeners).unwrap();
     let local = listeners.lines().filter_map(|line| line.split_whitespace().nth(3));
-    let broker = local.filter_map(|at| at.strip_prefix("127.0.0.1:")).next().unwrap().parse().unwrap();
-    assert_eq!(reset(&site, at("127.0.0.1", broker)), ErrorKind::ConnectionReset);
-    wait_for("count", || (ended(&near, "stranger") == 1).then_some(()));
+    let ports = local.filter_map(|at| at.strip_prefix("127.0.0.1:"));
+    let mut ends: Vec<_> = ports.map(|port| reset(&site, at("127.0.0.1", port.parse().unwrap()))).collect();
+    ends.sort_by_key(ToString::to_string);
+    // Where connections are taken at once, and where they are held back.
+    assert_eq!(ends, [ErrorKind::ConnectionRefused, ErrorKind::ConnectionReset]);
+    wait_for("count", || (ended(&near, "stranger") == 2).then_some(()));
 }
 
 #[test]

@@ -16,7 +16,11 @@ use millrace_graft::status::Status;
 use nix::{
     fcntl::{Flock, FlockArg},
     sched::{CloneFlags, setns},
-    sys::socket::{getsockopt, sockopt},
+    sys::{
+        signal::{Signal, kill},
+        socket::{getsockopt, sockopt},
+    },
+    unistd::Pid,
 };
 use tempfile::TempDir;
 
@@ -102,6 +106,19 @@ impl Site {
     /// In the client's.
     pub fn try_connect(&self, to: SocketAddr) -> std::io::Result<TcpStream> {
         self.enter(0, || inside(&self.namespaces[0], || TcpStream::connect_timeout(&to, LONG)))
+    }
+
+    /// It may be a connection later.
+    pub fn begin_to_connect(&self, to: SocketAddr) -> TcpStream {
+        let begin = || {
+            let socket =
+                socket2::Socket::new(socket2::Domain::for_address(to), socket2::Type::STREAM, None).unwrap();
+            socket.set_nonblocking(true).unwrap();
+            let begun = socket.connect(&to.into()).unwrap_err();
+            assert_eq!(begun.raw_os_error(), Some(nix::libc::EINPROGRESS));
+            socket.into()
+        };
+        self.enter(0, || inside(&self.namespaces[0], begin))
     }
 
     pub fn cgroup(&self, side: usize) -> &Path {
@@ -265,10 +282,21 @@ impl<'a> Daemon<'a> {
         serde_json::from_str(&self.succeed(&["status", "--json"])).unwrap()
     }
 
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.process.id().try_into().unwrap()), signal).unwrap();
+    }
+
+    pub fn pause(&self) {
+        self.signal(Signal::SIGSTOP);
+    }
+
+    pub fn go_on(&self) {
+        self.signal(Signal::SIGCONT);
+    }
+
     /// SIGTERM: it ends as it is meant to.
     pub fn end(mut self) {
-        let id = nix::unistd::Pid::from_raw(self.process.id().try_into().unwrap());
-        nix::sys::signal::kill(id, nix::sys::signal::Signal::SIGTERM).unwrap();
+        self.signal(Signal::SIGTERM);
         assert!(self.process.wait().unwrap().success(), "{}", self.log());
     }
 

@@ -4,11 +4,11 @@ use crate::intf::mirror;
 
 pub(crate) const RULES: usize = 64;
 
-mirror!(Config = "hook_config" { namespace_cookie: u64, port4: u16, port6: u16, pad: u32 });
+mirror!(Config = "hook_config" { namespace_cookie: u64, port4: [u16; 2], port6: [u16; 2] });
 
 mirror!(End = "hook_end" { address: [u8; 16], port: u16, pad: u16 });
 
-mirror!(Rule = "hook_rule" { peer: [u8; 16], mask: [u8; 16], first_port: u16, last_port: u16 });
+mirror!(Rule = "hook_rule" { peer: [u8; 16], mask: [u8; 16], first_port: u16, last_port: u16, strict: u32 });
 
 mirror!(Peer = "hook_peer" { near: [u8; 16], warm: u32, pad: u32 });
 

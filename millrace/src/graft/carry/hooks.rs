@@ -141,6 +141,11 @@ impl Hooks {
         self.state.lock().all().find_map(|hook| hook.arrival(from).ok().flatten())
     }
 
+    /// It comes once more.
+    pub fn expect(&self, from: SocketAddr, arrival: Arrival) {
+        said("a connection cannot be expected", self.state.lock().own.expect(from, arrival));
+    }
+
     /// The server sees this client, until the guard is dropped.
     pub fn show(&self, guest: Guest, client: SocketAddr) -> anyhow::Result<Shown<'_>> {
         let state = self.state.lock();

@@ -1,10 +1,16 @@
 //! Connections of this host's applications that the kernel has led here.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::SocketAddr,
+    os::fd::{AsFd, BorrowedFd},
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::Context as _;
 use bytes::Bytes;
-use millrace_bpf::graft::hook::{Arrival, Config};
+use millrace_bpf::graft::hook::{Arrival, Ports};
 use millrace_proto::graft::carry::frame::{Frame, Open, Reason};
 use tokio::{
     io::{AsyncWriteExt as _, copy_bidirectional},
@@ -18,6 +24,7 @@ use super::{
     context::Context,
     pump::{Ended, Pump, Role, prepare},
     stream::Stream,
+    table::Place,
 };
 
 const BACKLOG: u32 = 4096;
@@ -40,9 +47,35 @@ impl Listeners {
         Ok(Self { v4, v6: listen((std::net::Ipv6Addr::LOCALHOST, 0).into()).ok() })
     }
 
-    pub fn config(&self) -> io::Result<Config> {
-        let port6 = self.v6.as_ref().map(TcpListener::local_addr).transpose()?;
-        Ok(Config { port4: self.v4.local_addr()?.port(), port6: port6.map(|at| at.port()) })
+    pub fn ports(&self) -> io::Result<Ports> {
+        let v6 = self.v6.as_ref().map(TcpListener::local_addr).transpose()?;
+        Ok(Ports { v4: self.v4.local_addr()?.port(), v6: v6.map(|at| at.port()) })
+    }
+
+    pub fn sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        [Some(&self.v4), self.v6.as_ref()].into_iter().flatten().map(AsFd::as_fd)
+    }
+
+    /// Where connections from there arrive.
+    pub fn at(&self, from: SocketAddr) -> io::Result<SocketAddr> {
+        match &self.v6 {
+            Some(v6) if from.is_ipv6() => v6.local_addr(),
+            _ => self.v4.local_addr(),
+        }
+    }
+
+    /// The next one, whatever goes wrong with those before.
+    pub async fn next(&self) -> (TcpStream, SocketAddr) {
+        loop {
+            match self.accept().await {
+                Ok((local, from)) => return (local, canonical(from)),
+                Err(error) => {
+                    warn!("an application's connection cannot be taken: {error}");
+                    // Mostly for want of descriptors.
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
     }
 
     async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
@@ -65,22 +98,14 @@ fn listen(at: SocketAddr) -> io::Result<TcpListener> {
 /// For as long as the broker runs.
 pub async fn accept(context: Arc<Context>, listeners: Listeners) {
     loop {
-        match listeners.accept().await {
-            Ok((local, from)) => {
-                let context = context.clone();
-                tokio::spawn(async move { begin(&context, local, canonical(from)).await });
-            }
-            Err(error) => {
-                warn!("an application's connection cannot be taken: {error}");
-                // Mostly for want of descriptors.
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-        }
+        let (local, from) = listeners.next().await;
+        let context = context.clone();
+        tokio::spawn(async move { begin(&context, local, from).await });
     }
 }
 
 /// As the kernel knows it.
-fn canonical(address: SocketAddr) -> SocketAddr {
+pub fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
@@ -88,21 +113,30 @@ async fn begin(context: &Context, mut local: TcpStream, from: SocketAddr) {
     if prepare(&local).is_err() {
         return;
     }
+    let Some((arrival, place)) = enter(context, from) else { return };
+    let ended = carry(context, &mut local, from, arrival).await;
+    leave(context, place, &ended);
+}
+
+/// What was led here, and a place for it. Why not is counted.
+pub fn enter(context: &Context, from: SocketAddr) -> Option<(Arrival, Place<'_>)> {
     let Some(arrival) = context.hooks.arrival(from) else {
         debug!(%from, "it was not led here");
         context.table.count("stranger");
-        return;
+        return None;
     };
-    let ended = {
-        let Some(_place) = context.table.enter() else {
-            context.table.count(Reason::Busy.name());
-            return;
-        };
-        if context.table.note_room() {
-            context.carriers.refresh();
-        }
-        carry(context, &mut local, from, arrival).await
+    let Some(place) = context.table.enter() else {
+        context.table.count(Reason::Busy.name());
+        return None;
     };
+    if context.table.note_room() {
+        context.carriers.refresh();
+    }
+    Some((arrival, place))
+}
+
+pub fn leave(context: &Context, place: Place<'_>, ended: &Ended) {
+    drop(place);
     context.table.count(ended.name());
     if context.table.note_room() {
         context.carriers.refresh();
@@ -145,16 +179,19 @@ async fn by(
     open: Open,
     carrier: Arc<Carrier>,
 ) -> Result<(Ended, Vec<Bytes>), NoStream> {
-    // It waits only where the peer takes no more.
-    let stream = timeout(ROOM, carrier.connection.open_bi()).await.map_err(|_| NoStream)?;
-    let stream = stream.map_err(|_| NoStream)?;
-    let mut pump = Pump::new(context, local, Stream::new(stream), Role::Client { open, carrier });
+    let stream = stream(&carrier).await.ok_or(NoStream)?;
+    let mut pump = Pump::new(context, local, stream, Role::Client { open, carrier });
     let ended = pump.run().await;
     let given = match ended {
         Ended::Refused(_) => given(&mut pump),
         _ => Vec::new(),
     };
     Ok((ended, given))
+}
+
+/// It waits only where the peer takes no more.
+pub async fn stream(carrier: &Carrier) -> Option<Stream> {
+    timeout(ROOM, carrier.connection.open_bi()).await.ok()?.ok().map(Stream::new)
 }
 
 /// All that was taken: nothing was confirmed.
@@ -170,31 +207,36 @@ fn given(pump: &mut Pump<'_>) -> Vec<Bytes> {
 
 /// By plain TCP, from here: the application's socket is led, and stays so.
 async fn in_place(context: &Context, local: &mut TcpStream, server: SocketAddr, given: Vec<Bytes>) -> Ended {
-    match try_in_place(context, local, server, given).await {
-        Ok(()) => Ended::Done,
+    let mut remote = match connect(context, server).await {
+        Ok(remote) => remote,
         Err(error) => {
-            debug!(%server, "in place: {error:#}");
-            Ended::Reset
+            debug!(%server, "in place: {error}");
+            return Ended::Reset;
+        }
+    };
+    for bytes in given {
+        if remote.write_all(&bytes).await.is_err() {
+            return Ended::Reset;
         }
     }
+    join(local, &mut remote).await
 }
 
-async fn try_in_place(
-    context: &Context,
-    local: &mut TcpStream,
-    server: SocketAddr,
-    given: Vec<Bytes>,
-) -> anyhow::Result<()> {
+pub async fn connect(context: &Context, server: SocketAddr) -> io::Result<TcpStream> {
     let socket = if server.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    context.hooks.exempt(std::os::fd::AsFd::as_fd(&socket))?;
-    let mut remote = timeout(PATIENCE, socket.connect(server)).await??;
+    context.hooks.exempt(socket.as_fd()).map_err(io::Error::other)?;
+    let remote = timeout(PATIENCE, socket.connect(server)).await??;
     prepare(&remote)?;
-    for bytes in given {
-        remote.write_all(&bytes).await?;
+    Ok(remote)
+}
+
+/// Until both have said all.
+pub async fn join(local: &mut TcpStream, remote: &mut TcpStream) -> Ended {
+    if copy_bidirectional(local, remote).await.is_err() {
+        return Ended::Reset;
     }
-    copy_bidirectional(local, &mut remote).await?;
-    for socket in [&*local, &remote] {
-        socket2::SockRef::from(socket).set_linger(None)?;
+    for socket in [&*local, remote] {
+        let _ = socket2::SockRef::from(socket).set_linger(None);
     }
-    Ok(())
+    Ended::Done
 }

@@ -11,6 +11,7 @@ const STATES: [&str; 4] = ["warm", "suspect", "full", "cold"];
 pub fn encode(carry: &Carry, out: &mut Out<'_>) -> fmt::Result {
     let help = "Connections to hosts with a broker that a rule fits";
     out.counts("hook_verdicts", help, "verdict", &carry.verdicts)?;
+    out.counts("held_packets", "Packets where SYNs are held back", "verdict", &carry.held)?;
     out.counts("carried_ended", "What became of carried connections", "how", &carry.ended)?;
     let carriers = STATES.iter().map(|state| {
         let count = carry.carriers.iter().filter(|it| it.state == *state).count() as u64;
@@ -47,6 +48,7 @@ mod tests {
             Carrier { peer: "a".into(), state: "warm".into(), lost_packets: 3, ..Carrier::default() };
         let carry = Carry {
             verdicts: [("led".to_owned(), 1)].into(),
+            held: [("asked".to_owned(), 2)].into(),
             carriers: vec![Carrier { sent_bytes: 4, received_bytes: 5, ..carrier }],
             connections: 6,
             ended: [("done".to_owned(), 7)].into(),
@@ -60,6 +62,7 @@ mod tests {
         let text = crate::graft::metrics::encode(status, Vec::new()).unwrap();
         for line in [
             r#"millrace_graft_hook_verdicts_total{verdict="led"} 1"#,
+            r#"millrace_graft_held_packets_total{verdict="asked"} 2"#,
             r#"millrace_graft_carried_ended_total{how="done"} 7"#,
             r#"millrace_graft_carriers{state="warm"} 1"#,
             r#"millrace_graft_carriers{state="cold"} 0"#,
@@ -81,6 +84,9 @@ mod tests {
     fn what_is_counted_is_documented() {
         for verdict in Verdict::ALL {
             assert!(DOCUMENTED.contains(&format!("| `{}` |", verdict.name())), "{}", verdict.name());
+        }
+        for verdict in millrace_bpf::graft::hold::VERDICTS {
+            assert!(DOCUMENTED.contains(&format!("| `{verdict}` |")), "{verdict}");
         }
         for reason in Reason::ALL {
             assert!(DOCUMENTED.contains(&format!("`{}`", reason.name())), "{}", reason.name());

@@ -1,5 +1,5 @@
 //! Applications' TCP connections, carried: the broker. The kernel leads chosen connections to it ([`hooks`]), it takes them
-//! ([`led`]) and makes each a stream of a carrier to the peer's broker ([`carriers`], [`dial`]), which connects to the server
+//! ([`led`], or [`strict`] where the application is to wait for the server) and makes each a stream of a carrier to the peer's broker ([`carriers`], [`dial`]), which connects to the server
 //! ([`host`]). [`pump`] moves the bytes at both ends; what stands on a stream is in `millrace-proto`.
 
 mod carriers;
@@ -11,6 +11,8 @@ mod led;
 pub mod metrics;
 mod pump;
 mod stream;
+mod strict;
+mod syn;
 mod table;
 pub mod text;
 mod warm;
@@ -18,7 +20,7 @@ mod warm;
 use std::{collections::BTreeMap, net::IpAddr, path::Path, sync::Arc, sync::atomic::Ordering::Relaxed};
 
 use anyhow::{Context as _, bail};
-use millrace_bpf::graft::hook::{HOOK_RULES, Lead};
+use millrace_bpf::graft::hook::{Config, HOOK_RULES, Lead};
 use millrace_graft::{
     Rule, Settings, Side,
     settings::{Agreement, Carry, Peer},
@@ -30,7 +32,9 @@ use quinn::Endpoint;
 use tokio::task::{AbortHandle, JoinSet};
 use tracing::{info, warn};
 
-use self::{carriers::Carriers, context::Context, hooks::Hooks, led::Listeners, table::Table};
+use self::{
+    carriers::Carriers, context::Context, hooks::Hooks, led::Listeners, strict::Strict, table::Table,
+};
 use super::tls::Tls;
 
 /// Descriptors for all else.
@@ -40,6 +44,7 @@ const OTHER_DESCRIPTORS: u64 = 256;
 pub struct Broker {
     carry: Carry,
     context: Arc<Context>,
+    strict: Arc<Strict>,
     endpoint: Option<Endpoint>,
     tls: Arc<RwLock<Tls>>,
     calls: Mutex<BTreeMap<String, (Peer, AbortHandle)>>,
@@ -57,20 +62,25 @@ impl Broker {
             None => None,
         };
         let listeners = Listeners::bind()?;
-        let hooks = Arc::new(Hooks::attach(listeners.config()?, cgroup)?);
+        let (strict, asks) = Strict::new()?;
+        let config = Config { early: listeners.ports()?, strict: strict.listeners().ports()? };
+        let hooks = Arc::new(Hooks::attach(config, cgroup)?);
         let table = Arc::new(Table::new(descriptors(carry.connections)?, carry.window, carry.memory));
         let carriers = Arc::new(Carriers::new(hooks.clone(), table.clone()));
         let (run, servers, warm) = (run()?, RwLock::default(), carry.warm);
         let context = Arc::new(Context { run, hooks, table, carriers, servers, warm });
         let mut tasks = JoinSet::new();
         tasks.spawn(led::accept(context.clone(), listeners));
+        let strict = Arc::new(strict);
+        tasks.spawn(strict::accept(strict.clone()));
+        tasks.spawn(strict::answer(context.clone(), strict.clone(), asks));
         let tls = Arc::new(RwLock::new(tls));
         if let Some(endpoint) = &endpoint {
             tasks.spawn(dial::listen(context.clone(), endpoint.clone(), tls.clone()));
             info!(at = %endpoint.local_addr()?, "carriers are taken, by UDP");
         }
         let (calls, tasks, carry) = (Mutex::default(), Mutex::new(tasks), carry.clone());
-        let broker = Self { carry, context, endpoint, tls, calls, tasks };
+        let broker = Self { carry, context, strict, endpoint, tls, calls, tasks };
         broker.apply(settings)?;
         Ok(Some(broker))
     }
@@ -123,6 +133,7 @@ impl Broker {
         status::Carry {
             listen: self.endpoint.as_ref().and_then(|endpoint| endpoint.local_addr().ok()),
             verdicts: self.context.hooks.verdicts(),
+            held: self.strict.verdicts().collect(),
             carriers: self.context.carriers.status(),
             connections: table.live() as u64,
             connections_max: table.connections_max() as u64,

@@ -102,7 +102,6 @@ impl Drop for Pump<'_> {
 
 impl<'a> Pump<'a> {
     pub fn new(context: &'a Context, local: &'a TcpStream, mut stream: Stream, role: Role) -> Self {
-        let is_accepted = matches!(role, Role::Server { .. });
         let mut answer_by = None;
         match &role {
             Role::Client { open, carrier } => {
@@ -111,6 +110,19 @@ impl<'a> Pump<'a> {
             }
             Role::Server { .. } => stream.sender.push(&Frame::Accepted { received: 0 }),
         }
+        let is_accepted = matches!(role, Role::Server { .. });
+        let mut pump = Self::with(context, local, stream, role, is_accepted);
+        pump.answer_by = answer_by;
+        pump
+    }
+
+    fn with(
+        context: &'a Context,
+        local: &'a TcpStream,
+        stream: Stream,
+        role: Role,
+        is_accepted: bool,
+    ) -> Self {
         Self {
             context,
             local,
@@ -120,9 +132,19 @@ impl<'a> Pump<'a> {
             inn: Incoming::default(),
             is_accepted,
             confirm_at: None,
-            answer_by,
+            answer_by: None,
             piece: PIECE_LEAST,
         }
+    }
+
+    /// At the client's end, of a stream by which the server was reached already.
+    pub fn accepted(
+        context: &'a Context,
+        local: &'a TcpStream,
+        stream: Stream,
+        (open, carrier): (Open, Arc<Carrier>),
+    ) -> Self {
+        Self::with(context, local, stream, Role::Client { open, carrier }, true)
     }
 
     /// Until it is over, on as many carriers as that takes. What was received is known then.

@@ -14,7 +14,7 @@ use tokio::{
 };
 
 use super::Target;
-use crate::graft::sockets::{payload, raw};
+use crate::graft::sockets::{checksum, payload, raw};
 
 /// For the last answers; who answers later is lost.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -69,16 +69,6 @@ impl Echo {
         let data = packet.get(ECHO_HEADER..)?;
         (is_ours && data == DATA).then(|| u16::from_be_bytes([header[6], header[7]]))
     }
-}
-
-/// RFC 1071.
-fn checksum(packet: &[u8]) -> u16 {
-    let byte = |pair: &[u8], at: usize| u32::from(pair.get(at).copied().unwrap_or(0));
-    let mut sum: u32 = packet.chunks(2).map(|pair| byte(pair, 0) << 8 | byte(pair, 1)).sum();
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    !(sum as u16)
 }
 
 async fn icmp(peer: IpAddr, period: Duration, count: usize) -> io::Result<Vec<Sample>> {

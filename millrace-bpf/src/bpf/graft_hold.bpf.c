@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* Holds SYNs back from the broker's listening sockets, which the kernel would answer at once, until the broker lets them in: when it
+ * knows what became of the connection to the server. The broker is given what it needs to send the SYN once more.
+ */
+#include "graft_hold_intf.h"
+#include "util.h"
+#include <linux/if_ether.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/tcp.h>
+#include <stddef.h>
+#include <bpf/bpf_endian.h>
+
+#define HEADER_LEAST 20
+#define DROP	     0
+
+/* By the client's end -> whether its SYN may pass. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__type(key, struct hook_end);
+	__type(value, __u32);
+	__uint(max_entries, HOOK_ARRIVALS);
+} known SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 20);
+} asks SEC(".maps");
+
+/* enum hold_verdict -> SYNs. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, HOLD_VERDICTS);
+} verdicts SEC(".maps");
+
+static __always_inline int read_from(struct __sk_buff *skb, const struct tcphdr *tcp, struct hook_end *from)
+{
+	from->port = bpf_ntohs(tcp->source);
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		from->address[2] = bpf_htonl(0xffff);
+		return bpf_skb_load_bytes_relative(skb, offsetof(struct iphdr, saddr), &from->address[3],
+						   sizeof(from->address[3]), BPF_HDR_START_NET);
+	}
+	return bpf_skb_load_bytes_relative(skb, offsetof(struct ipv6hdr, saddr), from->address,
+					   sizeof(from->address), BPF_HDR_START_NET);
+}
+
+/* Not inlined, so that BTF knows the type. */
+static __noinline long tell(const struct hold_ask *one)
+{
+	return one ? bpf_ringbuf_output(&asks, (void *)one, sizeof(*one), 0) : -1;
+}
+
+/* Whoever comes again is asked for once: by whatever the broker does with the first. */
+static __always_inline enum hold_verdict ask(struct __sk_buff *skb, const struct tcphdr *tcp,
+					     const struct hook_end *from)
+{
+	__u32 bytes = tcp->doff * 4, waits = HOLD_WAITING;
+	struct hold_ask one = {.from = *from, .bytes = bytes};
+
+	if (bytes < HEADER_LEAST || bpf_skb_load_bytes(skb, 0, one.syn, BOUNDED(bytes, 64)))
+		return HOLD_MALFORMED;
+	if (bpf_map_update_elem(&known, from, &waits, BPF_NOEXIST))
+		return HOLD_HELD;
+	if (!tell(&one))
+		return HOLD_ASKED;
+	bpf_map_delete_elem(&known, from);
+	return HOLD_NO_ROOM;
+}
+
+static __noinline enum hold_verdict judge(struct __sk_buff *skb, const struct tcphdr *tcp)
+{
+	struct hook_end from = {};
+	__u32 *state;
+
+	if (!tcp->syn || tcp->ack)
+		return HOLD_OTHER;
+	if (read_from(skb, tcp, &from))
+		return HOLD_MALFORMED;
+	state = bpf_map_lookup_elem(&known, &from);
+	if (!state)
+		return ask(skb, tcp, &from);
+	return *state == HOLD_OPEN ? HOLD_LET_IN : HOLD_HELD;
+}
+
+/* What a TCP socket's filter sees begins with the TCP header. */
+SEC("socket")
+int hold_syn(struct __sk_buff *skb)
+{
+	enum hold_verdict verdict = HOLD_MALFORMED;
+	struct tcphdr tcp;
+
+	if (!bpf_skb_load_bytes(skb, 0, &tcp, sizeof(tcp)))
+		verdict = judge(skb, &tcp);
+	add_to(&verdicts, verdict, 1);
+	return verdict == HOLD_OTHER || verdict == HOLD_LET_IN ? skb->len : DROP;
+}
+
+char LICENSE[] SEC("license")
+= "Dual BSD/GPL";

@@ -1,0 +1,113 @@
+//! TCP segments to this host's own sockets: a SYN once more, and its refusal.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+};
+
+use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::graft::sockets::checksum;
+
+/// The kernel takes packets with their IP header.
+const PROTOCOL_RAW: i32 = 255;
+const TCP: u8 = 6;
+const HOPS: u8 = 64;
+const RST_ACK: u8 = 0x14;
+const HEADER: usize = 20;
+const CHECKSUM: std::ops::Range<usize> = 16..18;
+
+/// Needs CAP_NET_RAW.
+pub struct Wire {
+    v4: Socket,
+    /// `None`: this host has no IPv6.
+    v6: Option<Socket>,
+}
+
+impl Wire {
+    pub fn new() -> io::Result<Self> {
+        let raw = |domain| Socket::new(domain, Type::RAW, Some(Protocol::from(PROTOCOL_RAW)));
+        Ok(Self { v4: raw(Domain::IPV4)?, v6: raw(Domain::IPV6).ok() })
+    }
+
+    /// The segment as it is, but for its checksum.
+    pub fn send(&self, from: SocketAddr, to: SocketAddr, segment: &[u8]) -> io::Result<()> {
+        let packet = packet(from.ip(), to.ip(), segment).ok_or(io::ErrorKind::InvalidInput)?;
+        let socket = if to.is_ipv4() { Some(&self.v4) } else { self.v6.as_ref() };
+        let socket = socket.ok_or(io::ErrorKind::Unsupported)?;
+        // IPv6 knows of no port there.
+        socket.send_to(&packet, &SocketAddr::new(to.ip(), 0).into()).map(drop)
+    }
+
+    /// What the socket at `to` has sent is refused by `from`, as RFC 9293 says of a port where nobody listens.
+    pub fn refuse(&self, from: SocketAddr, to: SocketAddr, syn: &[u8]) -> io::Result<()> {
+        let answer = refusal(from.port(), to.port(), syn).ok_or(io::ErrorKind::InvalidInput)?;
+        self.send(from, to, &answer)
+    }
+}
+
+fn refusal(from: u16, to: u16, syn: &[u8]) -> Option<[u8; HEADER]> {
+    let sequence = u32::from_be_bytes(*syn.get(4..)?.first_chunk()?);
+    let mut answer = [0; HEADER];
+    answer[..2].copy_from_slice(&from.to_be_bytes());
+    answer[2..4].copy_from_slice(&to.to_be_bytes());
+    answer[8..12].copy_from_slice(&sequence.wrapping_add(1).to_be_bytes());
+    answer[12] = (HEADER as u8 / 4) << 4;
+    answer[13] = RST_ACK;
+    Some(answer)
+}
+
+/// `None`: addresses of two families, or no TCP header.
+fn packet(from: IpAddr, to: IpAddr, segment: &[u8]) -> Option<Vec<u8>> {
+    let length = u16::try_from(segment.len()).ok()?.to_be_bytes();
+    let (mut packet, pseudo) = match (from, to) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            // The kernel fills in length and checksum of the IP header.
+            let header = [0x45, 0, 0, 0, 0, 0, 0x40, 0, HOPS, TCP, 0, 0];
+            let ends = [from.octets(), to.octets()].concat();
+            ([&header[..], &ends].concat(), [&ends[..], &[0, TCP], &length].concat())
+        }
+        (IpAddr::V6(from), IpAddr::V6(to)) => {
+            let header = [0x60, 0, 0, 0, length[0], length[1], TCP, HOPS];
+            let ends = [from.octets(), to.octets()].concat();
+            ([&header[..], &ends].concat(), [&ends[..], &[0, 0], &length, &[0, 0, 0, TCP]].concat())
+        }
+        _ => return None,
+    };
+    let mut segment = segment.to_vec();
+    segment.get_mut(CHECKSUM)?.fill(0);
+    let sum = checksum(&[&pseudo[..], &segment].concat());
+    segment.get_mut(CHECKSUM)?.copy_from_slice(&sum.to_be_bytes());
+    packet.extend(segment);
+    Some(packet)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SYN: [u8; 24] =
+        [0x9c, 0x40, 0x1b, 0xbc, 0, 0, 0, 255, 0, 0, 0, 0, 0x60, 2, 0xff, 0xff, 7, 7, 0, 0, 2, 4, 5, 0xb4];
+
+    #[test]
+    fn segments_have_true_checksums() {
+        for (from, to, header) in [("127.0.0.1", "127.0.0.2", 20), ("::1", "fd00::1", 40)] {
+            let (from, to) = (from.parse().unwrap(), to.parse().unwrap());
+            let packet = packet(from, to, &SYN).unwrap();
+            let segment = &packet[header..];
+            assert_eq!((&segment[..16], &segment[18..]), (&SYN[..16], &SYN[18..]));
+            let ends = if header == 20 { &packet[12..20] } else { &packet[8..40] };
+            let pseudo = [ends, &[0, TCP, 0, SYN.len() as u8]].concat();
+            assert_eq!(checksum(&[&pseudo[..], segment].concat()), 0);
+        }
+        let (v4, v6) = ("127.0.0.1".parse().unwrap(), "::1".parse().unwrap());
+        assert_eq!((packet(v4, v6, &SYN), packet(v4, v4, &SYN[..10])), (None, None));
+    }
+
+    #[test]
+    fn a_refusal_acknowledges_the_syn() {
+        let answer = refusal(7100, 40_000, &SYN).unwrap();
+        assert_eq!(answer[..14], [0x1b, 0xbc, 0x9c, 0x40, 0, 0, 0, 0, 0, 0, 1, 0, 0x50, 0x14]);
+        assert_eq!(refusal(1, 2, &SYN[..7]), None);
+    }
+}
