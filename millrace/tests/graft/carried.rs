@@ -396,7 +396,7 @@ fn strict_connections_in_place_say_what_the_server_says() {
     // The broker ends: what is held is refused, and nothing is led any more.
     far.pause();
     let held_back = site.begin_to_connect(at(SERVER, PORT));
-    wait_for("question", || (held(&near, "asked") == 4).then_some(()));
+    wait_for("question", || (held(&near, "asked") == 3).then_some(()));
     near.kill();
     wait_for("refusal", || held_back.take_error().unwrap());
     far.go_on();
