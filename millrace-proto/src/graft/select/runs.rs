@@ -101,6 +101,9 @@ pub fn parse(text: &str) -> Result<Vec<Run>, Error> {
     if first != head() {
         return Err(Error::Head(first.chars().take(60).collect()));
     }
+    if !text.ends_with('\n') {
+        return Err(Error::Line { line: text.lines().count(), what: "it has no end".to_owned() });
+    }
     let mut seen = HashSet::new();
     let mut runs = Vec::new();
     for (at, text) in lines.enumerate() {
@@ -112,10 +115,7 @@ pub fn parse(text: &str) -> Result<Vec<Run>, Error> {
         }
         runs.push(run);
     }
-    match text.ends_with('\n') {
-        true => Ok(runs),
-        false => Err(Error::Line { line: runs.len() + 1, what: "it has no end".to_owned() }),
-    }
+    Ok(runs)
 }
 
 impl Run {
