@@ -151,6 +151,14 @@ impl Features {
         self.0[feature as usize]
     }
 
+    /// Time in which a path like that could have brought so much: two round trips, and the bytes at its rate. Costs of connections over
+    /// one path compare by how many times this they are.
+    pub fn ideal_ms(&self) -> Option<f64> {
+        let (rtt, rate, size) = (self.get(Feature::Rtt)?, self.get(Feature::Rate)?, self.get(Feature::Size)?);
+        let ms = 2.0 * rtt + size * 8.192 / rate;
+        (ms > 0.0 && ms.is_finite()).then_some(ms)
+    }
+
     /// In the order of [`COLUMNS`].
     pub fn values(&self) -> &[Option<f64>] {
         &self.0
@@ -230,6 +238,15 @@ mod tests {
             let error = text.parse::<Features>().expect_err(text).to_string();
             assert!(error.contains(wanted), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn what_a_path_allows() {
+        let ideal = |text: &str| text.parse::<Features>().unwrap().ideal_ms();
+        // 1000 KiB are 8.192 Mbit.
+        assert_eq!(ideal("rtt=100,rate=8.192,size=1000"), Some(1200.0));
+        assert_eq!(ideal("rtt=100,rate=0,size=1000"), None);
+        assert_eq!(ideal("rtt=100,rate=1"), None);
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! How good decisions are, on networks that the training has not seen: five folds, each network judged once.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
 use super::cases::{Case, Cases, SEED_COLUMNS, TCP, seed_values};
@@ -75,7 +77,30 @@ pub fn judge(cases: &Cases, settings: Settings) -> Report {
 /// The tree for use, from all cases.
 pub fn train(cases: &Cases, settings: Settings) -> Node {
     let examples: Vec<Example> = cases.cases.iter().map(Case::example).collect();
-    grow(&COLUMNS, &cases.arms, &examples, settings)
+    let mut tree = grow(&COLUMNS, &cases.arms, &examples, settings);
+    let mut costs: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
+    for case in &cases.cases {
+        let leaf = tree.walk(&COLUMNS, case.features.values()).leaf;
+        let cost = best(&cases.arms, leaf, case).and_then(|arm| case.cost_ms.get(arm).copied().flatten());
+        if let Some((cost, ideal)) = cost.zip(case.features.ideal_ms()) {
+            costs.entry(leaf.number).or_default().push(cost / ideal);
+        }
+    }
+    tree.each_leaf(&mut |leaf| {
+        leaf.usual = costs.get_mut(&leaf.number).and_then(|costs| ninth_of_ten(costs))
+    });
+    tree
+}
+
+fn ninth_of_ten(costs: &mut [f64]) -> Option<f64> {
+    costs.sort_unstable_by(f64::total_cmp);
+    costs.get(costs.len() * 9 / 10).map(|cost| (cost * 1e3).round() / 1e3)
+}
+
+/// The best arm of a leaf that can be had.
+fn best(arms: &[String], leaf: &Leaf, case: &Case) -> Option<usize> {
+    let mut places = leaf.ranking.iter().filter_map(|rank| arms.iter().position(|arm| *arm == rank.arm));
+    places.find(|arm| case.can_be_had(*arm))
 }
 
 struct Deciders<'a> {
@@ -103,14 +128,8 @@ impl<'a> Deciders<'a> {
         let features: &Features = &case.features;
         let tree = self.tree.walk(&COLUMNS, features.values()).leaf;
         let seed = self.seed.walk(&SEED_COLUMNS, &seed_values(features)).leaf;
-        let bbr = self.arms.iter().position(|arm| arm == "bbr");
-        [self.best(tree, case), self.best(&self.majority, case), bbr, self.best(seed, case)]
-    }
-
-    /// That can be had.
-    fn best(&self, leaf: &Leaf, case: &Case) -> Option<usize> {
-        let places = leaf.ranking.iter().filter_map(|rank| self.arms.iter().position(|arm| *arm == rank.arm));
-        places.into_iter().find(|arm| case.can_be_had(*arm))
+        let best = |leaf| best(self.arms, leaf, case);
+        [best(tree), best(&self.majority), self.arms.iter().position(|arm| arm == "bbr"), best(seed)]
     }
 }
 
@@ -183,6 +202,7 @@ fn classes(arms: &[String], confusion: &[Vec<usize>]) -> Vec<Class> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::features::Feature;
     use super::super::runs::tests::run;
     use super::*;
 
@@ -218,6 +238,27 @@ mod tests {
         for (at, class) in report.classes.iter().enumerate() {
             assert_eq!((class.precision, class.recall), (Some(1.0), Some(1.0)));
             assert_eq!(report.confusion[at][1 - at], 0);
+        }
+    }
+
+    #[test]
+    fn leaves_know_what_is_usual() {
+        let mut cases = cases(true);
+        for case in &mut cases.cases {
+            case.features = case.features.clone().with(Feature::Rate, 10.0);
+        }
+        let tree = train(&cases, SETTINGS);
+        assert_eq!(tree.leaves().len(), 2);
+        for leaf in tree.leaves() {
+            let usual = leaf.usual.expect("all is known");
+            let below = |case: &&Case| {
+                let way = tree.walk(&COLUMNS, case.features.values());
+                let arm = best(&cases.arms, way.leaf, case).expect("an arm");
+                way.leaf.number == leaf.number
+                    && case.cost_ms[arm].unwrap() / case.features.ideal_ms().unwrap() <= usual + 1e-3
+            };
+            let share = cases.cases.iter().filter(below).count() as f64 / leaf.examples;
+            assert!((0.9..0.95).contains(&share), "{share}");
         }
     }
 

@@ -115,8 +115,9 @@ fn check_leaf(leaf: &Leaf, arms: &BTreeSet<&str>) -> Result<(), String> {
     if !leaf.ranking.iter().all(|rank| share(rank.right) && share(rank.utility)) {
         return failed("right and utility are from 0 to 1".to_owned());
     }
-    if !(0.0..=1e12).contains(&leaf.examples) {
-        return failed("examples is a number of 0 or more".to_owned());
+    let figure = |value: f64| (0.0..=1e12).contains(&value);
+    if !figure(leaf.examples) || !leaf.usual.is_none_or(figure) {
+        return failed("examples and usual are numbers of 0 or more".to_owned());
     }
     Ok(())
 }

@@ -5,6 +5,9 @@
 
 use std::collections::BTreeMap;
 
+use super::features::Features;
+use super::tree::Leaf;
+
 /// Of a hundred connections, so many may try another arm.
 const EXPLORED_PERCENT: u64 = 2;
 /// Outcomes of an arm that are remembered.
@@ -19,10 +22,18 @@ const BETTER: f64 = 0.9;
 /// How a connection went.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Outcome {
-    /// Of whichever kind is comparable between connections of the same key, such as time by what the path would have allowed.
+    /// What it cost by what the path would have allowed ([`ideal_ms`](super::features::Features::ideal_ms)).
     pub cost: f64,
-    /// Worse than nine of ten in the training.
+    /// More than is [usual](super::tree::Leaf::usual) where the model came to.
     pub is_bad: bool,
+}
+
+impl Outcome {
+    /// `None`: too little is known of the path or of the leaf.
+    pub fn of(cost_ms: f64, features: &Features, leaf: &Leaf) -> Option<Self> {
+        let cost = cost_ms / features.ideal_ms()?;
+        Some(Self { cost, is_bad: cost > leaf.usual? })
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -255,6 +266,17 @@ mod tests {
         online.report(&1, "pcc", "pcc", Outcome { cost: 1.0, is_bad: true });
         online.report(&999, "pcc", "pcc", Outcome { cost: f64::NAN, is_bad: true });
         assert_eq!(online.places(), 3);
+    }
+
+    #[test]
+    fn outcomes_are_by_what_is_usual() {
+        let features: Features = "rtt=100,rate=8.192,size=1000".parse().unwrap();
+        let leaf = Leaf { usual: Some(2.0), ..Leaf::default() };
+        let outcome = |ms| Outcome::of(ms, &features, &leaf);
+        assert_eq!(outcome(1200.0), Some(Outcome { cost: 1.0, is_bad: false }));
+        assert_eq!(outcome(3000.0), Some(Outcome { cost: 2.5, is_bad: true }));
+        assert_eq!(Outcome::of(1.0, &Features::default(), &leaf), None);
+        assert_eq!(Outcome::of(1.0, &features, &Leaf::default()), None);
     }
 
     #[test]

@@ -51,6 +51,10 @@ pub struct Leaf {
     pub number: u32,
     /// That came here in the training.
     pub examples: f64,
+    /// Cost by what the path would have allowed ([`ideal_ms`](super::features::Features::ideal_ms)) that nine of ten of them stayed
+    /// below by the best arm that could be had: more is a bad outcome.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usual: Option<f64>,
     /// All answers, the best first.
     pub ranking: Vec<Rank>,
 }
@@ -102,6 +106,17 @@ impl Node {
         }
     }
 
+    pub(super) fn each_leaf(&mut self, work: &mut impl FnMut(&mut Leaf)) {
+        match self {
+            Node::Leaf(leaf) => work(leaf),
+            Node::Split(split) => {
+                split.below.each_leaf(work);
+                split.above.each_leaf(work);
+            }
+            Node::Branch(branch) => branch.to.values_mut().for_each(|node| node.each_leaf(work)),
+        }
+    }
+
     pub fn depth(&self) -> usize {
         1 + self.below().map(Node::depth).max().unwrap_or_default()
     }
@@ -116,7 +131,7 @@ impl Node {
     }
 }
 
-static NOWHERE: Leaf = Leaf { number: u32::MAX, examples: 0.0, ranking: Vec::new() };
+static NOWHERE: Leaf = Leaf { number: u32::MAX, examples: 0.0, usual: None, ranking: Vec::new() };
 
 impl Split {
     fn step(&self, known: Option<(&Column, f64)>) -> (Option<&Node>, String) {
@@ -159,7 +174,12 @@ pub(super) mod tests {
 
     pub(crate) fn leaf(number: u32, arm: &str) -> Node {
         let rank = |arm: &str, right| Rank { arm: arm.into(), right, utility: right };
-        Node::Leaf(Leaf { number, examples: 10.0, ranking: vec![rank(arm, 0.9), rank("cubic", 0.1)] })
+        Node::Leaf(Leaf {
+            number,
+            examples: 10.0,
+            usual: None,
+            ranking: vec![rank(arm, 0.9), rank("cubic", 0.1)],
+        })
     }
 
     pub(crate) fn tree() -> Node {
