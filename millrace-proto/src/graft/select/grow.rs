@@ -1,7 +1,7 @@
 //! Growing a tree by gain ratio, and pruning it: C4.5 (Quinlan, 1993), with examples that may have several right answers.
 //!
-//! Where information is reckoned, the answer of an example is the one of its right ones that is right most often in the node: so arms
-//! that are as good as each other are no disorder. Whoever gives any of them is right. Where a value is not known, an example goes every way with the share of those that know
+//! An example counts for each of its right answers with an equal part where information is reckoned, and fully where an answer is
+//! judged: whoever gives any of them is right. Where a value is not known, an example goes every way with the share of those that know
 //! it. Thresholds lie between two values, without the later releases' penalty for numbers.
 
 use super::features::Column;
@@ -76,7 +76,7 @@ impl Grower<'_> {
         let chosen = if depth <= 1 || leaf.ranking.first().is_none_or(|best| best.right >= 1.0) {
             None
         } else {
-            self.best(set, &self.answers(set, &leaf))
+            self.best(set)
         };
         let Some(chosen) = chosen else { return (Node::Leaf(leaf), feared) };
         let sets = self.divided(set, chosen);
@@ -139,9 +139,9 @@ impl Grower<'_> {
     }
 
     /// Of those whose gain is not less than average, the one of the greatest ratio.
-    fn best(&self, set: &Set, answers: &[usize]) -> Option<Candidate> {
+    fn best(&self, set: &Set) -> Option<Candidate> {
         let candidates: Vec<_> = (0..self.columns.len())
-            .filter_map(|column| self.candidate(set, answers, column))
+            .filter_map(|column| self.candidate(set, column))
             .filter(|candidate| candidate.gain > 1e-9)
             .collect();
         let mean = candidates.iter().map(|it| it.gain).sum::<f64>() / candidates.len() as f64;
@@ -149,10 +149,10 @@ impl Grower<'_> {
         enough.max_by(|one, other| one.ratio.total_cmp(&other.ratio))
     }
 
-    fn candidate(&self, set: &Set, answers: &[usize], column: usize) -> Option<Candidate> {
+    fn candidate(&self, set: &Set, column: usize) -> Option<Candidate> {
         let known: Set = set.iter().copied().filter(|(at, _)| self.value(*at, column).is_some()).collect();
         let at = match self.columns[column].choices {
-            [] => Some(self.threshold(&known, answers, column)?),
+            [] => Some(self.threshold(&known, column)?),
             _ => None,
         };
         let mut parts = vec![Set::new(); self.ways(column)];
@@ -164,9 +164,8 @@ impl Grower<'_> {
             return None;
         }
         let (all, knowing) = (weight(set), weight(&known));
-        let after: f64 =
-            parts.iter().map(|part| information(&self.shares(part, answers)) * weight(part)).sum();
-        let gain = (information(&self.shares(&known, answers)) - after / knowing) * knowing / all;
+        let after: f64 = parts.iter().map(|part| information(&self.shares(part)) * weight(part)).sum();
+        let gain = (information(&self.shares(&known)) - after / knowing) * knowing / all;
         // Those that do not know are a way of their own here.
         let mut ways = weights;
         ways.push(all - knowing);
@@ -174,17 +173,16 @@ impl Grower<'_> {
     }
 
     /// The one between two values that says most.
-    fn threshold(&self, known: &Set, answers: &[usize], column: usize) -> Option<f64> {
+    fn threshold(&self, known: &Set, column: usize) -> Option<f64> {
         let mut sorted: Vec<(f64, usize, f64)> =
             known.iter().filter_map(|(at, weight)| Some((self.value(*at, column)?, *at, *weight))).collect();
         sorted.sort_by(|one, other| one.0.total_cmp(&other.0));
-        let (mut below, mut above) = (vec![0.0; self.arms.len()], self.shares(known, answers));
+        let (mut below, mut above) = (vec![0.0; self.arms.len()], self.shares(known));
         let (all, mut passed) = (weight(known), 0.0);
         let mut best: Option<(f64, f64)> = None;
         for pair in sorted.windows(2) {
             let &[(value, at, weight), (next, ..)] = pair else { continue };
-            above[answers[at]] -= weight;
-            below[answers[at]] += weight;
+            self.move_over(at, weight, &mut above, &mut below);
             passed += weight;
             let room = passed >= self.settings.least && all - passed >= self.settings.least;
             if next <= value || !room {
@@ -198,26 +196,20 @@ impl Grower<'_> {
         best.map(|(_, at)| at)
     }
 
-    /// Weights of the answers.
-    fn shares(&self, set: &Set, answers: &[usize]) -> Vec<f64> {
-        let mut shares = vec![0.0; self.arms.len()];
-        set.iter().for_each(|(at, weight)| shares[answers[*at]] += weight);
-        shares
+    fn move_over(&self, at: usize, weight: f64, from: &mut [f64], to: &mut [f64]) {
+        let right = &self.examples[at].right;
+        let part = weight / right.iter().filter(|is| **is).count().max(1) as f64;
+        for (class, _) in right.iter().enumerate().filter(|(_, is)| **is) {
+            from[class] -= part;
+            to[class] += part;
+        }
     }
 
-    /// Of its right answers, an example's is the one that is right most often in the set. Of others' examples it means nothing.
-    fn answers(&self, set: &Set, leaf: &Leaf) -> Vec<usize> {
-        let order: Vec<usize> = leaf
-            .ranking
-            .iter()
-            .filter_map(|rank| self.arms.iter().position(|arm| *arm == rank.arm))
-            .collect();
-        let mut answers = vec![0; self.examples.len()];
-        for (at, _) in set {
-            let right = order.iter().find(|arm| self.examples[*at].right[**arm]);
-            answers[*at] = right.copied().unwrap_or_default();
-        }
-        answers
+    /// Weights of the answers.
+    fn shares(&self, set: &Set) -> Vec<f64> {
+        let (mut none, mut shares) = (vec![0.0; self.arms.len()], vec![0.0; self.arms.len()]);
+        set.iter().for_each(|(at, weight)| self.move_over(*at, *weight, &mut none, &mut shares));
+        shares
     }
 
     /// Who does not know goes every way, with the share of those that do.
@@ -333,7 +325,7 @@ mod tests {
         let arms = arms(examples[0].right.len());
         let grower = Grower { columns, arms: &arms, examples, settings: Settings { least: 1.0, ..UNPRUNED } };
         let all: Set = (0..examples.len()).map(|at| (at, 1.0)).collect();
-        grower.candidate(&all, &grower.answers(&all, &grower.leaf(&all)), column).expect("it divides")
+        grower.candidate(&all, column).expect("it divides")
     }
 
     fn close(value: f64, wanted: f64) -> bool {
@@ -376,13 +368,16 @@ mod tests {
             let all: f64 = parts.iter().sum();
             parts.iter().filter(|it| **it > 0.0).map(|it| -(it / all) * (it / all).log2()).sum::<f64>()
         };
-        let often = |arm: usize| examples.iter().filter(|it| it.right[arm]).count();
-        let mut order: Vec<usize> = (0..examples[0].right.len()).collect();
-        order.sort_by_key(|arm| std::cmp::Reverse(often(*arm)));
         let info = |some: &[&Example]| {
             let mut classes = vec![0.0; examples[0].right.len()];
             for example in some {
-                classes[*order.iter().find(|arm| example.right[**arm]).unwrap()] += 1.0;
+                let rights = example.right.iter().filter(|is| **is).count() as f64;
+                example
+                    .right
+                    .iter()
+                    .zip(&mut classes)
+                    .filter(|(is, _)| **is)
+                    .for_each(|(_, it)| *it += 1.0 / rights);
             }
             entropy(&classes)
         };
