@@ -90,14 +90,20 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let networks = design::networks(args.networks, args.cube, args.rtts, args.rates);
     let (rows, done) = Rows::open(&args.csv, args.resume, &networks)?;
     let _grafts = register(&args.arms)?;
-    let mut failed = 0;
+    let mut turns = Vec::new();
     for seed in 1..=args.seeds {
         let jobs = args.jobs(&networks, seed, &done);
         let (slow, fast): (Vec<_>, Vec<_>) =
             jobs.into_iter().partition(|job| job.network.rate_mbit <= SLOW_MBIT);
-        failed += args.measure(&slow, args.at_once, &rows)?;
-        failed += args.measure(&fast, 1, &rows)?;
+        turns.extend([(slow, args.at_once), (fast, 1)]);
     }
+    let steps = turns.iter().flat_map(|(jobs, _)| jobs).map(|job| job.arms.len()).sum();
+    let progress = Progress::of_lanes(steps, args.at_once);
+    let mut failed = 0;
+    for (jobs, lanes) in &turns {
+        failed += at_once(*lanes, jobs, |job| args.on(job, &rows, &progress))?.into_iter().sum::<usize>();
+    }
+    drop(progress);
     ensure!(failed == 0, "{failed} transfers came to nothing: --resume tries them again");
     println!(
         "{}: {} networks, {} arms, {} seeds",
@@ -125,15 +131,7 @@ impl Args {
         (0..).zip(networks).map(job).filter(|job| !job.arms.is_empty()).collect()
     }
 
-    /// How many transfers came to nothing.
-    fn measure(&self, jobs: &[Job<'_>], lanes: usize, rows: &Rows) -> anyhow::Result<usize> {
-        let steps = jobs.iter().map(|job| job.arms.len()).sum();
-        let progress = Progress::of_lanes(steps, lanes.min(jobs.len().max(1)));
-        let failed = at_once(lanes, jobs, |job| self.on(job, rows, &progress))?;
-        Ok(failed.into_iter().sum())
-    }
-
-    /// A lab that cannot be made or looked at fails all that was to be measured in it.
+    /// How many transfers came to nothing. A lab that cannot be made or looked at fails all that was to be measured in it.
     fn on(&self, job: &Job<'_>, rows: &Rows, progress: &Progress) -> anyhow::Result<usize> {
         let place = match Place::new(&job.network, job.number, job.seed, self.limit, self.most_kib) {
             Ok(place) => place,
