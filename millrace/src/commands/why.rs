@@ -3,10 +3,9 @@
 use std::{net::IpAddr, path::PathBuf};
 
 use anyhow::Context as _;
-use millrace_graft::status;
 use millrace_proto::graft::select::{
     cases,
-    features::{Feature, Features},
+    features::Features,
     model::{self, Decision, Model},
 };
 use serde::Serialize;
@@ -64,7 +63,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     };
     let read = train::read(path, model::BYTES_MAX)?;
     let model = Model::parse(&read).with_context(|| path.display().to_string())?;
-    let measured = why.and_then(|why| why.path).as_ref().map_or_else(Features::default, measured);
+    let measured = why.and_then(|why| why.path).map_or_else(Features::default, |path| path.features());
     let features = measured.or(features);
     let can = |arm: &str| cases::can_be_had_by(arm, &features);
     let decision = model.decide(&features, can);
@@ -73,21 +72,6 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     } else {
         text::what_if(&features, &decision, width())
     })
-}
-
-/// A probe knows better than TCP what is lost without it.
-fn measured(path: &status::Path) -> Features {
-    let ms = |us: u32| f64::from(us) / 1e3;
-    let probed = path.probed.as_ref();
-    let loss =
-        probed.map_or_else(|| (path.delivered > 0).then(|| path.loss_percent()), |it| Some(it.loss_percent));
-    Features::default()
-        .with(Feature::Rtt, (path.rtt_min_us > 0).then(|| ms(path.rtt_min_us)))
-        .with(Feature::Rate, path.delivery_rate.map(|bytes| bytes as f64 * 8.0 / 1e6))
-        .with(Feature::Loss, loss)
-        .with(Feature::Burstiness, probed.map(|it| it.burstiness))
-        .with(Feature::Queue, probed.map(|it| (it.queue_growth_us_s / 1e3).max(0.0)))
-        .with(Feature::Paths, 1.0)
 }
 
 fn data<'a>(features: &Features, decision: &'a Decision<'a>) -> WhatIf<'a> {

@@ -276,6 +276,16 @@ pub fn why(why: &Why, width: usize) -> String {
             line("downgrade", Some(what));
         }
     }
+    for chosen in &why.chosen {
+        let (right, way) = (chosen.right * 100.0, chosen.way.join("; "));
+        line(
+            "by the model",
+            Some(format!(
+                "{} for {}, right for {right:.0} % of such cases: {way}",
+                chosen.congestion, chosen.rule
+            )),
+        );
+    }
     let path = why.path.as_ref();
     line(
         "path",

@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, anyhow, ensure};
 use millrace_proto::graft::select::cases::{CARRIED, CARRIED_WARM};
 use millrace_proto::graft::select::profile::Came;
 use millrace_proto::graft::select::runs::{Network, Seen};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::socket::{setsockopt, sockopt};
 
 use super::fetch::Got;
@@ -25,6 +25,8 @@ use crate::lab::{Directions, Node, Topology};
 const WARMING: Duration = Duration::from_secs(3);
 /// For a process to begin and end, beside the transfer.
 const GRACE: Duration = Duration::from_secs(30);
+/// Between two looks at whether the client is still there.
+const LOOK_MS: u8 = 200;
 const CROSS_BYTES: usize = 1000;
 const BLOCK: usize = 1 << 16;
 
@@ -106,13 +108,11 @@ impl Place {
         &self,
         listener: &TcpListener,
         control: Option<&str>,
-        client: Process,
+        mut client: Process,
         later_ms: f64,
     ) -> anyhow::Result<Came> {
-        match accept(listener, self.limit + GRACE)? {
-            Some(stream) => self.send(stream, control)?,
-            None => bail!("no connection came: {}", client.last_words()),
-        }
+        let stream = accept(listener, self.limit + GRACE, &mut client)?;
+        self.send(stream, control)?;
         let said = client.finish(self.limit + GRACE)?;
         let got: Got =
             serde_json::from_str(said.trim()).with_context(|| format!("the client said {said:?}"))?;
@@ -140,12 +140,14 @@ impl Place {
     }
 }
 
-fn accept(listener: &TcpListener, limit: Duration) -> anyhow::Result<Option<TcpStream>> {
-    let timeout = PollTimeout::try_from(limit)?;
-    match poll(&mut [PollFd::new(listener.as_fd(), PollFlags::POLLIN)], timeout)? {
-        0 => Ok(None),
-        _ => Ok(Some(listener.accept()?.0)),
+/// As long as there is somebody to come.
+fn accept(listener: &TcpListener, limit: Duration, client: &mut Process) -> anyhow::Result<TcpStream> {
+    let start = Instant::now();
+    while poll(&mut [PollFd::new(listener.as_fd(), PollFlags::POLLIN)], LOOK_MS)? == 0 {
+        client.check_runs()?;
+        ensure!(start.elapsed() < limit, "no connection came: {}", client.last_words());
     }
+    Ok(listener.accept()?.0)
 }
 
 /// Others' datagrams, at even times, until it is dropped.
