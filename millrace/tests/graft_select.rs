@@ -72,6 +72,11 @@ fn what_was_measured_is_learned_and_told() {
         let answer = ask(what);
         assert!(answer.starts_with(arm), "{what}: {answer}");
     }
+    said(&millrace(here, "graft train runs.csv --out few.json --arms cubic,carried-warm"));
+    let few = said(&millrace(here, "graft why --model few.json --what-if loss=1,offer=nothing,profile=loss"));
+    assert!(few.starts_with("cubic:"), "only what it was trained with: {few}");
+    let unknown = error(&millrace(here, "graft train runs.csv --out few.json --arms cubic,vegas"));
+    assert!(unknown.contains("no transfer was by vegas"), "{unknown}");
     let answer = ask("loss=1,offer=nothing,profile=loss");
     assert!(answer.contains("loss is 1 %: more than 0.5 %"), "the way in words: {answer}");
     let data = said(&millrace(here, "graft why --json --model model.json --what-if loss=1,profile=loss"));

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 use millrace_proto::graft::select::{
     cases::Cases,
     grow::{self, DEPTH_MAX},
@@ -27,6 +27,9 @@ pub struct Args {
     /// Write the model here
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
+    /// Only these arms, such as those whose share beside others will do
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
+    arms: Vec<String>,
     /// A choice in the tree leaves at least two ways with the cases of so many networks
     #[arg(long, default_value_t = 2.0, value_name = "NETWORKS")]
     least: f64,
@@ -46,7 +49,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     ensure!((1..=DEPTH_MAX).contains(&args.depth), "--depth is from 1 to {DEPTH_MAX}");
     let name = || args.csv.display().to_string();
     let text = read(&args.csv, runs::BYTES_MAX)?;
-    let cases = Cases::of(&runs::parse(&text).with_context(name)?);
+    let mut runs = runs::parse(&text).with_context(name)?;
+    if let Some(unknown) = args.arms.iter().find(|arm| runs.iter().all(|run| run.arm != **arm)) {
+        bail!("{}: no transfer was by {unknown}", name());
+    }
+    runs.retain(|run| args.arms.is_empty() || args.arms.contains(&run.arm));
+    let cases = Cases::of(&runs);
     let networks = cases.networks().len();
     ensure!(
         networks >= FOLDS,
