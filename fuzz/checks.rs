@@ -24,6 +24,12 @@ use millrace_proto::{
         judge::{Wants, judge},
         message::{Message as Said, Side, Statement},
         probe::{Kind, Probe},
+        select::{
+            cases::Cases,
+            features::Features,
+            model::Model,
+            runs::{self, Run},
+        },
     },
     moq::{
         DecodeError, Draft, FetchEncoder, FetchItem, GroupOrder, Location, Message, ObjectParser,
@@ -44,10 +50,11 @@ use millrace_proto::{
 type Check = fn(&[u8]);
 
 /// Every check by the name of its fuzz target and of its directory of fixtures.
-pub const ALL: [(&str, Check); 12] = [
+pub const ALL: [(&str, Check); 13] = [
     ("fanout_datagram", fanout_datagram),
     ("graft_carry", graft_carry),
     ("graft_message", graft_message),
+    ("graft_select", graft_select),
     ("moq_message", moq_message),
     ("moq_loc", moq_loc),
     ("moq_object", moq_object),
@@ -172,6 +179,30 @@ fn opposite(statement: &Statement) -> Statement {
     other.rules.iter_mut().for_each(|rule| flip(&mut rule.side));
     other.connections.iter_mut().for_each(|connection| flip(&mut connection.side));
     other
+}
+
+/// Files of transfers and of models, and what is asked of these.
+pub fn graft_select(data: &[u8]) {
+    let Ok(text) = str::from_utf8(data) else { return };
+    let written = |runs: &[Run]| {
+        let lines: String = runs.iter().map(|run| run.line() + "\n").collect();
+        runs::parse(&(runs::head() + "\n" + &lines)).expect("as it was written")
+    };
+    if let Ok(read) = runs::parse(text) {
+        // Figures are written with three digits.
+        let once = written(&read);
+        assert_eq!(written(&once), once);
+        let cases = Cases::of(&once);
+        assert!(
+            cases.cases.iter().flat_map(|case| &case.utility).all(|utility| (0.0..=1.0).contains(utility))
+        );
+    }
+    let features: Features = text.lines().next().unwrap_or_default().parse().unwrap_or_default();
+    if let Ok(model) = Model::parse(text) {
+        assert_eq!(Model::parse(&model.text().expect("it was read")).expect("it was written"), model);
+        let rank = model.decide(&features, |arm| model.arms.first().is_some_and(|first| first == arm)).rank;
+        assert!(rank.is_some(), "every leaf ranks every arm");
+    }
 }
 
 /// Control messages, one after the other. The first byte says of which draft.

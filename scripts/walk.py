@@ -87,6 +87,7 @@ SHORT = {
     "bench graft fct": "--sizes-kib 64 --loss 0 --rtt-ms 20 --rounds 1",
     "bench graft fairness": "--seconds 3 --rounds 1 --buffers 1",
     "bench graft redirect": "--rounds 1 --messages 50 --seconds 1",
+    "bench graft select": "--networks 1 --seeds 1 --rates 5:10 --rtts 5:20 --arms cubic --most-kib 16",
     "lab hostile all": "--rounds 1",
 }
 # What cannot be run here.

@@ -6,7 +6,10 @@ use std::{
 };
 
 use millrace_bpf::graft::Socket;
-use millrace_proto::graft::measure::Report;
+use millrace_proto::graft::{
+    measure::Report,
+    select::features::{Feature, Features},
+};
 use serde::{Deserialize, Serialize};
 
 use crate::Class;
@@ -54,6 +57,19 @@ pub struct Probed {
 }
 
 impl Path {
+    /// As a model has them. A probe knows better than TCP what is lost without it.
+    pub fn features(&self) -> Features {
+        let probed = self.probed.as_ref();
+        let counted = (self.delivered > 0).then(|| self.loss_percent());
+        Features::default()
+            .with(Feature::Rtt, (self.rtt_min_us > 0).then(|| f64::from(self.rtt_min_us) / 1e3))
+            .with(Feature::Rate, self.delivery_rate.map(|bytes| bytes as f64 * 8.0 / 1e6))
+            .with(Feature::Loss, probed.map(|it| it.loss_percent).or(counted))
+            .with(Feature::Burstiness, probed.map(|it| it.burstiness))
+            .with(Feature::Queue, probed.map(|it| (it.queue_growth_us_s / 1e3).max(0.0)))
+            .with(Feature::Paths, 1.0)
+    }
+
     pub fn loss_percent(&self) -> f64 {
         match self.delivered + self.lost {
             0 => 0.0,

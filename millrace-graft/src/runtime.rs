@@ -9,23 +9,28 @@ use std::{
 
 use millrace_bpf::{
     clock,
+    gate::Prefix,
     graft::{self as kernel, Change, Changed, Control, Outcome, Pins, Sockets, Tcp, Timing},
 };
 use millrace_proto::graft::measure::Report;
 
 pub use self::agreement::{Own, Session};
-use self::warm::Warm;
+use self::{selection::Selection, warm::Warm};
 use crate::{
     Agree, Error, Graft, Pool, Refusal, Rule, Settings, Side,
     agreements::Agreements,
     identity::hex,
     paths::Monitor,
     settings,
-    status::{self, Status, Why},
+    status::{self, Chosen, Status, Why},
 };
 
 pub(crate) mod agreement;
+mod selection;
 mod warm;
+
+/// Congestion controls that TCP has now.
+const CONTROLS: &str = "/proc/sys/net/ipv4/tcp_available_congestion_control";
 
 /// A graft that was loaded.
 struct Loaded {
@@ -60,6 +65,8 @@ pub struct Runtime {
     /// Where links stay when this ends.
     pins: Option<Pins>,
     warm: Warm,
+    /// Of rules that have the model choose.
+    selection: Selection,
 }
 
 impl Runtime {
@@ -86,7 +93,7 @@ impl Runtime {
             loaded.insert(name.clone(), Loaded::after(pool.find(&name)?, values, pins)?);
         }
         known(&settings, &pool)?;
-        tcp.set_rules(&places(&settings, &loaded))?;
+        tcp.set_rules(&places(&settings, &loaded, &Selection::new()))?;
         tcp.attach(&cgroup)?;
         // The program that acted until now, and grafts that are not wanted any more.
         pins.map(Pins::clean);
@@ -115,6 +122,7 @@ impl Runtime {
             revision: 1,
             pins,
             warm,
+            selection: Selection::new(),
         })
     }
 
@@ -157,7 +165,9 @@ impl Runtime {
             fresh.values_mut().try_for_each(|loaded| loaded.control.keep(pins))?;
         }
         self.loaded.append(&mut fresh);
-        self.tcp.set_rules(&places(&settings, &self.loaded))?;
+        // The next look chooses anew.
+        self.tcp.set_rules(&places(&settings, &self.loaded, &Selection::new()))?;
+        self.selection = Selection::new();
         let pins = &self.pins;
         self.loaded.retain(|name, loaded| {
             let stays = needed.contains_key(name) || !loaded.by_settings;
@@ -212,7 +222,7 @@ impl Runtime {
         let from = old.control.name().to_owned();
         if old.graft.manifest.name == to {
             old.become_other(self.pool.find(to)?.clone(), values)?;
-            self.tcp.set_rules(&places(&self.settings, &self.loaded))?;
+            self.tcp.set_rules(&places(&self.settings, &self.loaded, &self.selection))?;
             self.revision += 1;
         } else if !self.loaded.contains_key(to) {
             self.load(to, values)?;
@@ -230,6 +240,24 @@ impl Runtime {
         self.warm.look(&self.settings.pool, &self.settings.trusted_keys);
         let sockets = self.sockets.read()?;
         self.monitor.update(sockets, clock::monotonic_ns() / 1_000_000_000);
+        self.select()
+    }
+
+    /// Connections that are there keep what they have.
+    fn select(&mut self) -> Result<(), Error> {
+        if self.settings.rules.iter().all(|rule| rule.select.is_none()) {
+            return Ok(());
+        }
+        let there = std::fs::read_to_string(CONTROLS).unwrap_or_default();
+        let can = |control: &str| there.split_whitespace().any(|known| known == control);
+        let selection = selection::choose(&self.settings, &self.monitor.paths(), self.settings.room(), can);
+        let controls = |selection: &Selection| {
+            selection.iter().map(|(place, chosen)| (*place, chosen.congestion.clone())).collect::<Vec<_>>()
+        };
+        if controls(&selection) != controls(&self.selection) {
+            self.tcp.set_rules(&places(&self.settings, &self.loaded, &selection))?;
+        }
+        self.selection = selection;
         Ok(())
     }
 
@@ -286,9 +314,11 @@ impl Runtime {
         let known = self.tcp.peer(peer)?;
         let path = self.monitor.path_to(peer);
         let agreement = self.agreements.status_of(peer, clock::monotonic_ns());
+        let of_peer = self.selection.iter().filter(|((_, other), _)| *other == peer);
+        let chosen = of_peer.map(|(_, chosen)| chosen.clone()).collect();
         let Some(known) = known else {
             let reason = "no connection with it was made that a rule fits, or that was long ago".to_owned();
-            return Ok(Why { peer: peer.to_string(), reason, path, agreement, ..Why::default() });
+            return Ok(Why { peer: peer.to_string(), reason, path, agreement, chosen, ..Why::default() });
         };
         let age_ns = clock::monotonic_ns().saturating_sub(known.time_ns);
         Ok(Why {
@@ -301,6 +331,7 @@ impl Runtime {
             age_s: Some(age_ns as f64 / 1e9),
             path,
             agreement,
+            chosen,
             ..Why::default()
         })
     }
@@ -326,8 +357,11 @@ impl Runtime {
 
     /// Rules are one for each pair of a port and a peer in the kernel; this host's own come behind them.
     fn rule_at(&self, index: u32) -> Option<String> {
-        let names = self.settings.rules.iter();
-        let mut names = names.flat_map(|rule| vec![&rule.name; rule.ports.len() * rule.peers.len()]);
+        let names = self.settings.rules.iter().enumerate();
+        let mut names = names.flat_map(|(at, rule)| {
+            let chosen = of_rule(&self.selection, at).count();
+            vec![&rule.name; rule.ports.len() * (rule.peers.len() + chosen)]
+        });
         let own = (index as usize) < kernel::RULES;
         names.nth(index as usize).cloned().or_else(|| own.then(|| "(control connections)".to_owned()))
     }
@@ -424,6 +458,14 @@ fn refused(graft: &Graft, error: kernel::Error) -> Error {
 /// Grafts that are needed, but for those that are yet to come from a peer.
 fn present(settings: &Settings, pool: &Pool) -> BTreeMap<String, BTreeMap<String, u64>> {
     let mut needed = settings.needed();
+    // What the model may choose, as far as it is there.
+    if let Some(model) =
+        settings.model.as_ref().filter(|_| settings.rules.iter().any(|it| it.select.is_some()))
+    {
+        for graft in pool.iter().filter(|graft| model.arms.contains(&graft.congestion)) {
+            needed.entry(graft.manifest.name.clone()).or_default();
+        }
+    }
     needed.retain(|name, _| !settings.fetches(name) || pool.find(name).is_ok());
     needed
 }
@@ -442,8 +484,12 @@ fn waits(rule: &Rule, settings: &Settings, loaded: &BTreeMap<String, Loaded>) ->
     rule.graft.as_ref().is_some_and(|name| settings.fetches(name) && !loaded.contains_key(name))
 }
 
-fn places(settings: &Settings, loaded: &BTreeMap<String, Loaded>) -> Vec<kernel::Rule> {
-    let place = |rule: &Rule| {
+fn places(
+    settings: &Settings,
+    loaded: &BTreeMap<String, Loaded>,
+    selection: &Selection,
+) -> Vec<kernel::Rule> {
+    let place = |(at, rule): (usize, &Rule)| {
         let graft = rule.graft.as_ref().and_then(|name| loaded.get(name));
         let start = graft.map(|loaded| loaded.graft.identity.start()).unwrap_or_default();
         let mut places = rule.places(congestion(rule, loaded), start);
@@ -451,9 +497,21 @@ fn places(settings: &Settings, loaded: &BTreeMap<String, Loaded>) -> Vec<kernel:
         if waits(rule, settings, loaded) {
             places.iter_mut().for_each(|place| place.ports = 0..=0);
         }
-        places
+        let chosen = of_rule(selection, at).flat_map(|(peer, chosen)| {
+            let only = Rule { peers: Prefix::new(peer, bits(peer)).into_iter().collect(), ..rule.clone() };
+            only.places(Some(chosen.congestion.clone()), [0; 4])
+        });
+        chosen.chain(places).collect::<Vec<_>>()
     };
-    settings.rules.iter().flat_map(place).chain(settings.own_rules()).collect()
+    settings.rules.iter().enumerate().flat_map(place).chain(settings.own_rules()).collect()
+}
+
+fn of_rule(selection: &Selection, at: usize) -> impl Iterator<Item = (IpAddr, &Chosen)> {
+    selection.iter().filter(move |((rule, _), _)| *rule == at).map(|((_, peer), chosen)| (*peer, chosen))
+}
+
+fn bits(address: IpAddr) -> u8 {
+    if address.is_ipv4() { 32 } else { 128 }
 }
 
 fn congestion(rule: &Rule, loaded: &BTreeMap<String, Loaded>) -> Option<String> {
@@ -474,7 +532,7 @@ fn rule_status(rule: &Rule, loaded: &BTreeMap<String, Loaded>) -> status::Rule {
         agree: rule.agree != Agree::Nobody,
         bound: rule.agree == Agree::Bound,
         waits: false,
-        congestion: congestion(rule, loaded),
+        congestion: congestion(rule, loaded).or_else(|| rule.select.map(|_| "by the model".to_owned())),
     }
 }
 

@@ -5,11 +5,16 @@ use std::{
     net::IpAddr,
     ops::RangeInclusive,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use millrace_bpf::{
     gate::{ParseError, Prefix},
     graft::{self as kernel, RULES, hook::Lead},
+};
+use millrace_proto::graft::select::{
+    model::{self, Model},
+    profile::Profile,
 };
 use serde::{Deserialize, Serialize};
 
@@ -49,6 +54,8 @@ pub struct Settings {
     pub probes: Vec<Probe>,
     /// What is carried for applications.
     pub carry: Option<Carry>,
+    /// What rules that select go by.
+    pub model: Option<Arc<Model>>,
 }
 
 /// A graft that is loaded whether or not a rule uses it.
@@ -98,6 +105,16 @@ pub struct Rule {
     pub send_buffer_kib: Option<u32>,
     pub receive_buffer_kib: Option<u32>,
     pub initial_window: Option<u32>,
+    /// The congestion control is what the model chooses for each path.
+    pub select: Option<Select>,
+}
+
+/// What a model is to know of a rule's connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Select {
+    pub profile: Profile,
+    /// That is expected of one.
+    pub size_kib: Option<u32>,
 }
 
 /// Paths with a round trip of at least so much.
@@ -129,6 +146,7 @@ struct Raw {
     #[serde(default)]
     probe: Vec<probe::Raw>,
     carry: Option<carry::Raw>,
+    model: Option<PathBuf>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -149,6 +167,8 @@ struct RawRule {
     send_buffer_kib: Option<u32>,
     receive_buffer_kib: Option<u32>,
     initial_window: Option<u32>,
+    select: Option<Profile>,
+    size_kib: Option<u32>,
 }
 
 /// `true`, `false`, `"bound"`.
@@ -165,8 +185,8 @@ enum Bound {
     Bound,
 }
 
-impl From<Option<RawAgree>> for Agree {
-    fn from(raw: Option<RawAgree>) -> Self {
+impl From<&Option<RawAgree>> for Agree {
+    fn from(raw: &Option<RawAgree>) -> Self {
         match raw {
             Some(RawAgree::Whether(false)) => Self::Nobody,
             None | Some(RawAgree::Whether(true)) => Self::Options,
@@ -247,6 +267,7 @@ impl Settings {
             agreement,
             probes: probe::all(raw.probe)?,
             carry,
+            model: raw.model.map(|path| model(&directory.join(path))).transpose()?,
         };
         settings.check()?;
         Ok(settings)
@@ -269,6 +290,7 @@ impl Settings {
             ));
         }
         self.check_agreement()?;
+        self.check_select()?;
         self.check_carry()?;
         match self.classes.first() {
             Some(class) if class.min_rtt_us == 0 => Ok(()),
@@ -292,6 +314,27 @@ impl Settings {
             );
         }
         Ok(())
+    }
+
+    /// What is chosen changes the list of rules, which ends what is bound to it.
+    fn check_select(&self) -> Result<(), String> {
+        let Some(rule) = self.rules.iter().find(|rule| rule.select.is_some()) else { return Ok(()) };
+        if self.model.is_none() {
+            return Err(format!("rule {}: select wants a model", rule.name));
+        }
+        match self.rules.iter().find(|rule| rule.agree == Agree::Bound) {
+            Some(bound) => Err(format!(
+                "rule {}: agree = \"bound\" does not go with select of rule {}",
+                bound.name, rule.name
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// Places for what a model chooses, besides those of the rules.
+    pub(crate) fn room(&self) -> usize {
+        let places: usize = self.rules.iter().map(|rule| rule.ports.len() * rule.peers.len()).sum();
+        RULES.saturating_sub(places + self.own_rules().len())
     }
 
     fn check_carry(&self) -> Result<(), String> {
@@ -347,6 +390,16 @@ impl Settings {
     }
 }
 
+fn model(path: &Path) -> Result<Arc<Model>, String> {
+    let failed = |error: String| format!("model {}: {error}", path.display());
+    let bytes = std::fs::metadata(path).map_err(|error| failed(error.to_string()))?.len();
+    if bytes > model::BYTES_MAX as u64 {
+        return Err(failed(format!("it has {bytes} bytes; a model has at most {}", model::BYTES_MAX)));
+    }
+    let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
+    Model::parse(&text).map(Arc::new).map_err(|error| failed(error.to_string()))
+}
+
 fn fetched_to(agreement: &Option<Agreement>) -> Option<PathBuf> {
     agreement.as_ref()?.fetch_to.clone()
 }
@@ -375,6 +428,15 @@ impl RawRule {
         if self.graft.is_some() && self.congestion.is_some() {
             return Err("graft and congestion are one or the other".to_owned());
         }
+        if self.select.is_some() && (self.graft.is_some() || self.congestion.is_some()) {
+            return Err("select and graft or congestion are one or the other".to_owned());
+        }
+        if self.select.is_some() && Agree::from(&self.agree) != Agree::Nobody {
+            return Err("select wants agree = false".to_owned());
+        }
+        if self.size_kib.is_some() && self.select.is_none() {
+            return Err("size-kib wants select".to_owned());
+        }
         if self.congestion.as_ref().is_some_and(|name| name.is_empty() || name.len() > CONGESTION_MAX) {
             return Err(format!("congestion is 1 to {CONGESTION_MAX} bytes"));
         }
@@ -386,7 +448,7 @@ impl RawRule {
         if ports.is_empty() || peers.is_empty() {
             return Err("port and peer are not empty".to_owned());
         }
-        let agree = Agree::from(self.agree);
+        let agree = Agree::from(&self.agree);
         if self.peer_graft.is_some() && agree != Agree::Bound {
             return Err("peer-graft wants agree = \"bound\"".to_owned());
         }
@@ -408,6 +470,7 @@ impl RawRule {
             send_buffer_kib: self.send_buffer_kib,
             receive_buffer_kib: self.receive_buffer_kib,
             initial_window: self.initial_window,
+            select: self.select.map(|profile| Select { profile, size_kib: self.size_kib }),
         })
     }
 }
@@ -505,6 +568,12 @@ mod tests {
             (format!("{rule}congestion = \"sixteen-letters!\"\n"), "1 to 15 bytes"),
             (format!("{rule}peer = \"10.0.0.0/33\"\n"), "no address prefix"),
             (format!("{rule}initial-window = 0\n"), "initial-window is from 1"),
+            (format!("{rule}select = \"loss\"\n"), "rule a: select wants agree = false"),
+            (format!("{rule}agree = false\nselect = \"loss\"\n"), "rule a: select wants a model"),
+            (format!("{rule}agree = false\nselect = \"fast\"\n"), "unknown variant `fast`"),
+            (format!("{rule}select = \"loss\"\ngraft = \"a\"\n"), "select and graft or congestion"),
+            (format!("{rule}size-kib = 1\n"), "size-kib wants select"),
+            (format!("model = \"/nowhere/model.json\"\n{rule}"), "model /nowhere/model.json: No such file"),
             (format!("{rule}pace = 1\n"), "unknown field `pace`"),
             (format!("{rule}agree = \"perhaps\"\n"), "agree is true, false or \"bound\""),
             (format!("{rule}agree = \"bound\"\n"), "rule a: agree = \"bound\" wants a [[peer]]"),

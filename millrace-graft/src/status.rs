@@ -197,4 +197,17 @@ pub struct Why {
     pub agreement: Option<Peer>,
     /// By what its connections are carried, if they are to be.
     pub carrier: Option<Carrier>,
+    /// What a model has chosen for it, by rule.
+    pub chosen: Vec<Chosen>,
+}
+
+/// A congestion control that a model has chosen for connections with a peer.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+pub struct Chosen {
+    pub rule: String,
+    pub congestion: String,
+    /// Share of the cases like this in the training for which it was right.
+    pub right: f64,
+    /// Through the tree, in words.
+    pub way: Vec<String>,
 }

@@ -2,6 +2,7 @@
 
 use std::{fs::File, process::Command};
 
+use millrace_proto::graft::select::runs;
 use nix::fcntl::{Flock, FlockArg};
 use serde_json::Value;
 
@@ -66,6 +67,8 @@ fn each_is_measured() {
     assert_eq!((&swap["swaps"], &swap["bytes_wrong"]), (&Value::from(20), &Value::from(0)));
     assert!(swap["bytes_sent"].as_u64().is_some_and(|bytes| bytes > 0), "{swap}");
     assert_eq!(swap["bytes_sent"], swap["bytes_received"]);
+
+    transfers_are_kept();
 
     let led = rows("each_is_measured", "redirect --rounds 1 --messages 50 --seconds 0.2").expect("root");
     let way = |name: &str| led.iter().find(|row| row["way"] == name);
@@ -150,4 +153,36 @@ fn what_is_lost_is_repaired_as_lists_say() {
             _ => assert_eq!(lost, 0, "{row}"),
         }
     }
+}
+
+/// Each is a row of a file; what is there is not measured again, what is not whole is.
+fn transfers_are_kept() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let csv = directory.path().join("runs.csv");
+    let measure = |further: &[&str]| {
+        let arguments = "bench graft select --networks 2 --seeds 1 --rates 5:10 --rtts 5:20 --limit 30 --most-kib 16 --at-once 2";
+        let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
+        command.args(arguments.split(' ')).args(["--arms", "mr_hybla,carried-warm"]).args(further);
+        command.arg("--csv").arg(&csv).output().expect("millrace runs")
+    };
+    let read = || {
+        let text = std::fs::read_to_string(&csv).expect("rows");
+        (runs::parse(&text).expect("rows as they should be"), text)
+    };
+    let first = measure(&[]);
+    assert!(first.status.success(), "{}", String::from_utf8_lossy(&first.stderr));
+    let (rows, text) = read();
+    assert_eq!(rows.len(), 4);
+    for row in &rows {
+        assert!(row.came.bytes == 16 << 10 && row.came.rungs_ms[2].is_some(), "{row:?}");
+        assert!(row.seen.rtt_ms.is_some_and(|ms| ms >= row.truth.rtt_ms * 0.9), "{row:?}");
+        assert!(row.seen.rate_mbit.is_some(), "{row:?}");
+    }
+    let again = measure(&[]);
+    assert!(String::from_utf8_lossy(&again.stderr).contains("--resume"), "it is not written over");
+    std::fs::write(&csv, &text[..text.len() - 5]).expect("a row is cut");
+    assert!(measure(&["--resume"]).status.success());
+    let (now, _) = read();
+    assert_eq!((&now[..3], now.len()), (&rows[..3], 4));
+    assert_eq!((now[3].network, &now[3].arm), (rows[3].network, &rows[3].arm));
 }

@@ -8,6 +8,7 @@
 //! | [`carry`] | TCP connections as streams of a carrier |
 //! | [`probe`] | datagrams that find out what a path lets through |
 //! | [`measure`] | what packets that were sent and answered say of a path |
+//! | [`select`] | by which arm a connection is best sent, as was learned |
 //!
 //! The exchange is in `docs/design/0017-agreement.md`.
 
@@ -17,3 +18,4 @@ pub mod judge;
 pub mod measure;
 pub mod message;
 pub mod probe;
+pub mod select;

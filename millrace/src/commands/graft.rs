@@ -12,7 +12,7 @@ use clap::Subcommand;
 use millrace_bpf::graft::Pins;
 use millrace_graft::{Graft, Pool, Settings};
 
-use super::{daemon, hook, packets, screen};
+use super::{daemon, hook, packets, screen, train, why};
 use crate::{
     graft::{
         control::{self, DEFAULT_SOCKET, Request},
@@ -61,14 +61,10 @@ enum Verb {
         #[arg(long)]
         json: bool,
     },
-    /// Say why connections with a peer are as they are
-    Why {
-        peer: IpAddr,
-        #[command(flatten)]
-        socket: SocketArg,
-        #[arg(long)]
-        json: bool,
-    },
+    /// Say why connections with a peer are as they are, or what a model would choose if
+    Why(why::Args),
+    /// Learn from measured transfers which connection is best sent how
+    Train(train::Args),
     /// Show what TCP has measured of the paths to its peers
     Monitor {
         #[command(flatten)]
@@ -241,10 +237,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
                 text::status(&status, width())
             })
         }
-        Verb::Why { peer, socket, json } => {
-            let why = control::ask(&socket.socket, &Request::Why { peer })?.why.unwrap_or_default();
-            print(&if json { serde_json::to_string_pretty(&why)? + "\n" } else { text::why(&why, width()) })
-        }
+        Verb::Why(args) => why::run(&args),
+        Verb::Train(args) => train::run(&args),
         Verb::Probe(args) => probe(&args),
         Verb::Key(Key { file, new }) => {
             let identity = if new { tls::make_key(&file)? } else { tls::fingerprint(&file)? };

@@ -18,6 +18,8 @@ pub mod status;
 pub mod subscribe;
 pub mod token;
 pub mod trace;
+mod train;
+mod why;
 
 use millrace_lab::lab;
 

@@ -7,6 +7,8 @@ use millrace_graft::{
     status::{Nat, Path, Peer, Status, Why},
 };
 
+use millrace_proto::graft::select::{features::Features, model::Decision};
+
 use super::{
     carry,
     probe::{Probed, Record},
@@ -274,6 +276,16 @@ pub fn why(why: &Why, width: usize) -> String {
             line("downgrade", Some(what));
         }
     }
+    for chosen in &why.chosen {
+        let (right, way) = (chosen.right * 100.0, chosen.way.join("; "));
+        line(
+            "by the model",
+            Some(format!(
+                "{} for {}, right for {right:.0} % of such cases: {way}",
+                chosen.congestion, chosen.rule
+            )),
+        );
+    }
     let path = why.path.as_ref();
     line(
         "path",
@@ -286,6 +298,29 @@ pub fn why(why: &Why, width: usize) -> String {
             )
         }),
     );
+    out
+}
+
+/// What a model would choose, and the way there.
+pub fn what_if(features: &Features, decision: &Decision<'_>, width: usize) -> String {
+    let mut out = String::new();
+    let (leaf, known) = (decision.leaf, features.to_string());
+    let chosen = decision.rank.map_or_else(
+        || "nothing that can be had".to_owned(),
+        |rank| {
+            let (right, utility) = (rank.right * 100.0, rank.utility * 100.0);
+            format!(
+                "{}: right for {right:.0} % of the {:.0} cases like this, and {utility:.0} % of what the best of each gives",
+                rank.arm, leaf.examples
+            )
+        },
+    );
+    line(&mut out, width, &chosen);
+    line(&mut out, width, &format!("  known: {known}"));
+    for word in &decision.words {
+        line(&mut out, width, &format!("  {word}"));
+    }
+    line(&mut out, width, &format!("  leaf {}", leaf.number));
     out
 }
 

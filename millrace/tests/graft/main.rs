@@ -378,3 +378,65 @@ fn what_is_to_stay_stays_until_it_is_taken_back() {
     assert!(String::from_utf8_lossy(&unnamed.stderr).contains("--persist wants --pins"), "{unnamed:?}");
     let _ = Command::new("umount").arg(&mount).status();
 }
+
+/// A path that is known has what the model chooses for it, from its next connection on; a reload brings another model.
+#[test]
+fn a_model_chooses_by_what_the_path_is() {
+    let Some(site) = Site::new("select") else { return };
+    let listener = site.listen();
+    let model = |near: &str, far: &str| {
+        let leaf = |number: u32, arm: &str| {
+            let others = ["mr_hybla", "mr_westwood", "mr_nobody"].map(|other| {
+                let right = u8::from(other == arm);
+                format!("{{\"arm\":\"{other}\",\"right\":{right},\"utility\":{right}}}")
+            });
+            let mut ranking = others.to_vec();
+            ranking.sort_by_key(|rank| !rank.contains(arm));
+            format!("{{\"leaf\":{{\"number\":{number},\"examples\":1,\"ranking\":[{}]}}}}", ranking.join(","))
+        };
+        let text = format!(
+            "{{\"version\":1,\"about\":\"a test\",\"arms\":[\"mr_hybla\",\"mr_westwood\",\"mr_nobody\"],\"tree\":{{\"split\":\
+             {{\"by\":\"rtt\",\"at\":40.0,\"unknown\":\"above\",\"below\":{},\"above\":{}}}}}}}",
+            leaf(0, near),
+            leaf(1, far)
+        );
+        fs::write(site.path("model.json"), text).unwrap();
+    };
+    let rule = format!(
+        "[[rule]]\nname = \"web\"\nside = \"client\"\nport = {PORT}\nagree = false\nselect = \"loss\"\n"
+    );
+    model("mr_hybla", "mr_westwood");
+    site.configure(&format!("model = \"model.json\"\n{rule}"));
+    let default = congestion(&site.connect(&listener).0);
+    let daemon = Daemon::start(&site);
+    // Nothing is known of the path yet. What the model names and nobody has is no arm.
+    assert_eq!(ours(), ["mr_hybla", "mr_westwood"]);
+    let first = site.connect(&listener);
+    assert_eq!(congestion(&first.0), default);
+    // The daemon looks at it once a second.
+    let is_used = |wanted: &str| {
+        wait_for(wanted, || {
+            let (client, _server) = site.connect(&listener);
+            (congestion(&client) == wanted).then_some(())
+        });
+    };
+    is_used("mr_hybla");
+    assert_eq!(congestion(&first.0), default, "what is there keeps what it has");
+    let why = daemon.succeed(&["why", SERVER]);
+    assert!(why.contains("mr_hybla for web, right for 100 %"), "{why}");
+    assert!(why.contains("at most 40 ms"), "the way in words: {why}");
+    assert!(why.contains("rule: web"), "{why}");
+    // What nobody has is not chosen, whatever the model says.
+    model("mr_nobody", "mr_nobody");
+    daemon.succeed(&["reload"]);
+    is_used("mr_hybla");
+    model("mr_westwood", "mr_hybla");
+    daemon.succeed(&["reload"]);
+    is_used("mr_westwood");
+    fs::write(site.path("model.json"), "{}").unwrap();
+    let error = daemon.fail(&["reload"]);
+    assert!(error.contains("model.json") && error.contains("missing field"), "{error}");
+    is_used("mr_westwood");
+    daemon.end();
+    assert_eq!((ours(), congestion(&site.connect(&listener).0)), (Vec::new(), default));
+}

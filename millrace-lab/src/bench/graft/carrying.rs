@@ -21,6 +21,17 @@ pub struct Carrying<'a> {
 
 impl<'a> Carrying<'a> {
     pub fn new(client: &'a Node, server: &'a Node, directory: &Path, ports: &[u16]) -> anyhow::Result<Self> {
+        Self::with(client, server, directory, ports, None)
+    }
+
+    /// With another `warm-kib` than usual.
+    pub fn with(
+        client: &'a Node,
+        server: &'a Node,
+        directory: &Path,
+        ports: &[u16],
+        warm_kib: Option<u32>,
+    ) -> anyhow::Result<Self> {
         let host = |name, node| Host::new(name, node, &directory.join(name));
         let (client, server) = (host("client", client)?, host("server", server)?);
         let (near, far) = (client.key()?, server.key()?);
@@ -31,7 +42,8 @@ impl<'a> Carrying<'a> {
             )
         };
         let rules = |side| ports.iter().map(|port| rule(side, port)).collect::<String>();
-        let own = "[agreement]\nkey = \"host.key\"\n[carry]\n";
+        let warm = warm_kib.map_or_else(String::new, |kib| format!("warm-kib = {kib}\n"));
+        let own = format!("[agreement]\nkey = \"host.key\"\n[carry]\n{warm}");
         let peer = |key: &str| format!("[[peer]]\nname = \"p\"\nkey = \"{key}\"\n");
         client.configure(&format!("{own}{}carry = \"{at}\"\n{}", peer(&far), rules("client")))?;
         server.configure(&format!("{own}listen = \"{at}\"\n{}{}", peer(&near), rules("server")))?;
@@ -41,12 +53,17 @@ impl<'a> Carrying<'a> {
     /// Until the carrier is warm.
     pub fn start(&self) -> anyhow::Result<(Process, Process)> {
         let (server, client) = (self.server.start()?, self.client.start()?);
+        self.wait_warm()?;
+        Ok((server, client))
+    }
+
+    pub fn wait_warm(&self) -> anyhow::Result<()> {
         let start = Instant::now();
         loop {
             let status = self.client.status()?;
             let state = status.pointer("/status/carry/carriers/0/state").and_then(Value::as_str);
             if state == Some("warm") {
-                return Ok((server, client));
+                return Ok(());
             }
             if start.elapsed() > LIMIT {
                 bail!("no carrier within {LIMIT:?}: {status}");

@@ -14,6 +14,7 @@ mod network;
 mod packets;
 mod redirect;
 mod repair;
+mod select;
 mod swap;
 
 use millrace_bpf::graft::{Control, SHIPPED};
@@ -42,6 +43,11 @@ enum Command {
     Redirect(redirect::Args),
     /// Lost packets, sent again or made out of others: by window, loss and round trip
     Repair(repair::Args),
+    /// What a choice among arms is learned from: transfers on many networks, as lines of a file
+    Select(select::Args),
+    /// The receiving end of a transfer
+    #[command(hide = true)]
+    Fetch(select::fetch::Args),
     /// Time to swap grafts under a live transfer, of which nothing may be lost
     Swap(swap::Args),
 }
@@ -75,6 +81,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         Command::Negotiate(args) => negotiate::run(args),
         Command::Redirect(args) => redirect::run(args),
         Command::Repair(args) => repair::run(args),
+        Command::Select(args) => select::run(args),
+        Command::Fetch(args) => select::fetch::run(&args),
         Command::Swap(args) => swap::run(args),
     }
 }

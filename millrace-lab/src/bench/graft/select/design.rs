@@ -1,0 +1,149 @@
+//! Which networks: a Latin hypercube, so that each dimension is covered evenly by however few.
+
+use std::str::FromStr;
+
+use millrace_proto::graft::select::runs::Network;
+
+/// From the one to the other, both above 0.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Range(f64, f64);
+
+impl FromStr for Range {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts =
+            text.split_once(':').and_then(|(low, high)| Some((low.parse().ok()?, high.parse().ok()?)));
+        match parts {
+            Some((low, high)) if 0.0 < low && low <= high && high <= 1e5 => Ok(Self(low, high)),
+            _ => Err(format!("{text:?} is no LOW:HIGH, such as 0.5:100")),
+        }
+    }
+}
+
+impl Range {
+    /// `share` of the way, in equal factors.
+    fn at(self, share: f64) -> f64 {
+        self.0 * (self.1 / self.0).powf(share)
+    }
+}
+
+/// The same for the same arguments.
+pub fn networks(count: usize, cube: u64, rtts_ms: Range, rates_mbit: Range) -> Vec<Network> {
+    let mut random = fastrand::Rng::with_seed(cube);
+    let dimensions: [Vec<f64>; 8] = std::array::from_fn(|_| dimension(count, &mut random));
+    let network = |at: usize| {
+        let [rtt, rate, loss, burst, queue, jitter, reorder, cross] =
+            dimensions.each_ref().map(|shares| shares[at]);
+        let rtt_ms = rtts_ms.at(rtt);
+        let network = Network {
+            rtt_ms,
+            rate_mbit: rates_mbit.at(rate),
+            // A quarter loses nothing, and little is more common than much.
+            loss_percent: 5.0 * beyond(0.25, loss).powi(2),
+            burst_packets: Range(1.0, 8.0).at(beyond(0.5, burst)),
+            queue_bdp: Range(0.25, 4.0).at(queue),
+            jitter_ms: rtt_ms * 0.1 * beyond(0.5, jitter),
+            reorder_percent: 2.0 * beyond(0.75, reorder),
+            cross_percent: 50.0 * beyond(0.5, cross),
+        };
+        rounded(network)
+    };
+    (0..count).map(network).collect()
+}
+
+/// One in each of `count` equal parts of 0 to 1, in any order.
+fn dimension(count: usize, random: &mut fastrand::Rng) -> Vec<f64> {
+    let mut shares: Vec<f64> = (0..count).map(|part| (part as f64 + random.f64()) / count as f64).collect();
+    random.shuffle(&mut shares);
+    shares
+}
+
+/// 0 up to there, and from there on evenly up to 1.
+fn beyond(share: f64, value: f64) -> f64 {
+    ((value - share) / (1.0 - share)).max(0.0)
+}
+
+/// As files have it.
+fn rounded(network: Network) -> Network {
+    let round = |value: f64| (value * 1e3).round() / 1e3;
+    Network {
+        rtt_ms: round(network.rtt_ms),
+        rate_mbit: round(network.rate_mbit),
+        loss_percent: round(network.loss_percent),
+        burst_packets: round(network.burst_packets),
+        queue_bdp: round(network.queue_bdp),
+        jitter_ms: round(network.jitter_ms),
+        reorder_percent: round(network.reorder_percent),
+        cross_percent: round(network.cross_percent),
+    }
+}
+
+/// What a link does to the data.
+pub fn impairment(network: &Network) -> String {
+    let Network {
+        rtt_ms, rate_mbit, loss_percent, burst_packets, queue_bdp, jitter_ms, reorder_percent, ..
+    } = network;
+    // Sixteen packets fit, whatever the product.
+    let queue = (rate_mbit * 125.0 * rtt_ms * queue_bdp).max(24e3) as u64;
+    let mut text = format!(
+        "rate={}bit queue-bytes={queue} jitter={}us",
+        (rate_mbit * 1e6) as u64,
+        (jitter_ms * 1e3) as u64
+    );
+    if *burst_packets < 1.5 || *loss_percent == 0.0 {
+        text += &format!(" loss={loss_percent}%");
+    } else {
+        // Of Gilbert's model: bursts end after so many packets, and begin so often that all of them come to the loss.
+        let (loss, end) = (loss_percent / 100.0, 1.0 / burst_packets);
+        let start = loss * end / (1.0 - loss);
+        text += &format!(" burst-start={:.6}% burst-end={:.4}% burst-loss=100%", start * 100.0, end * 100.0);
+    }
+    if *reorder_percent > 0.0 {
+        text += &format!(" reorder={reorder_percent}% reorder-by={}us", (rtt_ms * 250.0).max(200.0) as u64);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lab::Impairment;
+
+    #[test]
+    fn every_part_of_every_dimension_has_one() {
+        let all = networks(64, 1, Range(1.0, 800.0), Range(0.5, 100.0));
+        let mut parts: Vec<usize> =
+            all.iter().map(|it| ((it.rtt_ms.ln() / 800_f64.ln() * 64.0) as usize).min(63)).collect();
+        parts.sort_unstable();
+        parts.dedup();
+        assert!(parts.len() >= 60, "rounding moves few of them: {}", parts.len());
+        let share = |of: fn(&Network) -> bool| all.iter().filter(|it| of(it)).count();
+        assert!((16..=18).contains(&share(|it| it.loss_percent == 0.0)));
+        assert_eq!(share(|it| it.cross_percent == 0.0), 32);
+        assert!(all.iter().all(|it| it.loss_percent <= 5.0 && (0.25..=4.0).contains(&it.queue_bdp)));
+        assert_eq!(all, networks(64, 1, Range(1.0, 800.0), Range(0.5, 100.0)));
+        assert_ne!(all, networks(64, 2, Range(1.0, 800.0), Range(0.5, 100.0)));
+    }
+
+    #[test]
+    fn the_lab_understands_all_of_them() {
+        for network in networks(200, 3, Range(1.0, 800.0), Range(0.5, 100.0)) {
+            let text = impairment(&network);
+            let made = Impairment::parse(&text).unwrap_or_else(|error| panic!("{text}: {error}"));
+            let loss = match made.burst_start {
+                0.0 => made.loss,
+                start => start / (start + made.burst_end),
+            };
+            assert!((loss * 100.0 - network.loss_percent).abs() < 0.01, "{text}");
+        }
+    }
+
+    #[test]
+    fn ranges() {
+        assert_eq!("0.5:100".parse(), Ok(Range(0.5, 100.0)));
+        for bad in ["", "1", "1:a", "0:1", "2:1", "1:nan", "1:1e9"] {
+            assert!(bad.parse::<Range>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! The file that the rows are in: written one by one, gone on with.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::path::Path;
+
+use anyhow::{Context as _, bail, ensure};
+use millrace_proto::graft::select::runs::{self, Network, Run};
+use parking_lot::Mutex;
+
+pub struct Rows(Mutex<File>);
+
+impl Rows {
+    /// With what is in it already. What was cut off by the end of an earlier run is taken away.
+    pub fn open(path: &Path, resume: bool, networks: &[Network]) -> anyhow::Result<(Self, Vec<Run>)> {
+        let name = || path.display().to_string();
+        let text = match fs::read_to_string(path) {
+            Ok(_) if !resume => bail!("{}: is there already: --resume goes on with it", name()),
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+            Err(error) => return Err(error).with_context(name),
+        };
+        let whole = text.rfind('\n').map_or("", |end| &text[..=end]);
+        let done = if whole.is_empty() { Vec::new() } else { runs::parse(whole).with_context(name)? };
+        for run in &done {
+            let same = networks.get(run.network as usize) == Some(&run.truth);
+            ensure!(
+                same,
+                "{}: network {} is another one: the file was made with other options",
+                name(),
+                run.network
+            );
+        }
+        let mut file = OpenOptions::new().create(true).append(true).open(path).with_context(name)?;
+        file.set_len(whole.len() as u64)?;
+        if whole.is_empty() {
+            writeln!(file, "{}", runs::head())?;
+        }
+        Ok((Self(Mutex::new(file)), done))
+    }
+
+    /// In one write, so that a line is there or not.
+    pub fn add(&self, run: &Run) -> io::Result<()> {
+        self.0.lock().write_all(format!("{}\n", run.line()).as_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_gone_on_with() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("rows.csv");
+        let networks = [Network { rtt_ms: 10.0, ..Network::default() }; 2];
+        let run = |network| Run {
+            network,
+            arm: "bbr".into(),
+            seed: 1,
+            truth: networks[0],
+            seen: Default::default(),
+            came: Default::default(),
+        };
+        let (rows, done) = Rows::open(&path, false, &networks).expect("a new file");
+        assert!(done.is_empty());
+        rows.add(&run(0)).expect("a row");
+        let cut = format!("{}1,bbr", fs::read_to_string(&path).unwrap());
+        fs::write(&path, cut).unwrap();
+        let (rows, done) = Rows::open(&path, true, &networks).expect("an old file");
+        assert_eq!(done, [run(0)]);
+        rows.add(&run(1)).expect("a row");
+        assert_eq!(Rows::open(&path, true, &networks).expect("an old file").1, [run(0), run(1)]);
+        let error = |resume, networks: &[Network]| {
+            Rows::open(&path, resume, networks).err().expect("it is refused").to_string()
+        };
+        assert!(error(false, &networks).contains("--resume"));
+        assert!(error(true, &networks[..1]).contains("network 1 is another one"));
+        fs::write(&path, "what,is,this\n").unwrap();
+        assert!(error(true, &networks).contains("rows.csv"));
+    }
+}

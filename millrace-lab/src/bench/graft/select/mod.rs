@@ -1,0 +1,169 @@
+//! `bench graft select`: what a choice among arms is learned from. One transfer for each network, arm and seed, as a line of a file.
+
+mod design;
+pub mod fetch;
+mod file;
+mod seen;
+mod site;
+
+use std::path::PathBuf;
+
+use anyhow::ensure;
+use millrace_proto::graft::select::cases::{CARRIED, CARRIED_NEW, CARRIED_WARM};
+use millrace_proto::graft::select::profile::LADDER_KIB;
+use millrace_proto::graft::select::runs::{Network, Run};
+
+use self::design::Range;
+use self::file::Rows;
+use self::site::Place;
+use super::register;
+use crate::bench::at_once::at_once;
+use crate::progress::Progress;
+
+/// Networks up to this rate are measured several at a time.
+const SLOW_MBIT: f64 = 10.0;
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Points of a Latin hypercube: round trip, rate, loss and its bursts, queue, jitter, reordering, cross traffic
+    #[arg(long, default_value_t = 500)]
+    networks: usize,
+    /// Transfers of each arm on each network, which lose other packets
+    #[arg(long, default_value_t = 3)]
+    seeds: u32,
+    /// Append the rows here, each as it is done
+    #[arg(long, value_name = "FILE")]
+    csv: PathBuf,
+    /// Go on with a file that is there: its rows are not measured again
+    #[arg(long)]
+    resume: bool,
+    /// Congestion controls in place, and carried-warm or carried-new
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "cubic,bbr,mr_longhaul,mr_hybla,mr_westwood,mr_pcc,carried-new,carried-warm",
+        value_name = "NAME"
+    )]
+    arms: Vec<String>,
+    /// Networks of at most 10 Mbit/s that are measured at the same time; faster ones are alone
+    #[arg(long, default_value_t = 4)]
+    at_once: usize,
+    /// Of the networks
+    #[arg(long, default_value = "0.5:100", value_name = "MBIT:MBIT")]
+    rates: Range,
+    /// Of the networks, without queue
+    #[arg(long, default_value = "1:800", value_name = "MS:MS")]
+    rtts: Range,
+    /// After which a transfer is over
+    #[arg(long, default_value_t = 60, value_name = "SECONDS")]
+    limit: u64,
+    /// Of each transfer
+    #[arg(long, default_value_t = LADDER_KIB[LADDER_KIB.len() - 1], value_name = "KIB")]
+    most_kib: u32,
+    /// Of the hypercube
+    #[arg(long, default_value_t = 1)]
+    cube: u64,
+}
+
+/// A network with a seed, and the arms that it lacks.
+struct Job<'a> {
+    number: u32,
+    network: Network,
+    seed: u32,
+    arms: Vec<&'a str>,
+}
+
+pub fn run(args: Args) -> anyhow::Result<()> {
+    ensure!(
+        args.at_once > 0 && args.limit > 0 && args.seeds > 0,
+        "--at-once, --limit and --seeds are at least 1"
+    );
+    ensure!((1..=100_000).contains(&args.networks), "--networks is from 1 to 100000");
+    ensure!(args.most_kib > 0, "--most-kib is at least 1");
+    args.arms.iter().filter(|arm| arm.starts_with(CARRIED)).try_for_each(|arm| {
+        ensure!(
+            [CARRIED_NEW, CARRIED_WARM].contains(&arm.as_str()),
+            "there is no {arm}: {CARRIED_NEW}, {CARRIED_WARM}"
+        );
+        Ok(())
+    })?;
+    let networks = design::networks(args.networks, args.cube, args.rtts, args.rates);
+    let (rows, done) = Rows::open(&args.csv, args.resume, &networks)?;
+    let _grafts = register(&args.arms)?;
+    let mut turns = Vec::new();
+    for seed in 1..=args.seeds {
+        let jobs = args.jobs(&networks, seed, &done);
+        let (slow, fast): (Vec<_>, Vec<_>) =
+            jobs.into_iter().partition(|job| job.network.rate_mbit <= SLOW_MBIT);
+        turns.extend([(slow, args.at_once), (fast, 1)]);
+    }
+    let steps = turns.iter().flat_map(|(jobs, _)| jobs).map(|job| job.arms.len()).sum();
+    let progress = Progress::of_lanes(steps, args.at_once);
+    let mut failed = 0;
+    for (jobs, lanes) in &turns {
+        failed += at_once(*lanes, jobs, |job| args.on(job, &rows, &progress))?.into_iter().sum::<usize>();
+    }
+    drop(progress);
+    ensure!(failed == 0, "{failed} transfers came to nothing: --resume tries them again");
+    println!(
+        "{}: {} networks, {} arms, {} seeds",
+        args.csv.display(),
+        args.networks,
+        args.arms.len(),
+        args.seeds
+    );
+    Ok(())
+}
+
+impl Args {
+    fn jobs(&self, networks: &[Network], seed: u32, done: &[Run]) -> Vec<Job<'_>> {
+        let is_done = |number: u32, arm: &str| {
+            done.iter().any(|run| (run.network, run.seed) == (number, seed) && run.arm == arm)
+        };
+        let job = |(number, network): (u32, &Network)| {
+            let mut arms: Vec<&str> = self.arms.iter().map(String::as_str).collect();
+            arms.retain(|arm| !is_done(number, arm));
+            // What changes on a path over time meets another arm each time.
+            let first = (number + seed) as usize % arms.len().max(1);
+            arms.rotate_left(first);
+            Job { number, network: *network, seed, arms }
+        };
+        (0..).zip(networks).map(job).filter(|job| !job.arms.is_empty()).collect()
+    }
+
+    /// How many transfers came to nothing. A lab that cannot be made or looked at fails all that was to be measured in it.
+    fn on(&self, job: &Job<'_>, rows: &Rows, progress: &Progress) -> anyhow::Result<usize> {
+        let place = match Place::new(&job.network, job.number, job.seed, self.limit, self.most_kib) {
+            Ok(place) => place,
+            Err(error) => {
+                progress.note(&format!("network {}: {error:#}", job.number))?;
+                return Ok(job.arms.len());
+            }
+        };
+        let mut failed = 0;
+        for arm in &job.arms {
+            let what = format!("seed {}, network {}, {arm}", job.seed, job.number);
+            let came = progress.step(
+                &what,
+                || place.transfer(arm),
+                |came| match came {
+                    Ok(came) => format!("{} KiB in {:.1} s", came.bytes >> 10, came.over_ms / 1e3),
+                    Err(error) => format!("{error:#}"),
+                },
+            )?;
+            let Ok(came) = came else {
+                failed += 1;
+                continue;
+            };
+            rows.add(&Run {
+                network: job.number,
+                arm: (*arm).to_owned(),
+                seed: job.seed,
+                truth: job.network,
+                seen: place.seen,
+                came,
+            })?;
+        }
+        Ok(failed)
+    }
+}

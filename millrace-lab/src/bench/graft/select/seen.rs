@@ -1,0 +1,122 @@
+//! What a host can know of a path: packets at even times, and TCP's own figures of an earlier connection.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use millrace_bpf::graft::Sockets;
+use millrace_proto::graft::measure::{Report, Sample};
+use millrace_proto::graft::select::runs::Seen;
+
+use crate::bench::graft::flow::Flow;
+use crate::lab::Node;
+
+const PROBES: usize = 400;
+const PERIOD: Duration = Duration::from_millis(20);
+/// What comes later is lost.
+const LATE: Duration = Duration::from_secs(2);
+const EARLIER_BYTES: u64 = 256 << 10;
+const EARLIER_LIMIT: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_millis(50);
+
+/// From the sender of the data to its receiver.
+pub fn look(from: &Node, to: &Node) -> anyhow::Result<Seen> {
+    let report = probe(from, to)?;
+    let rate = delivery_rate(from, to)?;
+    let answered = report.answered > 0;
+    let known = |figure: f64| answered.then_some(figure);
+    Ok(Seen {
+        rtt_ms: known(f64::from(report.rtt_min_us) / 1e3),
+        rate_mbit: rate.map(|bytes| bytes as f64 * 8.0 / 1e6),
+        loss_percent: known(report.loss_percent),
+        burstiness: known(report.burstiness),
+        reordering_percent: known(f64::from(report.reordered) * 100.0 / f64::from(report.answered.max(1))),
+        queue_ms_s: known((report.queue_growth_us_s / 1e3).max(0.0)),
+        paths: 1,
+    })
+}
+
+fn probe(from: &Node, to: &Node) -> anyhow::Result<Report> {
+    let echo = to.enter(|| UdpSocket::bind((to.addr_v4(), 0)))??;
+    let sender = from.enter(|| UdpSocket::bind((from.addr_v4(), 0)))??;
+    let at = SocketAddr::new(to.addr_v4().into(), echo.local_addr()?.port());
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let echoing = scope.spawn(|| answer(&echo, &over));
+        let receiving = scope.spawn(|| receive(&sender, &over));
+        let start = Instant::now();
+        let mut sent = Vec::new();
+        for number in 0..PROBES {
+            std::thread::sleep((PERIOD * number as u32).saturating_sub(start.elapsed()));
+            sent.push(Instant::now());
+            // What the queue does not take is lost, as any.
+            let _ = sender.send_to(&number.to_be_bytes(), at);
+        }
+        std::thread::sleep(LATE);
+        over.store(true, Ordering::Relaxed);
+        let answers = receiving.join().map_err(|_| anyhow::anyhow!("a receiver panicked"))??;
+        echoing.join().map_err(|_| anyhow::anyhow!("an echo panicked"))??;
+        let micros = |at: Instant| u64::try_from(at.duration_since(start).as_micros()).unwrap_or(u64::MAX);
+        let answered =
+            |number: usize| answers.iter().find(|(of, _)| *of == number).map(|(_, at)| micros(*at));
+        let samples: Vec<Sample> = sent
+            .iter()
+            .enumerate()
+            .map(|(number, sent)| Sample { sent_us: micros(*sent), answered_us: answered(number) })
+            .collect();
+        Ok(Report::of(&samples))
+    })
+}
+
+fn answer(socket: &UdpSocket, over: &AtomicBool) -> std::io::Result<()> {
+    each(socket, over, |number, from| {
+        let _ = socket.send_to(&number.to_be_bytes(), from);
+    })
+}
+
+fn receive(socket: &UdpSocket, over: &AtomicBool) -> std::io::Result<Vec<(usize, Instant)>> {
+    let mut answers = Vec::new();
+    each(socket, over, |number, _| answers.push((number, Instant::now())))?;
+    Ok(answers)
+}
+
+fn each(
+    socket: &UdpSocket,
+    over: &AtomicBool,
+    mut work: impl FnMut(usize, SocketAddr),
+) -> std::io::Result<()> {
+    socket.set_read_timeout(Some(LOOK))?;
+    let mut buffer = [0; size_of::<usize>()];
+    while !over.load(Ordering::Relaxed) {
+        if let Ok((_, from)) = socket.recv_from(&mut buffer) {
+            work(usize::from_be_bytes(buffer), from);
+        }
+    }
+    Ok(())
+}
+
+/// The greatest that TCP has seen, in bytes a second.
+fn delivery_rate(from: &Node, to: &Node) -> anyhow::Result<Option<u64>> {
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let looking = scope.spawn(|| from.enter(|| watch(to.addr_v4().into(), &over)));
+        let moved =
+            Flow::open(from, to, "cubic").and_then(|flow| flow.transfer(EARLIER_BYTES, EARLIER_LIMIT));
+        over.store(true, Ordering::Relaxed);
+        let seen = looking.join().map_err(|_| anyhow::anyhow!("a look panicked"))??;
+        moved?;
+        seen
+    })
+}
+
+fn watch(peer: std::net::IpAddr, over: &AtomicBool) -> anyhow::Result<Option<u64>> {
+    let sockets = Sockets::load()?;
+    let mut most = None;
+    while !over.load(Ordering::Relaxed) {
+        let all = sockets.read()?;
+        let of_peer = all.iter().filter(|socket| socket.remote.ip().to_canonical() == peer);
+        most = of_peer.filter_map(|socket| socket.delivery_rate).max().max(most);
+        std::thread::sleep(LOOK);
+    }
+    Ok(most)
+}

@@ -1,0 +1,189 @@
+//! One network of the hypercube as a lab, and transfers over it.
+
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow, ensure};
+use millrace_proto::graft::select::cases::{CARRIED, CARRIED_WARM};
+use millrace_proto::graft::select::profile::Came;
+use millrace_proto::graft::select::runs::{Network, Seen};
+use nix::poll::{PollFd, PollFlags, poll};
+use nix::sys::socket::{setsockopt, sockopt};
+
+use super::fetch::Got;
+use super::{design, seen};
+use crate::bench::graft::carrying::Carrying;
+use crate::bench::process::Process;
+use crate::bench::site::{SUBSCRIBERS_LINK, Site};
+use crate::lab::{Directions, Node, Topology};
+
+/// In which a carrier opens its window.
+const WARMING: Duration = Duration::from_secs(3);
+/// For a process to begin and end, beside the transfer.
+const GRACE: Duration = Duration::from_secs(30);
+/// Between two looks at whether the client is still there.
+const LOOK_MS: u8 = 200;
+const CROSS_BYTES: usize = 1000;
+const BLOCK: usize = 1 << 16;
+
+pub struct Place {
+    pub seen: Seen,
+    // Before the lab that it runs in.
+    _cross: Option<Cross>,
+    site: Site,
+    limit: Duration,
+    bytes: u64,
+    /// Until what is left of a transfer has passed.
+    settling: Duration,
+}
+
+impl Place {
+    /// Made, with others' traffic, and looked at.
+    pub fn new(network: &Network, number: u32, seed: u32, limit: u64, most_kib: u32) -> anyhow::Result<Self> {
+        let mut topology = Topology::standard(1, 1);
+        // Other packets are lost on each network and with each seed.
+        (topology.seed, topology.netem) = (u64::from(number) << 16 | u64::from(seed), false);
+        let delay = format!("delay={}us", (network.rtt_ms * 500.0) as u64);
+        topology.impair(SUBSCRIBERS_LINK, Directions::Both, &delay)?;
+        topology.impair(SUBSCRIBERS_LINK, Directions::Forward, &design::impairment(network))?;
+        let site = Site::new(&topology)?;
+        for node in [site.relay()?, site.subscribers()?] {
+            // Metrics of earlier connections are not kept: each is the first to its peer.
+            node.enter(|| std::fs::write("/proc/sys/net/ipv4/tcp_no_metrics_save", "1"))??;
+        }
+        let cross = (network.cross_percent > 0.0).then(|| Cross::start(&site, network)).transpose()?;
+        let seen = seen::look(site.relay()?, site.subscribers()?)?;
+        let (limit, bytes) = (Duration::from_secs(limit), u64::from(most_kib) << 10);
+        let settling = Duration::from_secs_f64(network.rtt_ms * (1.0 + network.queue_bdp) / 1e3);
+        Ok(Self { seen, _cross: cross, site, limit, bytes, settling })
+    }
+
+    pub fn transfer(&self, arm: &str) -> anyhow::Result<Came> {
+        let node = self.server()?;
+        let listener = node.enter(|| TcpListener::bind((node.addr_v4(), 0)))??;
+        let at = listener.local_addr()?;
+        if !arm.starts_with(CARRIED) {
+            let client = self.client(at, None)?;
+            return self.serve(&listener, Some(arm), client, 0.0);
+        }
+        let warm = arm == CARRIED_WARM;
+        let directory = self.site.directory().join(arm);
+        let warm_kib = (!warm).then_some(0);
+        let pair =
+            Carrying::with(self.site.subscribers()?, self.server()?, &directory, &[at.port()], warm_kib)?;
+        let (_server, _client) = (pair.server.start()?, pair.client.start()?);
+        let start = Instant::now();
+        pair.wait_warm()?;
+        // Of one that is warm only the transfer counts.
+        let later = if warm { Duration::ZERO } else { start.elapsed() };
+        if warm {
+            std::thread::sleep(WARMING);
+        }
+        let client = self.client(at, Some(&pair))?;
+        let came = self.serve(&listener, None, client, later.as_secs_f64() * 1e3)?;
+        pair.check_led(1)?;
+        Ok(came)
+    }
+
+    fn server(&self) -> anyhow::Result<&Node> {
+        self.site.relay()
+    }
+
+    fn client(&self, at: SocketAddr, carried: Option<&Carrying<'_>>) -> anyhow::Result<Process> {
+        let mut command = self.site.subscribers()?.command(std::env::current_exe()?);
+        command.args(["bench", "graft", "fetch", "--from", &at.to_string()]);
+        command.args(["--limit", &self.limit.as_secs().to_string()]);
+        if let Some(pair) = carried {
+            command = pair.client.cgroup.command(&command);
+        }
+        Process::start("fetch", command, self.site.directory())
+    }
+
+    /// Sends as much as there is to send, until the client has enough of it.
+    fn serve(
+        &self,
+        listener: &TcpListener,
+        control: Option<&str>,
+        mut client: Process,
+        later_ms: f64,
+    ) -> anyhow::Result<Came> {
+        let stream = accept(listener, self.limit + GRACE, &mut client)?;
+        self.send(stream, control)?;
+        let said = client.finish(self.limit + GRACE)?;
+        let got: Got =
+            serde_json::from_str(said.trim()).with_context(|| format!("the client said {said:?}"))?;
+        std::thread::sleep(self.settling);
+        Ok(got.came(later_ms))
+    }
+
+    fn send(&self, mut stream: TcpStream, control: Option<&str>) -> anyhow::Result<()> {
+        if let Some(control) = control {
+            setsockopt(&stream, sockopt::TcpCongestion, &control.into())
+                .map_err(|error| anyhow!("TCP with {control}: {error}"))?;
+        }
+        stream.set_write_timeout(Some(self.limit + GRACE))?;
+        let block = [0; BLOCK];
+        let mut left = self.bytes;
+        while left > 0 {
+            let now = usize::try_from(left).map_or(BLOCK, |left| left.min(BLOCK));
+            // The client has gone: what it got is what counts.
+            if std::io::Write::write_all(&mut stream, &block[..now]).is_err() {
+                return Ok(());
+            }
+            left -= now as u64;
+        }
+        Ok(())
+    }
+}
+
+/// As long as there is somebody to come.
+fn accept(listener: &TcpListener, limit: Duration, client: &mut Process) -> anyhow::Result<TcpStream> {
+    let start = Instant::now();
+    while poll(&mut [PollFd::new(listener.as_fd(), PollFlags::POLLIN)], LOOK_MS)? == 0 {
+        client.check_runs()?;
+        ensure!(start.elapsed() < limit, "no connection came: {}", client.last_words());
+    }
+    Ok(listener.accept()?.0)
+}
+
+/// Others' datagrams, at even times, until it is dropped.
+struct Cross {
+    over: Arc<AtomicBool>,
+    sending: Option<JoinHandle<()>>,
+    _sink: UdpSocket,
+}
+
+impl Cross {
+    fn start(site: &Site, network: &Network) -> anyhow::Result<Self> {
+        let (from, to) = (site.relay()?, site.subscribers()?);
+        let sink = to.enter(|| UdpSocket::bind((to.addr_v4(), 0)))??;
+        let socket = from.enter(|| UdpSocket::bind((from.addr_v4(), 0)))??;
+        socket.connect((to.addr_v4(), sink.local_addr()?.port()))?;
+        let bytes_s = network.rate_mbit * 125e3 * network.cross_percent / 100.0;
+        let period = Duration::from_secs_f64(CROSS_BYTES as f64 / bytes_s);
+        let over = Arc::new(AtomicBool::new(false));
+        let ends = Arc::clone(&over);
+        let sending = std::thread::spawn(move || {
+            let mut next = Instant::now();
+            while !ends.load(Ordering::Relaxed) {
+                let _ = socket.send(&[0; CROSS_BYTES]);
+                next += period;
+                std::thread::sleep(next.saturating_duration_since(Instant::now()));
+            }
+        });
+        Ok(Self { over, sending: Some(sending), _sink: sink })
+    }
+}
+
+impl Drop for Cross {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        if let Some(sending) = self.sending.take() {
+            let _ = sending.join();
+        }
+    }
+}

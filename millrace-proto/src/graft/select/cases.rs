@@ -1,0 +1,222 @@
+//! Questions with their answers, made of measured transfers: each network by profile, size, and what the peer offers.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::features::{COLUMNS, Column, Feature, Features};
+use super::grow::Example;
+use super::profile::{LADDER_KIB, Profile};
+use super::runs::Run;
+
+/// In whose name an arm begins that is no arm in place.
+pub const CARRIED: &str = "carried";
+/// With a carrier that is warm, or that is first made.
+pub const CARRIED_WARM: &str = "carried-warm";
+pub const CARRIED_NEW: &str = "carried-new";
+/// What TCP is measured by.
+pub const TCP: [&str; 2] = ["cubic", "bbr"];
+/// An arm whose utility is this much of the best is as right.
+pub const TIE: f64 = 0.95;
+
+/// One question.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Case {
+    pub network: u32,
+    pub features: Features,
+    /// In milliseconds, in the order of the arms; `None`: it cannot be had.
+    pub cost_ms: Vec<Option<f64>>,
+    /// Likewise, from 0 to 1.
+    pub utility: Vec<f64>,
+}
+
+/// All that a file of runs asks.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Cases {
+    pub arms: Vec<String>,
+    pub cases: Vec<Case>,
+    /// Networks that lack an arm, which are left out.
+    pub incomplete: usize,
+}
+
+impl Cases {
+    /// An answer holds for all seeds of a network, the question is asked with what was seen in each.
+    pub fn of(runs: &[Run]) -> Self {
+        let arms: BTreeSet<&str> = runs.iter().map(|run| run.arm.as_str()).collect();
+        let arms: Vec<String> = arms.into_iter().map(str::to_owned).collect();
+        let mut networks: BTreeMap<u32, Vec<&Run>> = BTreeMap::new();
+        runs.iter().for_each(|run| networks.entry(run.network).or_default().push(run));
+        let mut all = Self { arms, ..Self::default() };
+        for (network, runs) in networks {
+            if !all.arms.iter().all(|arm| runs.iter().any(|run| run.arm == *arm)) {
+                all.incomplete += 1;
+                continue;
+            }
+            let new = all.of_network(network, &runs);
+            all.cases.extend(new);
+        }
+        all
+    }
+
+    fn of_network(&self, network: u32, runs: &[&Run]) -> Vec<Case> {
+        let seeds: BTreeMap<u32, Features> = runs.iter().map(|run| (run.seed, run.path())).collect();
+        let mut cases = Vec::new();
+        for profile in Profile::ALL {
+            for (rung, kib) in LADDER_KIB.iter().enumerate() {
+                let costs: Vec<Option<f64>> =
+                    self.arms.iter().map(|arm| mean_cost(runs, arm, profile, rung)).collect();
+                // Larger ones would only be guesses.
+                if !runs.iter().any(|run| run.came.rungs_ms.get(rung).is_some_and(Option::is_some)) {
+                    continue;
+                }
+                for (offered, warm) in [(false, false), (true, false), (true, true)] {
+                    let cost_ms: Vec<_> = self
+                        .arms
+                        .iter()
+                        .zip(&costs)
+                        .map(|(arm, cost)| cost.filter(|_| can_be_had(arm, offered, warm)))
+                        .collect();
+                    let utility = utilities(profile, &cost_ms);
+                    for path in seeds.values() {
+                        let features = path
+                            .clone()
+                            .for_profile(profile)
+                            .carrying(offered, warm)
+                            .with(Feature::Size, f64::from(*kib));
+                        let (cost_ms, utility) = (cost_ms.clone(), utility.clone());
+                        cases.push(Case { network, features, cost_ms, utility });
+                    }
+                }
+            }
+        }
+        cases
+    }
+
+    pub fn networks(&self) -> BTreeSet<u32> {
+        self.cases.iter().map(|case| case.network).collect()
+    }
+
+    pub fn arm(&self, name: &str) -> Option<usize> {
+        self.arms.iter().position(|arm| arm == name)
+    }
+}
+
+/// Whether an arm is there for a connection, by what the peer offers.
+pub fn can_be_had(arm: &str, offered: bool, warm: bool) -> bool {
+    match arm {
+        CARRIED_WARM => offered && warm,
+        CARRIED_NEW => offered && !warm,
+        _ => !arm.starts_with(CARRIED) || offered,
+    }
+}
+
+/// Likewise; what is not known of the peer is not there.
+pub fn can_be_had_by(arm: &str, features: &Features) -> bool {
+    let is = |feature| features.get(feature) == Some(1.0);
+    can_be_had(arm, is(Feature::Offer), is(Feature::Warmth))
+}
+
+/// Over the seeds. One of which nothing came has no cost: it cannot be recommended.
+fn mean_cost(runs: &[&Run], arm: &str, profile: Profile, rung: usize) -> Option<f64> {
+    let of: Option<Vec<f64>> =
+        runs.iter().filter(|run| run.arm == arm).map(|run| profile.cost_ms(&run.came, rung)).collect();
+    let of = of.filter(|of| !of.is_empty())?;
+    Some(of.iter().sum::<f64>() / of.len() as f64)
+}
+
+fn utilities(profile: Profile, cost_ms: &[Option<f64>]) -> Vec<f64> {
+    let best = cost_ms.iter().flatten().copied().fold(f64::INFINITY, f64::min);
+    cost_ms.iter().map(|cost| cost.map_or(0.0, |cost| profile.utility(cost, best))).collect()
+}
+
+impl Case {
+    pub fn is_right(&self, arm: usize) -> bool {
+        self.utility.get(arm).is_some_and(|utility| *utility >= TIE)
+    }
+
+    pub fn can_be_had(&self, arm: usize) -> bool {
+        self.cost_ms.get(arm).is_some_and(Option::is_some)
+    }
+
+    /// By the features that the tree goes by.
+    pub fn example(&self) -> Example {
+        self.example_of(self.features.values().to_vec())
+    }
+
+    fn example_of(&self, values: Vec<Option<f64>>) -> Example {
+        let right = (0..self.utility.len()).map(|arm| self.is_right(arm)).collect();
+        Example { values, right, utility: self.utility.clone() }
+    }
+
+    /// By what the seed's tree goes by.
+    pub fn seed_example(&self) -> Example {
+        self.example_of(seed_values(&self.features))
+    }
+}
+
+/// The seed's classes: of the round trip as VTL has them, of loss and bandwidth in three steps each, and the profile.
+pub const SEED_COLUMNS: [Column; 4] = [
+    Column { name: "rtt", unit: "", choices: &["lan", "terrestrial", "long-delay"] },
+    Column { name: "loss", unit: "", choices: &["none", "some", "much"] },
+    Column { name: "rate", unit: "", choices: &["low", "middle", "high"] },
+    COLUMNS[Feature::Profile as usize],
+];
+
+pub fn seed_values(features: &Features) -> Vec<Option<f64>> {
+    let class = |feature, steps: [f64; 2]| {
+        let value = features.get(feature)?;
+        Some(steps.iter().filter(|step| value >= **step).count() as f64)
+    };
+    vec![
+        class(Feature::Rtt, [5.0, 300.0]),
+        class(Feature::Loss, [0.1, 1.0]),
+        class(Feature::Rate, [2.0, 10.0]),
+        features.get(Feature::Profile),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::runs::tests::run;
+    use super::*;
+
+    #[test]
+    fn answers_follow_from_times() {
+        let runs = [
+            run(1, "bbr", 1.0),
+            run(1, "carried-warm", 0.5),
+            run(1, "cubic", 1.04),
+            run(1, "carried-new", 3.0),
+            run(2, "bbr", 1.0),
+        ];
+        let cases = Cases::of(&runs);
+        assert_eq!(cases.arms, ["bbr", "carried-new", "carried-warm", "cubic"]);
+        assert_eq!((cases.incomplete, cases.networks().len()), (1, 1));
+        assert_eq!(cases.cases.len(), 4 * 9 * 3);
+        let right = |case: &Case| (0..4).filter(|arm| case.is_right(*arm)).collect::<Vec<_>>();
+        for case in &cases.cases {
+            let profile = case.features.get(Feature::Profile).unwrap();
+            let wanted: &[usize] = match case.features.get(Feature::Warmth) {
+                Some(1.0) if profile == 3.0 => &[0, 2],
+                Some(1.0) => &[2],
+                _ => &[0, 3],
+            };
+            let right = right(case);
+            assert!(wanted.iter().all(|arm| right.contains(arm)), "{case:?}");
+            assert_eq!(case.can_be_had(2), case.features.get(Feature::Warmth) == Some(1.0));
+            assert!(profile == 3.0 || right == wanted, "{case:?}");
+        }
+    }
+
+    #[test]
+    fn what_nobody_reached_is_not_asked_for() {
+        let mut runs = [run(1, "bbr", 1.0), run(1, "cubic", 1.0)];
+        runs.iter_mut().for_each(|run| run.came.rungs_ms[2..].fill(None));
+        runs[0].came.rungs_ms[2] = Some(5.0);
+        assert_eq!(Cases::of(&runs).cases.len(), 4 * 3 * 3);
+    }
+
+    #[test]
+    fn classes_of_the_seed() {
+        let features = "rtt=300,loss=0.5,profile=loss".parse().unwrap();
+        assert_eq!(seed_values(&features), [Some(2.0), Some(1.0), None, Some(2.0)]);
+    }
+}

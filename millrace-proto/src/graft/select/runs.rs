@@ -1,0 +1,326 @@
+//! Measured transfers, a line each: the network as it was made, the path as it was measured, when bytes came.
+
+use std::collections::HashSet;
+use std::fmt::Write as _;
+
+use super::features::{Feature, Features};
+use super::profile::{Came, LADDER_KIB};
+
+/// Of a file of runs; what is beyond is not read.
+pub const BYTES_MAX: usize = 64 << 20;
+const ARM_MAX: usize = 32;
+const BEFORE_LADDER: [&str; 20] = [
+    "network",
+    "arm",
+    "seed",
+    "rtt_ms",
+    "rate_mbit",
+    "loss_percent",
+    "burst_packets",
+    "queue_bdp",
+    "jitter_ms",
+    "reorder_percent",
+    "cross_percent",
+    "seen_rtt_ms",
+    "seen_rate_mbit",
+    "seen_loss_percent",
+    "seen_burstiness",
+    "seen_reordering_percent",
+    "seen_queue_ms_s",
+    "paths",
+    "bytes",
+    "over_ms",
+];
+
+/// One transfer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Run {
+    pub network: u32,
+    /// A congestion control in place, or a way to be carried.
+    pub arm: String,
+    pub seed: u32,
+    pub truth: Network,
+    pub seen: Seen,
+    pub came: Came,
+}
+
+/// As the lab made it. The training does not look at it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Network {
+    pub rtt_ms: f64,
+    pub rate_mbit: f64,
+    pub loss_percent: f64,
+    /// Lost in a row, on average; 1: each on its own.
+    pub burst_packets: f64,
+    /// Bytes of the queue, by the product of rate and round trip.
+    pub queue_bdp: f64,
+    pub jitter_ms: f64,
+    pub reorder_percent: f64,
+    /// Of the rate, that others take.
+    pub cross_percent: f64,
+}
+
+/// As probes and an earlier connection have measured it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Seen {
+    pub rtt_ms: Option<f64>,
+    pub rate_mbit: Option<f64>,
+    pub loss_percent: Option<f64>,
+    pub burstiness: Option<f64>,
+    pub reordering_percent: Option<f64>,
+    pub queue_ms_s: Option<f64>,
+    pub paths: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    #[error("it has {0} bytes; up to {BYTES_MAX} are read")]
+    Long(usize),
+    #[error("its first line is not that of `millrace bench graft select`: {0:?}")]
+    Head(String),
+    #[error("line {line}: {what}")]
+    Line { line: usize, what: String },
+}
+
+/// The first line of a file.
+pub fn head() -> String {
+    let ladder = LADDER_KIB.iter().map(|kib| format!("ms_{kib}k"));
+    BEFORE_LADDER.iter().map(|name| (*name).to_owned()).chain(ladder).collect::<Vec<_>>().join(",")
+}
+
+/// All of a file.
+///
+/// # Errors
+/// The line, and what is wrong with it. No line may be cut off.
+pub fn parse(text: &str) -> Result<Vec<Run>, Error> {
+    if text.len() > BYTES_MAX {
+        return Err(Error::Long(text.len()));
+    }
+    let mut lines = text.lines();
+    let first = lines.next().unwrap_or_default();
+    if first != head() {
+        return Err(Error::Head(first.chars().take(60).collect()));
+    }
+    if !text.ends_with('\n') {
+        return Err(Error::Line { line: text.lines().count(), what: "it has no end".to_owned() });
+    }
+    let mut seen = HashSet::new();
+    let mut runs = Vec::new();
+    for (at, text) in lines.enumerate() {
+        let wrong = |what| Error::Line { line: at + 2, what };
+        let run = Run::parse(text).map_err(wrong)?;
+        if !seen.insert((run.network, run.arm.clone(), run.seed)) {
+            let what = format!("network {}, {}, seed {} is there twice", run.network, run.arm, run.seed);
+            return Err(wrong(what));
+        }
+        runs.push(run);
+    }
+    Ok(runs)
+}
+
+impl Run {
+    /// Without the end of the line.
+    pub fn line(&self) -> String {
+        let Self { network, arm, seed, truth, seen, came } = self;
+        let mut line = format!("{network},{arm},{seed}");
+        let truth = [
+            truth.rtt_ms,
+            truth.rate_mbit,
+            truth.loss_percent,
+            truth.burst_packets,
+            truth.queue_bdp,
+            truth.jitter_ms,
+            truth.reorder_percent,
+            truth.cross_percent,
+        ];
+        let figures = [
+            seen.rtt_ms,
+            seen.rate_mbit,
+            seen.loss_percent,
+            seen.burstiness,
+            seen.reordering_percent,
+            seen.queue_ms_s,
+        ];
+        for figure in truth.into_iter().map(Some).chain(figures) {
+            line += &field(figure);
+        }
+        let _ = write!(line, ",{},{}", seen.paths, came.bytes);
+        for figure in std::iter::once(Some(came.over_ms)).chain(came.rungs_ms) {
+            line += &field(figure);
+        }
+        line
+    }
+
+    fn parse(line: &str) -> Result<Self, String> {
+        let mut fields = Fields { names: BEFORE_LADDER.iter(), rest: line.split(',') };
+        let run = Self {
+            network: fields.number()?,
+            arm: arm(fields.text()?)?,
+            seed: fields.number()?,
+            truth: Network {
+                rtt_ms: fields.figure()?,
+                rate_mbit: fields.figure()?,
+                loss_percent: fields.figure()?,
+                burst_packets: fields.figure()?,
+                queue_bdp: fields.figure()?,
+                jitter_ms: fields.figure()?,
+                reorder_percent: fields.figure()?,
+                cross_percent: fields.figure()?,
+            },
+            seen: Seen {
+                rtt_ms: fields.perhaps()?,
+                rate_mbit: fields.perhaps()?,
+                loss_percent: fields.perhaps()?,
+                burstiness: fields.perhaps()?,
+                reordering_percent: fields.perhaps()?,
+                queue_ms_s: fields.perhaps()?,
+                paths: fields.number()?,
+            },
+            came: Came { bytes: fields.number()?, over_ms: fields.figure()?, rungs_ms: fields.ladder()? },
+        };
+        match fields.rest.next() {
+            Some(more) => Err(format!("{more:?} is one field too many")),
+            None => Ok(run),
+        }
+    }
+
+    /// What was known of the path, without the application and the peer.
+    pub fn path(&self) -> Features {
+        let seen = &self.seen;
+        let figures = [
+            (Feature::Rtt, seen.rtt_ms),
+            (Feature::Rate, seen.rate_mbit),
+            (Feature::Loss, seen.loss_percent),
+            (Feature::Burstiness, seen.burstiness),
+            (Feature::Reordering, seen.reordering_percent),
+            (Feature::Queue, seen.queue_ms_s),
+            (Feature::Paths, Some(f64::from(seen.paths))),
+        ];
+        figures.into_iter().fold(Features::default(), |path, (feature, value)| path.with(feature, value))
+    }
+}
+
+fn field(figure: Option<f64>) -> String {
+    figure.map_or_else(|| ",".to_owned(), |figure| format!(",{}", (figure * 1e3).round() / 1e3))
+}
+
+fn arm(text: &str) -> Result<String, String> {
+    let fits = |letter: char| letter.is_ascii_alphanumeric() || "_-".contains(letter);
+    match !text.is_empty() && text.len() <= ARM_MAX && text.chars().all(fits) {
+        true => Ok(text.to_owned()),
+        false => Err(format!("arm {text:?} is not 1 to {ARM_MAX} letters, digits, - or _")),
+    }
+}
+
+struct Fields<'a> {
+    names: std::slice::Iter<'static, &'static str>,
+    rest: std::str::Split<'a, char>,
+}
+
+impl<'a> Fields<'a> {
+    fn next(&mut self) -> Result<(&'static str, &'a str), String> {
+        let name = self.names.next().copied().unwrap_or("a rung of the ladder");
+        Ok((name, self.rest.next().ok_or_else(|| format!("{name} is missing: the line is too short"))?))
+    }
+
+    fn text(&mut self) -> Result<&'a str, String> {
+        Ok(self.next()?.1)
+    }
+
+    fn number<T: std::str::FromStr>(&mut self) -> Result<T, String> {
+        let (name, text) = self.next()?;
+        text.parse().map_err(|_| format!("{name} is a whole number, and not {text:?}"))
+    }
+
+    fn figure(&mut self) -> Result<f64, String> {
+        let (name, text) = self.next()?;
+        figure(name, text)
+    }
+
+    fn perhaps(&mut self) -> Result<Option<f64>, String> {
+        let (name, text) = self.next()?;
+        if text.is_empty() { Ok(None) } else { figure(name, text).map(Some) }
+    }
+
+    /// Each later than the one before, up to the first that was not reached.
+    fn ladder(&mut self) -> Result<[Option<f64>; LADDER_KIB.len()], String> {
+        let mut rungs = [None; LADDER_KIB.len()];
+        let mut before = Some(0.0);
+        for rung in &mut rungs {
+            *rung = self.perhaps()?;
+            if rung.is_some() && (before.is_none() || *rung < before) {
+                return Err("a rung of the ladder comes before the one below it".to_owned());
+            }
+            before = *rung;
+        }
+        Ok(rungs)
+    }
+}
+
+fn figure(name: &str, text: &str) -> Result<f64, String> {
+    let value = text.parse().ok().filter(|value| (0.0..=1e12).contains(value));
+    value.ok_or_else(|| format!("{name} is a number of 0 or more, and not {text:?}"))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// With so many milliseconds for each rung.
+    pub(crate) fn run(network: u32, arm: &str, ms: f64) -> Run {
+        let rung = |at: usize| Some(ms * (at + 1) as f64);
+        Run {
+            network,
+            arm: arm.into(),
+            seed: 1,
+            truth: Network { rtt_ms: 100.0, rate_mbit: 10.0, burst_packets: 1.0, ..Network::default() },
+            seen: Seen { rtt_ms: Some(101.5), rate_mbit: None, paths: 1, ..Seen::default() },
+            came: Came { rungs_ms: std::array::from_fn(rung), bytes: 32 << 20, over_ms: ms * 9.0 },
+        }
+    }
+
+    #[test]
+    fn lines_are_read_as_they_were_written() {
+        let mut cut = run(2, "carried-warm", 2.5);
+        cut.came.rungs_ms[7..].fill(None);
+        let runs = [run(1, "mr_pcc", 1.0), cut];
+        let text = format!("{}\n{}\n{}\n", head(), runs[0].line(), runs[1].line());
+        assert_eq!(parse(&text).as_deref(), Ok(&runs[..]));
+        assert_eq!(runs[0].path().to_string(), "rtt 102 ms, paths 1");
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_its_line() {
+        let (head, line) = (head(), run(1, "bbr", 1.0).line());
+        let good = format!("{head}\n{line}\n");
+        assert!(parse(&good).is_ok());
+        let table = [
+            (String::new(), "first line"),
+            (good.replace("rtt_ms", "rtt"), "first line"),
+            (format!("{good}{line}\n"), "line 3: network 1, bbr, seed 1 is there twice"),
+            (good.trim_end().to_owned(), "line 2: it has no end"),
+            (good.replace("1,bbr,1,100", "1,bbr,1"), "line 2: a rung of the ladder is missing"),
+            (good.replace("1,bbr,1,100", "1,bbr,1,100,100"), "line 2: paths is a whole number"),
+            (format!("{head}\n{line},5\n"), "line 2: \"5\" is one field too many"),
+            (good.replace(",bbr,", ",b r,"), "line 2: arm \"b r\""),
+            (good.replace("1,bbr,1,100", "-1,bbr,1,100"), "network is a whole number, and not \"-1\""),
+            (good.replace(",101.5,", ",inf,"), "seen_rtt_ms is a number of 0 or more, and not \"inf\""),
+            (good.replace(",7,8,9\n", ",9,8,9\n"), "comes before the one below"),
+            (good.replace(",7,8,9\n", ",,8,9\n"), "comes before the one below"),
+        ];
+        for (text, wanted) in table {
+            let error = parse(&text).expect_err(wanted).to_string();
+            assert!(error.contains(wanted), "{wanted}: {error}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn anything_is_refused_or_read(text in ".{0,200}", cut in 0_usize..300) {
+            let good = format!("{}\n{}\n", head(), run(1, "bbr", 1.0).line());
+            let _ = parse(&text);
+            let _ = parse(&format!("{}\n{text}\n", head()));
+            let _ = parse(good.get(..cut).unwrap_or_default());
+        }
+    }
+}

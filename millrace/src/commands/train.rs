@@ -1,0 +1,151 @@
+//! `millrace graft train`.
+
+use std::{
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, bail, ensure};
+use millrace_proto::graft::select::{
+    cases::Cases,
+    grow::{self, DEPTH_MAX},
+    judge::{self, FOLDS, Report, Score},
+    model::Model,
+    runs,
+};
+
+use crate::render::{
+    Fit::{self, Name, Text, Whole},
+    line, print, table, width,
+};
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Transfers that `millrace bench graft select` has measured
+    csv: PathBuf,
+    /// Write the model here
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+    /// Only these arms, such as those whose share beside others will do
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
+    arms: Vec<String>,
+    /// A choice in the tree leaves at least two ways with the cases of so many networks
+    #[arg(long, default_value_t = 2.0, value_name = "NETWORKS")]
+    least: f64,
+    /// How much a branch has to be worth: standard deviations of its errors; less than 0: nothing is pruned
+    #[arg(long, default_value_t = 0.69, value_name = "NUMBER", allow_negative_numbers = true)]
+    doubt: f64,
+    /// Choices on the way to a leaf, at most
+    #[arg(long, default_value_t = 16, value_name = "NUMBER")]
+    depth: usize,
+    /// How it was judged, as data
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    ensure!(args.least > 0.0 && args.least.is_finite() && args.doubt.is_finite(), "--least is above 0");
+    ensure!((1..=DEPTH_MAX).contains(&args.depth), "--depth is from 1 to {DEPTH_MAX}");
+    let name = || args.csv.display().to_string();
+    let text = read(&args.csv, runs::BYTES_MAX)?;
+    let mut runs = runs::parse(&text).with_context(name)?;
+    if let Some(unknown) = args.arms.iter().find(|arm| runs.iter().all(|run| run.arm != **arm)) {
+        bail!("{}: no transfer was by {unknown}", name());
+    }
+    runs.retain(|run| args.arms.is_empty() || args.arms.contains(&run.arm));
+    let cases = Cases::of(&runs);
+    let networks = cases.networks().len();
+    ensure!(
+        networks >= FOLDS,
+        "{}: {networks} networks have all arms ({} lack some): at least {FOLDS} are wanted",
+        name(),
+        cases.incomplete
+    );
+    let settings = args.settings(&cases, networks);
+    let report = judge::judge(&cases, settings);
+    let model = Model::new(about(&report), cases.arms.clone(), judge::train(&cases, settings));
+    fs::write(&args.out, model.text()?).with_context(|| args.out.display().to_string())?;
+    let tree = format!(
+        "{}: {} leaves, {} deep\n",
+        args.out.display(),
+        model.tree.leaves().len(),
+        model.tree.depth()
+    );
+    print(&if args.json {
+        serde_json::to_string_pretty(&report)? + "\n"
+    } else {
+        told(&report, width()) + &tree
+    })
+}
+
+impl Args {
+    /// Cases of one network are alike: none of them says more than the network does.
+    fn settings(&self, cases: &Cases, networks: usize) -> grow::Settings {
+        let alike = cases.cases.len() as f64 / networks as f64;
+        grow::Settings { least: self.least, doubt: self.doubt, alike, depth: self.depth }
+    }
+}
+
+/// A file that is not longer than it may be.
+pub fn read(path: &Path, most: usize) -> anyhow::Result<String> {
+    let name = || path.display().to_string();
+    let bytes = fs::metadata(path).with_context(name)?.len();
+    ensure!(bytes <= most as u64, "{}: it has {bytes} bytes; up to {most} are read", name());
+    fs::read_to_string(path).with_context(name)
+}
+
+fn about(report: &Report) -> String {
+    let right = report.scores.first().map_or(0.0, |tree| tree.right * 100.0);
+    format!("{} networks; on those it had not seen {right:.1} % right", report.networks)
+}
+
+fn told(report: &Report, width: usize) -> String {
+    let mut out = String::new();
+    let left_out = match report.incomplete {
+        0 => String::new(),
+        count => format!(", {count} left out that lack an arm"),
+    };
+    let cases = report.scores.first().map_or(0, |score| score.cases);
+    let networks = report.networks;
+    line(
+        &mut out,
+        width,
+        &format!(
+            "{networks} networks{left_out}, {cases} cases, each judged by a tree that did not see its network"
+        ),
+    );
+    let percent = |share: f64| format!("{:.1}", share * 100.0);
+    let row = |score: &Score| {
+        let mut row = vec![score.by.clone(), percent(score.right)];
+        row.push(format!("{} to {}", percent(score.right_low), percent(score.right_high)));
+        row.push(percent(score.regret));
+        row.extend(score.slower_than.iter().map(|(_, share)| percent(*share)));
+        row
+    };
+    const SCORES: [(&str, Fit); 6] = [
+        ("BY", Name),
+        ("RIGHT %", Whole),
+        ("95 %", Whole),
+        ("REGRET %", Whole),
+        ("SLOWER THAN CUBIC %", Whole),
+        ("THAN BBR %", Whole),
+    ];
+    table(&mut out, width, &SCORES, report.scores.iter().map(row));
+    let perhaps = |share: Option<f64>| share.map_or("-".to_owned(), percent);
+    let classes = report.classes.iter().zip(&report.confusion).map(|(class, row)| {
+        let others: Vec<String> = row
+            .iter()
+            .zip(&report.classes)
+            .filter(|(count, _)| **count > 0)
+            .map(|(count, class)| format!("{} {count}", class.arm))
+            .collect();
+        vec![class.arm.clone(), perhaps(class.precision), perhaps(class.recall), others.join(", ")]
+    });
+    const CLASSES: [(&str, Fit); 4] =
+        [("ARM", Name), ("PRECISION %", Whole), ("RECALL %", Whole), ("WHERE IT WAS WANTED, CHOSEN", Text)];
+    let mut matrix = String::new();
+    table(&mut matrix, width, &CLASSES, classes);
+    let _ = write!(out, "{matrix}");
+    out
+}
