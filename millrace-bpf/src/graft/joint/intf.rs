@@ -56,7 +56,7 @@ mirror!(Shared = "graft_shared" {
     complete: u32,
     begun: u32,
     birth: u32,
-    pad: u32,
+    turned: u32,
     acked: u32,
     delivered: u32,
     losses: u32,
@@ -68,6 +68,8 @@ mirror!(Shared = "graft_shared" {
     acked_ns: u64,
     went_ns: [[u64; 32]; WINDOW / 32],
     leaves_ns: u64,
+    epoch_in: u32,
+    pad: u32,
 });
 
 #[cfg(test)]
