@@ -11,6 +11,7 @@ mod losses;
 mod runtime;
 mod settings;
 mod versions;
+mod when;
 
 pub use function::{Function, Functions};
 pub use keys::Cipher;
@@ -18,6 +19,7 @@ pub use losses::Losses;
 pub use runtime::{Event, Runtime};
 pub use settings::{Graft, Session, Settings};
 pub use versions::Version;
+pub use when::When;
 
 use std::collections::BTreeMap;
 
@@ -45,7 +47,11 @@ pub struct SessionStatus {
     pub local: String,
     pub remote: String,
     pub graft: String,
+    /// That takes its place, as soon as both ends have agreed.
+    pub changing_to: Option<String>,
     pub functions: Vec<String>,
+    /// Smoothed, where a function of its graft says what has come.
+    pub round_trip_us: Option<u64>,
     /// The cipher, or `clear`.
     pub sealed: String,
     /// Nothing passes a sealed session before its ends have agreed on keys.
@@ -79,4 +85,6 @@ pub struct Change {
     /// Where it was stateless and both ends have heard of each other since.
     pub lost_sent: Option<u64>,
     pub lost_received: Option<u64>,
+    /// Where a rule of its settings (`when`) wanted it at this end.
+    pub why: Option<String>,
 }

@@ -27,6 +27,8 @@ pub enum Event {
     Swapped { session: String, graft: String, took: Option<Duration>, cut: Duration, change: Change },
     /// What was lost by that.
     Counted { session: String, losses: Losses },
+    /// A rule of its settings wants another graft for it, for this reason.
+    Ruled { session: String, graft: String, why: String },
     /// The session keeps the graft that it has.
     NotSwapped { session: String, graft: String, why: Why },
     /// The graft that takes its place, or none: the session goes on, over its budget.
@@ -121,6 +123,9 @@ impl Runtime {
             self.joints.close(ends)?;
         }
         self.settings = settings;
+        for session in &self.settings.sessions {
+            self.live.entry(session.ends).and_modify(|live| live.take_rules(session));
+        }
         for (ends, live) in &mut self.live {
             if let Some(graft) = live.refreshed(&self.settings) {
                 self.joints.set_budget(ends, graft.budget_ns)?;
@@ -166,6 +171,7 @@ impl Runtime {
         }
         let (ends, graft) = (*ends, self.settings.graft(graft)?.clone());
         let anew = anew || graft.anew;
+        self.live.entry(ends).and_modify(|live| live.ruled.overrule());
         self.propose(ends, &graft, anew)
     }
 
@@ -201,6 +207,7 @@ impl Runtime {
         for tick in self.joints.ticks()? {
             self.say_last(&tick);
         }
+        self.look_at_rules(&mut events)?;
         if self.now() >= self.looked + LOOK {
             self.looked = self.now();
             self.greet_strangers();
@@ -222,7 +229,7 @@ impl Runtime {
         status.trouble.extend(check_pacing(&self.settings).err().map(|error| error.to_string()));
         for (ends, live) in &self.live {
             let counts = self.joints.counts(ends)?;
-            let session = live.status(&counts);
+            let session = live.status(&counts, &self.joints.progress(ends)?);
             let keyless = live.sealed.as_ref().and_then(Sealed::trouble);
             for trouble in live.trouble.iter().chain(&live.mute).chain(&keyless) {
                 status.trouble.push(format!("session {}: {trouble}", session.name));
@@ -396,6 +403,7 @@ fn check_budget(joints: &mut Joints, graft: &Graft) -> Result<(), Error> {
 mod change;
 mod live;
 mod places;
+mod ruled;
 mod sealed;
 #[cfg(test)]
 mod tests;

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use millrace_bpf::graft::joint::{Ends, LIST_MAX, List};
 use millrace_bpf::xdp::Mode;
@@ -12,6 +13,7 @@ use serde::Deserialize;
 use super::function::{Functions, Service};
 use super::keys::Cipher;
 use super::versions::Version;
+use super::when::When;
 use crate::Error;
 use crate::identity::Key;
 
@@ -51,6 +53,8 @@ pub struct Session {
     pub graft: String,
     /// `None`: by the operator's word, its payloads are in clear.
     pub cipher: Option<Cipher>,
+    /// Other grafts by the round trip, from the shortest to the longest.
+    pub when: Vec<When>,
 }
 
 /// Sessions that can keep what they have sent: `KEPT_SESSIONS` of `bpf/joint_kept.h`.
@@ -113,6 +117,22 @@ struct RawSession {
     cipher: Option<Cipher>,
     #[serde(default)]
     clear: bool,
+    #[serde(default)]
+    when: Vec<RawWhen>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct RawWhen {
+    rtt_ms: u32,
+    until_rtt_ms: Option<u32>,
+    #[serde(default = "hold_ms")]
+    for_ms: u32,
+    graft: String,
+}
+
+fn hold_ms() -> u32 {
+    1000
 }
 
 impl Settings {
@@ -201,6 +221,32 @@ impl Settings {
             }
             self.graft(&session.graft)
                 .map_err(|error| Error::Settings(format!("session {}: {error}", session.name)))?;
+            self.check_when(session)?;
+        }
+        Ok(())
+    }
+
+    /// Without the round trip there would be no way back.
+    fn check_when(&self, session: &Session) -> Result<(), Error> {
+        let wrong = |message: String| Err(Error::Settings(format!("session {}: {message}", session.name)));
+        for pair in session.when.windows(2) {
+            if pair[1].rtt <= pair[0].rtt || pair[1].until <= pair[0].until {
+                return wrong(
+                    "[[session.when]] are in the order of their rtt-ms, and of their until-rtt-ms".to_owned(),
+                );
+            }
+        }
+        let own = (!session.when.is_empty()).then_some(&session.graft);
+        for name in session.when.iter().map(|when| &when.graft).chain(own) {
+            match self.graft(name) {
+                Err(error) => return wrong(format!("[[session.when]]: {error}")),
+                Ok(graft) if !graft.measures() => {
+                    return wrong(format!(
+                        "[[session.when]] needs grafts that know the round trip, and {name} does not have the function acknowledge"
+                    ));
+                }
+                Ok(_) => {}
+            }
         }
         Ok(())
     }
@@ -245,6 +291,25 @@ impl Graft {
     fn keeps(&self) -> bool {
         let keeping = [Service::Reliability, Service::PartialReliability, Service::Recovery];
         keeping.iter().any(|service| self.services.contains(service))
+    }
+
+    /// The round trip.
+    fn measures(&self) -> bool {
+        self.functions.iter().any(|function| function.name == "acknowledge")
+    }
+}
+
+impl RawWhen {
+    fn checked(self, session: &str) -> Result<When, Error> {
+        let ms = |ms: u32| Duration::from_millis(ms.into());
+        let until = self.until_rtt_ms.unwrap_or(self.rtt_ms - self.rtt_ms.div_ceil(5));
+        if self.rtt_ms == 0 || until >= self.rtt_ms {
+            return Err(Error::Settings(format!(
+                "session {session}: [[session.when]]: until-rtt-ms, {until}, is less than rtt-ms, {}",
+                self.rtt_ms
+            )));
+        }
+        Ok(When { graft: self.graft, rtt: ms(self.rtt_ms), until: ms(until), hold: ms(self.for_ms) })
     }
 }
 
@@ -312,7 +377,8 @@ impl RawSession {
         }
         let ends = Ends { local: self.local, remote: self.remote };
         let cipher = (!self.clear).then(|| self.cipher.unwrap_or_default());
-        Ok(Session { name: self.name, ends, key, graft: self.graft, cipher })
+        let when = self.when.into_iter().map(|when| when.checked(&self.name)).collect::<Result<_, _>>()?;
+        Ok(Session { name: self.name, ends, key, graft: self.graft, cipher, when })
     }
 }
 
@@ -382,6 +448,40 @@ mod tests {
             let settings = parse(&format!("{TEXT}{line}\n")).expect(line);
             assert_eq!(settings.sessions[0].cipher, want, "{line}");
         }
+    }
+
+    #[test]
+    fn rules_are_steps_by_the_round_trip() {
+        let measured = TEXT.replace("\"repair\"]", "\"repair\", \"acknowledge\"]");
+        let measured = measured.replace("\"order\"]", "\"order\", \"acknowledge\"]");
+        let rule = |rest: &str| format!("[[session.when]]\n{rest}\n");
+        let one = rule("rtt-ms = 300\ngraft = \"newest\"");
+        let settings = parse(&(measured.clone() + &one)).expect("a rule");
+        let [when] = &settings.sessions[0].when[..] else { panic!("one rule") };
+        let ms = Duration::from_millis;
+        assert_eq!((when.rtt, when.until, when.hold), (ms(300), ms(240), ms(1000)));
+        let table = [
+            (
+                rule("rtt-ms = 300\nuntil-rtt-ms = 300\ngraft = \"newest\""),
+                "until-rtt-ms, 300, is less than rtt-ms, 300",
+            ),
+            (rule("rtt-ms = 0\ngraft = \"newest\""), "is less than rtt-ms"),
+            (
+                rule("rtt-ms = 4\ngraft = \"other\""),
+                "session telemetry: [[session.when]]: there is no graft other",
+            ),
+            (one.clone() + &rule("rtt-ms = 200\ngraft = \"complete\""), "in the order of their rtt-ms"),
+            (
+                one.clone() + &rule("rtt-ms = 400\nuntil-rtt-ms = 240\ngraft = \"complete\""),
+                "in the order of their rtt-ms",
+            ),
+        ];
+        for (rules, want) in table {
+            let error = parse(&(measured.clone() + &rules)).expect_err(want);
+            assert!(error.contains(want), "{error}");
+        }
+        let error = parse(&(TEXT.to_owned() + &one)).expect_err("nobody knows the round trip");
+        assert!(error.contains("does not have the function acknowledge"), "{error}");
     }
 
     #[test]

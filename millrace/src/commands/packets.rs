@@ -104,10 +104,14 @@ fn change(session: &str, change: &Change) -> String {
             "{session}: begun anew; lost of what was sent {sent}, of what was to come {received}\n"
         );
     }
-    match change.migrated.is_empty() {
-        true => String::new(),
-        false => format!("{session}: goes on with the state of {}\n", change.migrated.join(", ")),
+    let mut out = String::new();
+    if !change.migrated.is_empty() {
+        let _ = writeln!(out, "{session}: goes on with the state of {}", change.migrated.join(", "));
     }
+    if let Some(why) = &change.why {
+        let _ = writeln!(out, "{session}: by its rule, as {why}");
+    }
+    out
 }
 
 fn run_daemon(args: Run) -> anyhow::Result<()> {
@@ -135,6 +139,7 @@ fn text(status: &Status, width: usize) -> String {
             session.graft.clone(),
             session.functions.join("+"),
             session.sealed.clone(),
+            session.round_trip_us.map_or("-".to_owned(), |us| format!("{:.1}", us as f64 / 1e3)),
             means.collect::<Vec<_>>().join(", "),
             session.over_budget.to_string(),
         ]
@@ -144,6 +149,7 @@ fn text(status: &Status, width: usize) -> String {
         ("GRAFT", Name),
         ("FUNCTIONS", Text),
         ("SEALED", Name),
+        ("RTT ms", Whole),
         ("MEAN ns", Text),
         ("OVER BUDGET", Whole),
     ];

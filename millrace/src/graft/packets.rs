@@ -265,6 +265,7 @@ impl Worker {
                 );
                 self.counted(&session, losses);
             }
+            Event::Ruled { session, graft, why } => info!(session, graft, "to be swapped: {why}"),
             Event::NotSwapped { session, graft, why } => {
                 let error = format!("session {session} keeps its graft: {}", why.text());
                 warn!(session, graft, "not swapped: {}", why.text());

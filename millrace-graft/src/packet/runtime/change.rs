@@ -175,6 +175,7 @@ impl Runtime {
         } else {
             live.before = Some(before);
         }
+        live.change.why = live.ruled.agreed(&live.graft.name);
         live.trouble = None;
         live.swaps += 1;
         let (session, graft) = (live.session.name.clone(), live.graft.clone());

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millrace_bpf::graft::joint::{Joint, Reason, Tick};
+use millrace_bpf::graft::joint::{Joint, Progress, Reason, Tick};
 
 use super::super::agree::{Agreement, Since};
 use super::super::budget::Meter;
@@ -11,6 +11,7 @@ use super::super::losses::{Before, Count};
 use super::super::settings::{Graft, Session, Settings};
 use super::super::versions::moves;
 use super::super::{Change, SessionStatus};
+use super::ruled::Ruled;
 use crate::Error;
 
 /// A session that has sent nothing for so long says what it has sent, a few times; where it waits for acknowledgements, until
@@ -52,6 +53,7 @@ pub(super) struct Live {
     pub lost_sent: u64,
     pub lost_received: u64,
     pub sealed: Option<Sealed>,
+    pub ruled: Ruled,
 }
 
 pub(super) struct Sealed {
@@ -106,6 +108,7 @@ impl Live {
             lost_sent: 0,
             lost_received: 0,
             sealed,
+            ruled: Ruled::default(),
         }
     }
 
@@ -114,6 +117,7 @@ impl Live {
         self.graft = graft;
         (self.next, self.before, self.count) = (None, None, None);
         (self.proposed, self.trouble, self.said) = (None, None, LastWords::default());
+        self.ruled = Ruled::default();
     }
 
     pub fn next(&self) -> Option<Duration> {
@@ -188,7 +192,7 @@ impl Live {
         Some(&self.graft)
     }
 
-    pub fn status(&self, counts: &[(Reason, u64)]) -> SessionStatus {
+    pub fn status(&self, counts: &[(Reason, u64)], progress: &Progress) -> SessionStatus {
         let packets = counts.iter().filter(|(_, count)| *count > 0);
         let means = Joint::ALL.into_iter().zip(self.meter.mean);
         SessionStatus {
@@ -196,6 +200,10 @@ impl Live {
             local: self.session.ends.local.to_string(),
             remote: self.session.ends.remote.to_string(),
             graft: self.graft.name.clone(),
+            changing_to: self.next.as_ref().map(|next| next.name.clone()),
+            round_trip_us: progress
+                .round_trip
+                .map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
             functions: self.graft.functions.iter().map(|function| function.name.clone()).collect(),
             sealed: self.sealed.as_ref().map_or("clear", |sealed| sealed.cipher.name()).to_owned(),
             has_keys: self.sealed.is_some() && self.is_open(),
