@@ -12,6 +12,7 @@ mod host;
 mod negotiate;
 mod network;
 mod packets;
+mod reconfigure;
 mod redirect;
 mod repair;
 mod swap;
@@ -38,6 +39,8 @@ enum Command {
     Fairness(Fairness),
     /// Time until two daemons have agreed, by steps, and what that costs TCP's handshakes
     Negotiate(negotiate::Args),
+    /// A transfer whose path becomes long for a while, and what another graft for that while gains
+    Reconfigure(reconfigure::Args),
     /// What it costs a connection on a good link to be carried, beside haproxy
     Redirect(redirect::Args),
     /// Lost packets, sent again or made out of others: by window, loss and round trip
@@ -73,6 +76,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             fairness::run(fairness::Args::of_grafts(controls, datagrams, bottleneck))
         }
         Command::Negotiate(args) => negotiate::run(args),
+        Command::Reconfigure(args) => reconfigure::run(args),
         Command::Redirect(args) => redirect::run(args),
         Command::Repair(args) => repair::run(args),
         Command::Swap(args) => swap::run(args),
