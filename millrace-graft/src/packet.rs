@@ -3,6 +3,7 @@
 //! A [`Settings`] file names interfaces, grafts as lists of functions, and sessions. A [`Runtime`] holds them in the kernel.
 //! The design is in `docs/design/0016-joints.md`, the guide in `docs/packet-grafts.md`.
 
+mod agenda;
 pub mod agree;
 mod budget;
 mod function;
@@ -36,6 +37,10 @@ pub struct Status {
     /// Interface, and `native` or `generic`.
     pub interfaces: BTreeMap<String, String>,
     pub sessions: Vec<SessionStatus>,
+    /// For which there is room.
+    pub sessions_max: u32,
+    /// That all of them take in the kernel, whether they are there or not; but for keys, which come with sealed ones.
+    pub memory_bytes: u64,
     /// What is not as it should be.
     pub trouble: Vec<String>,
 }

@@ -33,7 +33,11 @@
 #define __noinline __attribute__((noinline))
 #endif
 
+/* As compiled. Before they are loaded, arrays and hashes of so many entries, or of a multiple, are made as long as settings have sessions;
+ * and maps that are called `kept_...` for as many of them as may keep packets.
+ */
 #define GRAFT_SESSIONS	64
+#define GRAFT_KEEPERS	16
 #define GRAFT_FUNCTIONS 64   /* programs of a joint, the verdict (0) included */
 #define GRAFT_LIST_MAX	8    /* functions in a graft */
 #define GRAFT_WINDOW	1024 /* numbers that are remembered */

@@ -116,11 +116,19 @@ fn change(session: &str, change: &Change) -> String {
 
 fn run_daemon(args: Run) -> anyhow::Result<()> {
     if args.check {
-        Settings::read(&args.config)?;
-        return print("the settings are usable\n");
+        let settings = Settings::read(&args.config)?;
+        let (room, memory) = (settings.room, memory(settings.memory()?));
+        return print(&format!(
+            "the settings are usable: {memory} in the kernel, for {} sessions, of which {} may keep packets\n",
+            room.sessions, room.keepers
+        ));
     }
     let front = args.daemon.front();
     args.daemon.run(packets::run(Setup { config: args.config, front }))
+}
+
+fn memory(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }
 
 /// No wider than that.
@@ -129,6 +137,12 @@ fn text(status: &Status, width: usize) -> String {
     let interfaces: Vec<_> =
         status.interfaces.iter().map(|(name, mode)| format!("{name} ({mode})")).collect();
     line(&mut out, width, &format!("attached to {}", interfaces.join(", ")));
+    let (have, most) = (status.sessions.len(), status.sessions_max);
+    line(
+        &mut out,
+        width,
+        &format!("{have} of {most} sessions, {} in the kernel", memory(status.memory_bytes)),
+    );
     for trouble in &status.trouble {
         line(&mut out, width, &format!("TROUBLE: {trouble}"));
     }

@@ -17,6 +17,7 @@ use millrace_graft::{
     packet::{Change, Event, Losses, Runtime, Settings, Status},
     status::Reload,
 };
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tracing::{error, info, warn};
@@ -129,7 +130,9 @@ struct Daemon {
 
 impl Daemon {
     fn start(config: PathBuf) -> anyhow::Result<Self> {
-        let runtime = Runtime::start(Settings::read(&config)?)?;
+        let settings = Settings::read(&config)?;
+        raise_descriptors(settings.room.sessions)?;
+        let runtime = Runtime::start(settings)?;
         let (requests, asked) = channel();
         let reloaded = Reload { time_s: unix_time(), error: None };
         let worker = Worker { runtime, config, asked, reloaded, waiting: None };
@@ -301,6 +304,24 @@ impl Worker {
             self.done(session, Ok(swapped.into()));
         }
     }
+}
+
+/// Sealed sessions have two each.
+fn raise_descriptors(sessions: u32) -> anyhow::Result<()> {
+    const OTHERS: u64 = 512;
+    let wanted = OTHERS + 2 * u64::from(sessions);
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    if soft >= wanted {
+        return Ok(());
+    }
+    setrlimit(Resource::RLIMIT_NOFILE, wanted, hard.max(wanted))
+        .or_else(|_| setrlimit(Resource::RLIMIT_NOFILE, hard, hard))?;
+    if hard < wanted && getrlimit(Resource::RLIMIT_NOFILE)?.0 < wanted {
+        warn!(
+            "descriptors (RLIMIT_NOFILE, {hard}) are too few for {sessions} sealed sessions, which need {wanted}"
+        );
+    }
+    Ok(())
 }
 
 /// Seconds since 1970.

@@ -29,6 +29,7 @@ impl Runtime {
         let mut events = Vec::new();
         let acted = self.act(&ends, acts, &mut events);
         self.pending.extend(events);
+        self.plan(&ends);
         acted
     }
 

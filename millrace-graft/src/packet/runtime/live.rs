@@ -46,6 +46,8 @@ pub(super) struct Live {
     pub said: LastWords,
     /// When the other end was started, if it has said so.
     pub peer: Option<Since>,
+    /// When it is greeted next, until then.
+    pub greeting: Duration,
     /// Why the latest word could not be sent. It is lost, as others are.
     pub mute: Option<String>,
     pub swaps: u64,
@@ -102,6 +104,7 @@ impl Live {
             trouble: None,
             said: LastWords::default(),
             peer: None,
+            greeting: Duration::ZERO,
             mute: None,
             swaps: 0,
             swaps_failed: 0,
@@ -123,7 +126,12 @@ impl Live {
     pub fn next(&self) -> Option<Duration> {
         let keys = self.sealed.as_ref().and_then(|sealed| sealed.agreement.next());
         let count = self.count.as_ref().map(Count::next);
-        self.agreement.next().into_iter().chain(keys).chain(count).min()
+        self.agreement.next().into_iter().chain(keys).chain(count).chain(self.greets()).min()
+    }
+
+    /// As long as the other end is not known, and can hear it.
+    pub fn greets(&self) -> Option<Duration> {
+        (self.peer.is_none() && self.is_open()).then_some(self.greeting)
     }
 
     /// Whether datagrams can pass.

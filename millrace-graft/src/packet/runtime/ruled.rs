@@ -10,8 +10,9 @@ use super::live::Live;
 use super::{Event, Runtime};
 use crate::Error;
 
-/// Between two looks at round trips.
+/// Between two looks at round trips, of so many sessions; of more, it takes longer.
 const LOOK: Duration = Duration::from_millis(50);
+const AT_ONCE: u32 = 256;
 /// Until what did not come about is tried again.
 const RETRY: Duration = Duration::from_secs(10);
 
@@ -81,9 +82,15 @@ impl Live {
 impl Runtime {
     pub(super) fn look_at_rules(&mut self, events: &mut Vec<Event>) -> Result<(), Error> {
         let now = self.now();
-        let is_ruled = |live: &&mut Live| !live.session.when.is_empty() && now >= live.ruled.looked + LOOK;
+        if now < self.looked_at_rules + LOOK {
+            return Ok(());
+        }
+        self.looked_at_rules = now;
+        let ruled = self.live.values().filter(|live| !live.session.when.is_empty()).count() as u32;
+        let pause = LOOK * ruled.div_ceil(AT_ONCE);
+        let is_ruled = |live: &&mut Live| !live.session.when.is_empty() && now >= live.ruled.looked + pause;
         let mut due: Vec<(Ends, String)> = Vec::new();
-        for live in self.live.values_mut().filter(is_ruled) {
+        for live in self.live.values_mut().filter(is_ruled).take(AT_ONCE as usize) {
             live.ruled.looked = now;
             let ends = live.session.ends;
             events.extend(live.look_at_rules(now, &self.joints.progress(&ends)?));
