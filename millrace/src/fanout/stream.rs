@@ -165,16 +165,18 @@ impl Stream {
             return state.count("malformed");
         };
         let now = Duration::from_nanos(now_ns);
-        let (answer, command) = state.receivers.ask(mint, &request, from, now);
+        let sent = state.reached.get(&from).map_or(Sent::default(), Reached::sent);
+        let (mut answer, command) = state.receivers.ask(mint, &request, from, sent, now);
+        // It is answered by what it has.
+        if command.is_some_and(|command| !self.apply(state, command)) {
+            answer = state.receivers.take_back(from, answer);
+        }
         state.count(match answer.what {
             Say::Prove(_) => "tokens",
             Say::Lease { .. } => "leases",
             Say::Ended => "ended",
             Say::Refused { why, .. } => why.name(),
         });
-        if let Some(command) = command {
-            self.apply(state, command);
-        }
         if self.socket.send_to(&answer.encode(), from).is_err() {
             state.count("unanswered");
         }
@@ -273,8 +275,8 @@ impl Stream {
         }
     }
 
-    /// The one place where what was decided becomes the kernel's state.
-    fn apply(&self, state: &mut State, command: Command) {
+    /// The one place where what was decided becomes the kernel's state. `false`: it has no room.
+    fn apply(&self, state: &mut State, command: Command) -> bool {
         let name = &self.settings.name;
         match command {
             Command::Add { who, until } => {
@@ -287,7 +289,10 @@ impl Stream {
                         state.reached.insert(who, reached);
                         let _ = self.socket.send_to(&KNOCK, who);
                     }
-                    Err(error) => warn!(stream = name, receiver = %who, "cannot receive: {error}"),
+                    Err(error) => {
+                        warn!(stream = name, receiver = %who, "cannot receive: {error}");
+                        return false;
+                    }
                 }
             }
             Command::Renew { who, until } => {
@@ -313,6 +318,7 @@ impl Stream {
                 }
             }
         }
+        true
     }
 
     pub fn status(&self) -> status::Stream {
