@@ -178,3 +178,22 @@ fn a_graft_changes_with_the_path() {
     let svg = std::fs::read_to_string(plot.path()).expect("a picture");
     assert!(svg.contains("in-place") && svg.contains("320 ms from 1 s on"), "{svg}");
 }
+
+/// What is stated is what the kernel says, with one session and with many, and no more after they were used.
+#[test]
+fn sessions_take_what_is_stated() {
+    let arguments = "sessions --sessions 1,3 --rate 200 --seconds 1 --rounds 1 --memory-sessions 1,300";
+    let Some(rows) = rows("sessions_take_what_is_stated", arguments) else { return };
+    let (delays, memory): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| row["part"] == "delay");
+    assert_eq!((delays.len(), memory.len()), (2 * 7, 2));
+    for row in &delays {
+        assert_eq!((&row["sent"], &row["lost"]), (&200.into(), &0.into()), "{row}");
+        assert!(row["delay_us"]["p50"].as_f64().is_some_and(|us| us > 0.0), "{row}");
+    }
+    for (row, sessions) in memory.iter().zip([1, 300]) {
+        assert_eq!(row["sessions"], sessions);
+        let [stated, before, after] = ["stated", "maps", "maps_after"]
+            .map(|what| row[format!("{what}_bytes")].as_f64().expect("bytes"));
+        assert!(before == after && (0.9..1.1).contains(&(stated / before)), "{row}");
+    }
+}

@@ -3,6 +3,7 @@
 mod apps;
 mod carrying;
 mod cgroup;
+mod daemon;
 mod deploy;
 mod fct;
 mod fct_plot;
@@ -15,6 +16,7 @@ mod packets;
 mod reconfigure;
 mod redirect;
 mod repair;
+mod sessions;
 mod swap;
 
 use millrace_bpf::graft::{Control, SHIPPED};
@@ -45,6 +47,8 @@ enum Command {
     Redirect(redirect::Args),
     /// Lost packets, sent again or made out of others: by window, loss and round trip
     Repair(repair::Args),
+    /// Delay and jitter of packets by graft, and memory, with one session and with many
+    Sessions(sessions::Args),
     /// Time to swap grafts under a live transfer, of which nothing may be lost
     Swap(swap::Args),
 }
@@ -79,6 +83,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         Command::Reconfigure(args) => reconfigure::run(args),
         Command::Redirect(args) => redirect::run(args),
         Command::Repair(args) => repair::run(args),
+        Command::Sessions(args) => sessions::run(args),
         Command::Swap(args) => swap::run(args),
     }
 }

@@ -1,22 +1,15 @@
 //! A host with a daemon of packet grafts: its settings, and what it is asked.
 
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
-use std::process::Command;
-use std::time::Duration;
-
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use serde_json::{Value, json};
 
+use super::super::daemon::Daemon;
 use super::Args;
-use crate::bench::process::Process;
 use crate::bench::site::{SUBSCRIBERS_LINK, Site};
 use crate::lab::Node;
 
 pub const PORT: u16 = 7000;
 const SESSION: &str = "bench";
-const START: Duration = Duration::from_secs(60);
 /// Of the messages that may be given up, per mille.
 pub const GIVE_UP: u64 = 20;
 const DEADLINE_MS: u32 = 100;
@@ -25,10 +18,7 @@ const DEADLINE_MS: u32 = 100;
 pub const FULL: &str = "full";
 pub const PARTIAL: &str = "partial";
 
-pub struct Host {
-    process: Process,
-    socket: PathBuf,
-}
+pub struct Host(Daemon);
 
 /// What the daemon knows of the session.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -51,25 +41,12 @@ impl Host {
         args: &Args,
         has_rule: bool,
     ) -> anyhow::Result<Self> {
-        let path = |end: &str| site.directory().join(format!("{name}.{end}"));
-        std::fs::write(site.directory().join("key"), "00112233445566778899aabbccddeeff")?;
         let rule = if has_rule { rule(args) } else { String::new() };
-        std::fs::write(path("toml"), settings(node, peer, args)? + &rule)?;
-        let mut command: Command = node.command(std::env::current_exe()?);
-        command.args(["graft", "packets", "run", "--http=off", "--config"]).arg(path("toml"));
-        command.arg("--socket").arg(path("sock"));
-        let process = Process::start(name, command, site.directory())?;
-        let mut host = Self { process, socket: path("sock") };
-        let socket = host.socket.clone();
-        host.process.wait_until("its socket", START, || UnixStream::connect(&socket).is_ok())?;
-        // The socket is there before the joints are; it is answered when they are.
-        host.session().with_context(|| host.process.last_words())?;
-        Ok(host)
+        Ok(Self(Daemon::start(site, name, node, &(settings(node, peer, args)? + &rule))?))
     }
 
     pub fn session(&self) -> anyhow::Result<Session> {
-        let answer = self.ask(&json!({ "do": "status" }))?;
-        let status = &answer["status"];
+        let status = self.0.status()?;
         let session = &status["sessions"][0];
         let text = |value: &Value| value.as_str().map(str::to_owned);
         Ok(Session {
@@ -83,27 +60,15 @@ impl Host {
 
     /// What became of its packets, by the names of the reasons.
     pub fn packets(&self) -> anyhow::Result<Value> {
-        Ok(self.ask(&json!({ "do": "status" }))?["status"]["sessions"][0]["packets"].clone())
+        Ok(self.0.status()?["sessions"][0]["packets"].take())
     }
 
     /// `false`: another change is not over yet.
     pub fn swap(&self, graft: &str) -> anyhow::Result<bool> {
-        match self.ask(&json!({ "do": "swap", "session": SESSION, "graft": graft })) {
+        match self.0.ask(&json!({ "do": "swap", "session": SESSION, "graft": graft })) {
             Ok(_) => Ok(true),
             Err(error) if error.to_string().contains("under way") => Ok(false),
             Err(error) => Err(error),
-        }
-    }
-
-    fn ask(&self, request: &Value) -> anyhow::Result<Value> {
-        let mut stream = BufReader::new(UnixStream::connect(&self.socket)?);
-        writeln!(stream.get_mut(), "{request}")?;
-        let mut line = String::new();
-        stream.read_line(&mut line)?;
-        let answer: Value = serde_json::from_str(&line)?;
-        match answer["ok"].as_bool() {
-            Some(true) => Ok(answer),
-            _ => bail!("the daemon: {}", answer["error"].as_str().unwrap_or("no answer")),
         }
     }
 }
