@@ -38,6 +38,8 @@ pub enum Why {
     /// It asked for it.
     Asked,
     Expired,
+    /// The operator names it no more.
+    Unnamed,
     Cut(Trip),
 }
 
@@ -87,6 +89,19 @@ impl Receivers {
         let state = State::Leased { until: FOREVER };
         self.entries.insert(who, Entry { state, pinned: true, breaker, sent: Sent::default() });
         Command::Add { who, until: FOREVER }
+    }
+
+    /// An operator names it no more: it may ask from now on.
+    pub fn unpin(&mut self, who: SocketAddr) -> Option<Command> {
+        let entry = self.entries.get(&who).filter(|entry| entry.pinned)?;
+        let is_leased = matches!(entry.state, State::Leased { .. });
+        self.entries.remove(&who);
+        is_leased.then_some(Command::Remove { who, why: Why::Unnamed })
+    }
+
+    /// For what is decided from now on. Nobody who is there is sent away by them.
+    pub fn set_limits(&mut self, limits: Limits) {
+        self.limits = limits;
     }
 
     /// Those who are sent the stream now.

@@ -256,6 +256,24 @@ fn who_leaves_counts_for_its_address_alone() {
     }
 }
 
+/// By settings that are new: who is there stays, whoever is named or not named any more.
+#[test]
+fn limits_and_names_may_change() {
+    let mut scene = Scene::new();
+    let (one, other) = (at("192.0.2.1:5000"), at("192.0.2.2:5000"));
+    scene.subscribe(one, 10, NOW);
+    scene.all.pin(other, false);
+    scene.all.set_limits(Limits { receivers: 1, lease: 5 * SECOND, ..limits() });
+    assert!(matches!(
+        scene.subscribe(one, 10, NOW),
+        (Say::Lease { seconds: 5, .. }, Some(Command::Renew { .. }))
+    ));
+    assert!(matches!(scene.subscribe(at("192.0.2.3:1"), 10, NOW), (Say::Refused { .. }, None)));
+    assert_eq!(scene.all.unpin(one), None, "it has asked");
+    assert_eq!(scene.all.unpin(other), Some(Command::Remove { who: other, why: Why::Unnamed }));
+    assert_eq!(scene.all.leased().collect::<Vec<_>>(), [(one, false)]);
+}
+
 #[test]
 fn a_lease_that_the_kernel_has_no_room_for_is_none() {
     let mut scene = Scene::new();
