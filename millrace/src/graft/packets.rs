@@ -131,7 +131,7 @@ struct Daemon {
 impl Daemon {
     fn start(config: PathBuf) -> anyhow::Result<Self> {
         let settings = Settings::read(&config)?;
-        raise_descriptors(settings.room.sessions)?;
+        raise_descriptors(&settings)?;
         let runtime = Runtime::start(settings)?;
         let (requests, asked) = channel();
         let reloaded = Reload { time_s: unix_time(), error: None };
@@ -306,19 +306,21 @@ impl Worker {
     }
 }
 
-/// Sealed sessions have two each.
-fn raise_descriptors(sessions: u32) -> anyhow::Result<()> {
+/// Sealed sessions have two each, and a reload may bring as many as there is room for.
+fn raise_descriptors(settings: &Settings) -> anyhow::Result<()> {
     const OTHERS: u64 = 512;
-    let wanted = OTHERS + 2 * u64::from(sessions);
+    let wanted = OTHERS + 2 * u64::from(settings.room.sessions);
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    if soft >= wanted {
-        return Ok(());
+    if soft < wanted {
+        setrlimit(Resource::RLIMIT_NOFILE, wanted, hard.max(wanted))
+            .or_else(|_| setrlimit(Resource::RLIMIT_NOFILE, hard, hard))?;
     }
-    setrlimit(Resource::RLIMIT_NOFILE, wanted, hard.max(wanted))
-        .or_else(|_| setrlimit(Resource::RLIMIT_NOFILE, hard, hard))?;
-    if hard < wanted && getrlimit(Resource::RLIMIT_NOFILE)?.0 < wanted {
+    let (have, _) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    let sealed = settings.sessions.iter().filter(|session| session.cipher.is_some()).count() as u64;
+    if have < OTHERS + 2 * sealed {
         warn!(
-            "descriptors (RLIMIT_NOFILE, {hard}) are too few for {sessions} sealed sessions, which need {wanted}"
+            "descriptors (RLIMIT_NOFILE, {have}) are too few for {sealed} sealed sessions, which need {}",
+            OTHERS + 2 * sealed
         );
     }
     Ok(())

@@ -10,8 +10,8 @@ use super::super::keys::{self, Cipher, Secret};
 use super::super::losses::{Before, Count};
 use super::super::settings::{Graft, Session, Settings};
 use super::super::versions::moves;
+use super::super::when::Watch;
 use super::super::{Change, SessionStatus};
-use super::ruled::Ruled;
 use crate::Error;
 
 /// A session that has sent nothing for so long says what it has sent, a few times; where it waits for acknowledgements, until
@@ -64,6 +64,23 @@ pub(super) struct Sealed {
     pub agreement: keys::Agreement,
     /// What the other end seals with, if that is something else.
     pub other: Option<u8>,
+}
+
+/// What rules by the round trip have said of it.
+#[derive(Default)]
+pub(super) struct Ruled {
+    pub watch: Watch,
+    /// As it was looked at last: what has come there since is what a round trip is known by.
+    pub seen: (u32, u32),
+    pub looked: Duration,
+    pub due: Option<Due>,
+}
+
+/// A change that is to be, and has not come about yet.
+pub(super) struct Due {
+    pub graft: String,
+    pub why: String,
+    pub next: Duration,
 }
 
 /// What was said about the packets that were sent last.

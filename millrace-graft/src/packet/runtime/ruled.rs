@@ -5,8 +5,8 @@ use std::time::Duration;
 use millrace_bpf::graft::joint::{Ends, Progress};
 
 use super::super::settings::Session;
-use super::super::when::{Watch, reason};
-use super::live::Live;
+use super::super::when::reason;
+use super::live::{Due, Live, Ruled};
 use super::{Event, Runtime};
 use crate::Error;
 
@@ -15,23 +15,6 @@ const LOOK: Duration = Duration::from_millis(50);
 const AT_ONCE: u32 = 256;
 /// Until what did not come about is tried again.
 const RETRY: Duration = Duration::from_secs(10);
-
-/// What rules have said of a session.
-#[derive(Default)]
-pub(super) struct Ruled {
-    watch: Watch,
-    /// As it was looked at last: what has come there since is what a round trip is known by.
-    seen: (u32, u32),
-    looked: Duration,
-    due: Option<Due>,
-}
-
-/// A change that is to be, and has not come about yet.
-struct Due {
-    graft: String,
-    why: String,
-    next: Duration,
-}
 
 impl Ruled {
     /// Somebody else has said what it is to have: until a round trip changes, that holds.
