@@ -1,23 +1,16 @@
 //! Compiles the kernel programs' parsers for their targets, with sanitizers and libFuzzer's coverage. The linker
 //! has to be clang, of the same version (scripts/fuzz.sh sees to it).
 
-use std::{env, path::PathBuf, process::Command};
+use std::{env, fs, path::PathBuf, process::Command};
 
 const SOURCE: &str = "../millrace-bpf/src/bpf";
 const SANITIZERS: &str = "address,undefined";
-const TARGETS: [&str; 8] = [
-    "kernel_ack",
-    "kernel_frames",
-    "kernel_gate",
-    "kernel_graft",
-    "kernel_udp",
-    "kernel_quic",
-    "kernel_subgroup",
-    "kernel_web",
-];
+/// What names of targets that need them begin with.
+const KERNEL: &str = "kernel_";
 
 fn main() {
     println!("cargo::rerun-if-changed={SOURCE}");
+    println!("cargo::rerun-if-changed=fuzz_targets");
     println!("cargo::rerun-if-env-changed=CLANG");
     let clang = env::var("CLANG").unwrap_or_else(|_| "clang".to_owned());
     let object = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it")).join("parsers.o");
@@ -28,7 +21,9 @@ fn main() {
         .arg(&object)
         .status();
     assert!(status.is_ok_and(|status| status.success()), "{clang} cannot compile the parsers");
-    for target in TARGETS {
+    let targets = fs::read_dir("fuzz_targets").expect("targets").map(|entry| entry.expect("a target").path());
+    let names = targets.filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned()));
+    for target in names.filter(|name| name.starts_with(KERNEL)) {
         println!("cargo::rustc-link-arg-bin={target}={}", object.display());
         println!("cargo::rustc-link-arg-bin={target}=-fsanitize={SANITIZERS}");
     }

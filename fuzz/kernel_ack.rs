@@ -15,7 +15,7 @@ struct Shared {
     complete: u32,
     begun: u32,
     birth: u32,
-    pad: u32,
+    turned: u32,
     acked: u32,
     delivered: u32,
     losses: u32,
@@ -27,6 +27,8 @@ struct Shared {
     acked_ns: u64,
     went_ns: [u64; WINDOW],
     leaves_ns: u64,
+    epoch_in: u32,
+    pad: u32,
 }
 
 /// `struct graft_ack`.
@@ -57,7 +59,7 @@ struct Congestion {
 const _: () = {
     use std::mem::offset_of;
 
-    assert!(size_of::<Shared>() == 16464 && size_of::<Ack>() == 88 && size_of::<Congestion>() == 32);
+    assert!(size_of::<Shared>() == 16472 && size_of::<Ack>() == 88 && size_of::<Congestion>() == 32);
     assert!(offset_of!(Shared, acked) == 8224 && offset_of!(Shared, went_ns) == 8264);
 };
 
@@ -114,7 +116,7 @@ impl Shared {
             complete: 0,
             begun: 0,
             birth: 0,
-            pad: 0,
+            turned: 0,
             acked: start,
             delivered: start,
             losses: 0,
@@ -126,6 +128,8 @@ impl Shared {
             acked_ns: 0,
             went_ns: [0; WINDOW],
             leaves_ns: 0,
+            epoch_in: 0,
+            pad: 0,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The fan-out of RTP over UDP: at TC ingress, from one sender to many receivers, before any process wakes.
 //!
 //! 1. [`Fanout::load`] with all streams, then [`Fanout::attach`] to each interface that their packets arrive on.
+//!    [`Fanout::open`] and [`Fanout::close`] while it runs.
 //! 2. [`Stream::add`] for each receiver, once it has proved its address, with the end of its lease, which [`Leg::renew`] puts
 //!    off. The program itself looks at the time: whoever is not renewed is sent nothing, whatever became of this process.
 //! 3. What the program takes of a sender's packets it drops behind the copies: it is done with. What it leaves to userspace
@@ -13,11 +14,15 @@
 mod config;
 mod intf;
 mod outcome;
+mod rows;
 mod stream;
 mod trace;
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
 
 pub use config::{Config, Ssrc, StreamConfig};
 pub use outcome::{Counters, FurtherRun, LegOutcome, Outcome};
@@ -25,10 +30,12 @@ pub use stream::{Cap, Leg, Media, Report, Stream};
 pub use trace::{Event, Tracing, What};
 
 use crate::Error;
+use crate::clock;
 use crate::fan::{self, Attachments};
 use crate::intf::Plain;
 use crate::object::{Loaded, embedded, write};
 use crate::tc::Mechanism;
+use rows::{Row, Rows};
 use stream::Tables;
 
 const OBJECT: &str = "fanout.bpf.o";
@@ -38,6 +45,9 @@ pub struct Fanout {
     attachments: Attachments,
     object: Mutex<Loaded>,
     streams: Vec<Arc<Stream>>,
+    tables: Arc<Tables>,
+    places: MapHandle,
+    rows: Mutex<Rows>,
     trace: trace::Trace,
     mechanism: Option<Mechanism>,
 }
@@ -56,16 +66,69 @@ impl Fanout {
                 .map_err(|source| Error::Open { object: OBJECT, source })?;
         }
         let mut object = open.load()?;
-        let streams = streams(&mut object, config)?;
-        let trace = trace::Trace::new(&mut object)?;
-        let mechanism = config.mechanism;
-        Ok(Self {
+        let tables = Arc::new(Tables { streams: object.table("streams")?, legs: object.table("legs")? });
+        let [.., (_, streams), (_, legs), _] = config.map_sizes();
+        let mut fanout = Self {
             attachments: Attachments::default(),
+            streams: Vec::new(),
+            tables,
+            places: object.handle("places")?,
+            rows: Mutex::new(Rows::new(streams, legs)),
+            trace: trace::Trace::new(&mut object)?,
             object: Mutex::new(object),
-            streams,
-            trace,
-            mechanism,
+            mechanism: config.mechanism,
+        };
+        fanout.streams = config.streams.iter().map(|stream| fanout.open(stream)).collect::<Result<_, _>>()?;
+        Ok(fanout)
+    }
+
+    /// One more stream, or another one in the place of one that arrives there: from then on what comes is the new one's. May wait for
+    /// a second, where only what was closed a moment ago is free.
+    pub fn open(&self, config: &StreamConfig) -> Result<Arc<Stream>, Error> {
+        config.check()?;
+        let row = self.take_row(config.max_receivers)?;
+        let stream = Arc::new(Stream::new(self.tables.clone(), row, config));
+        self.place(&stream)?;
+        Ok(stream)
+    }
+
+    /// Has what arrives where it does be this stream's: again, where another one was opened there.
+    pub fn place(&self, stream: &Stream) -> Result<(), Error> {
+        let mut places = stream.places().iter();
+        places.try_for_each(|at| {
+            write(&self.places, "places", place(*at).as_bytes(), &stream.index().to_ne_bytes())
         })
+    }
+
+    /// Nothing is fanned out of it any more. Whoever has a [`Leg`] of it drops it first.
+    pub fn close(&self, stream: &Stream) -> Result<(), Error> {
+        for at in stream.places() {
+            let key = place(*at);
+            let found = self.places.lookup(key.as_bytes(), MapFlags::ANY);
+            let found = found.map_err(|source| Error::Read { what: "places", source })?;
+            if found.is_some_and(|index| index == stream.index().to_ne_bytes()) {
+                self.places
+                    .delete(key.as_bytes())
+                    .map_err(|source| Error::Write { what: "places", source })?;
+            }
+        }
+        self.rows().give_back(stream.index(), now());
+        Ok(())
+    }
+
+    fn take_row(&self, receivers: u32) -> Result<Row, Error> {
+        loop {
+            let taken = self.rows().take(receivers, now());
+            match taken {
+                Ok(row) => return Ok(row),
+                Err(Some(wait)) => std::thread::sleep(wait),
+                Err(None) => return Err(Error::Full { what: "streams and their receivers" }),
+            }
+        }
+    }
+
+    fn rows(&self) -> MutexGuard<'_, Rows> {
+        self.rows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Fans out what arrives on an Ethernet interface of the calling thread's network namespace, with its routes.
@@ -86,7 +149,7 @@ impl Fanout {
         self.attachments.clear();
     }
 
-    /// In the order of [`Config::streams`].
+    /// In the order of [`Config::streams`]; without those that were opened later.
     pub fn streams(&self) -> &[Arc<Stream>] {
         &self.streams
     }
@@ -111,20 +174,8 @@ impl Fanout {
     }
 }
 
-fn streams(object: &mut Loaded, config: &Config) -> Result<Vec<Arc<Stream>>, Error> {
-    let tables = Arc::new(Tables { streams: object.table("streams")?, legs: object.table("legs")? });
-    let places = object.handle("places")?;
-    let (mut streams, mut first) = (Vec::new(), 0);
-    for (index, stream) in (0..).zip(&config.streams) {
-        streams.push(Arc::new(Stream::new(tables.clone(), index, first, stream)));
-        first += stream.max_receivers;
-        let ports = [Some(stream.listen.port()), stream.listen_rtcp_port];
-        for port in ports.into_iter().flatten() {
-            let at = place(SocketAddr::new(stream.listen.ip(), port));
-            write(&places, "places", at.as_bytes(), &index.to_ne_bytes())?;
-        }
-    }
-    Ok(streams)
+fn now() -> Duration {
+    Duration::from_nanos(clock::monotonic_ns())
 }
 
 fn place(at: SocketAddr) -> intf::At {

@@ -74,6 +74,11 @@ impl Open {
         self.object.maps_mut().find(|map| map.name() == OsStr::new(name)).ok_or(missing)
     }
 
+    /// As libbpf has it, for maps to be made longer.
+    pub fn object_mut(&mut self) -> &mut OpenObject {
+        &mut self.object
+    }
+
     /// Loads a program that is not loaded by default, for a kernel function or for what its section says.
     pub fn enable(&mut self, name: &str, function: Option<&str>) -> Result<(), Error> {
         let missing = Error::Missing { object: self.name, what: "program of that name" };

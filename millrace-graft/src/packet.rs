@@ -3,6 +3,7 @@
 //! A [`Settings`] file names interfaces, grafts as lists of functions, and sessions. A [`Runtime`] holds them in the kernel.
 //! The design is in `docs/design/0016-joints.md`, the guide in `docs/packet-grafts.md`.
 
+mod agenda;
 pub mod agree;
 mod budget;
 mod function;
@@ -11,6 +12,7 @@ mod losses;
 mod runtime;
 mod settings;
 mod versions;
+mod when;
 
 pub use function::{Function, Functions};
 pub use keys::Cipher;
@@ -18,6 +20,7 @@ pub use losses::Losses;
 pub use runtime::{Event, Runtime};
 pub use settings::{Graft, Session, Settings};
 pub use versions::Version;
+pub use when::When;
 
 use std::collections::BTreeMap;
 
@@ -34,6 +37,10 @@ pub struct Status {
     /// Interface, and `native` or `generic`.
     pub interfaces: BTreeMap<String, String>,
     pub sessions: Vec<SessionStatus>,
+    /// For which there is room.
+    pub sessions_max: u32,
+    /// That all of them take in the kernel, whether they are there or not; but for keys, which come with sealed ones.
+    pub memory_bytes: u64,
     /// What is not as it should be.
     pub trouble: Vec<String>,
 }
@@ -45,7 +52,11 @@ pub struct SessionStatus {
     pub local: String,
     pub remote: String,
     pub graft: String,
+    /// That takes its place, as soon as both ends have agreed.
+    pub changing_to: Option<String>,
     pub functions: Vec<String>,
+    /// Smoothed, where a function of its graft says what has come.
+    pub round_trip_us: Option<u64>,
     /// The cipher, or `clear`.
     pub sealed: String,
     /// Nothing passes a sealed session before its ends have agreed on keys.
@@ -79,4 +90,6 @@ pub struct Change {
     /// Where it was stateless and both ends have heard of each other since.
     pub lost_sent: Option<u64>,
     pub lost_received: Option<u64>,
+    /// Where a rule of its settings (`when`) wanted it at this end.
+    pub why: Option<String>,
 }

@@ -186,3 +186,49 @@ fn transfers_are_kept() {
     assert_eq!((&now[..3], now.len()), (&rows[..3], 4));
     assert_eq!((now[3].network, &now[3].arm), (rows[3].network, &rows[3].arm));
 }
+
+/// The graft changes where the path does and back, whoever sees to it, and nothing is lost that was owed: or the command says so.
+#[test]
+fn a_graft_changes_with_the_path() {
+    let plot = tempfile::NamedTempFile::with_suffix(".svg").expect("a file");
+    let arguments = "reconfigure --rounds 1 --window 16 --megabytes 4 --after-s 1 --far-s 4 --plot ";
+    let arguments = format!("{arguments}{}", plot.path().display());
+    let Some(rows) = rows("a_graft_changes_with_the_path", &arguments) else { return };
+    let arms: Vec<_> = rows.iter().filter_map(|row| row["arm"].as_str()).collect();
+    assert_eq!(arms, ["aware", "in-place", "none"]);
+    for row in &rows {
+        let round = &row["rounds"][0];
+        let counts = ["messages", "received", "lost"].map(|what| round[what].as_u64().expect("a count"));
+        assert_eq!(counts[0], counts[1] + counts[2], "{row}");
+        let changes = round["changed_after_s"].as_array().expect("both");
+        let is_changed = changes.iter().all(|after| after.as_f64().is_some_and(|s| s > 0.0));
+        assert!(is_changed == (row["arm"] != "none"), "{changes:?}");
+        let reasons = round["reasons"].as_array().expect("a list");
+        assert_eq!(reasons.len(), if row["arm"] == "in-place" { 2 } else { 0 }, "{reasons:?}");
+        for phase in round["phases"].as_array().expect("phases") {
+            assert!(phase["delay_ms"]["p50"].as_f64().is_some_and(|ms| ms >= 10.0), "{phase}");
+        }
+        assert!(row["arm"] != "none" || counts[2] == 0, "{row}");
+    }
+    let svg = std::fs::read_to_string(plot.path()).expect("a picture");
+    assert!(svg.contains("in-place") && svg.contains("320 ms from 1 s on"), "{svg}");
+}
+
+/// What is stated is what the kernel says, with one session and with many, and no more after they were used.
+#[test]
+fn sessions_take_what_is_stated() {
+    let arguments = "sessions --sessions 1,3 --rate 200 --seconds 1 --rounds 1 --memory-sessions 1,300";
+    let Some(rows) = rows("sessions_take_what_is_stated", arguments) else { return };
+    let (delays, memory): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| row["part"] == "delay");
+    assert_eq!((delays.len(), memory.len()), (2 * 7, 2));
+    for row in &delays {
+        assert_eq!((&row["sent"], &row["lost"]), (&200.into(), &0.into()), "{row}");
+        assert!(row["delay_us"]["p50"].as_f64().is_some_and(|us| us > 0.0), "{row}");
+    }
+    for (row, sessions) in memory.iter().zip([1, 300]) {
+        assert_eq!(row["sessions"], sessions);
+        let [stated, before, after] = ["stated", "maps", "maps_after"]
+            .map(|what| row[format!("{what}_bytes")].as_f64().expect("bytes"));
+        assert!(before == after && (0.9..1.1).contains(&(stated / before)), "{row}");
+    }
+}

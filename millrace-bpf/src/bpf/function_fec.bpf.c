@@ -27,16 +27,16 @@ struct graft_parity {
 /* The latest that have come. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, GRAFT_SESSIONS *COME_EACH);
+	__uint(max_entries, GRAFT_KEEPERS *COME_EACH);
 	__type(key, __u32);
 	__type(value, struct kept);
-} come SEC(".maps");
+} kept_come SEC(".maps");
 
 static __always_inline struct kept *place_of(const struct graft_work *work, __u32 number)
 {
 	__u32 at = work->session * COME_EACH + number % COME_EACH;
 
-	return bpf_map_lookup_elem(&come, &at);
+	return bpf_map_lookup_elem(&kept_come, &at);
 }
 
 /* What a walk over packets has found. Not on the stack: a verifier that knew the counts would look at each turn of the walk. */

@@ -54,9 +54,13 @@ int number_rx(struct xdp_md *ctx)
 	if (!work)
 		return GRAFT_PASS_rx;
 	shared = graft_shared(work);
-	if (!shared || work->kind != GRAFT_DATA)
+	if (!shared)
 		return graft_next(ctx, rx, work);
 	number = work->number;
+	if (work->kind == GRAFT_LAST && graft_not_before(number, shared->newest))
+		graft_turn(shared, number, work->epoch);
+	if (work->kind != GRAFT_DATA)
+		return graft_next(ctx, rx, work);
 	/* This end was started later than the other one, which it does not ask for what was before. */
 	if (!shared->begun && number >= BEGINNING)
 		shared->complete = number;
@@ -67,6 +71,8 @@ int number_rx(struct xdp_md *ctx)
 	if (has_come(shared, work))
 		return graft_done(ctx, rx, work, GRAFT_DUPLICATE);
 	work->is_late = !graft_not_before(number, newest);
+	if (!work->is_late)
+		graft_turn(shared, number, work->epoch);
 	advance(shared, number);
 	return graft_next(ctx, rx, work);
 }

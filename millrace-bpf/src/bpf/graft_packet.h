@@ -33,7 +33,11 @@
 #define __noinline __attribute__((noinline))
 #endif
 
+/* As compiled. Before they are loaded, arrays and hashes of so many entries, or of a multiple, are made as long as settings have sessions;
+ * and maps that are called `kept_...` for as many of them as may keep packets.
+ */
 #define GRAFT_SESSIONS	64
+#define GRAFT_KEEPERS	16
 #define GRAFT_FUNCTIONS 64   /* programs of a joint, the verdict (0) included */
 #define GRAFT_LIST_MAX	8    /* functions in a graft */
 #define GRAFT_WINDOW	1024 /* numbers that are remembered */
@@ -112,7 +116,7 @@ struct graft_shared {
 	__u32 complete;
 	__u32 begun;
 	__u32 birth; /* another one each time that a session begins anew, with numbers from 0 */
-	__u32 pad;
+	__u32 turned; /* In: the first number that is known to be of the list that the newest one came by; graft_turn(). */
 	/* Out, as the other end's acknowledgements say: */
 	__u32 acked;	 /* all below have come, or were given up there */
 	__u32 delivered; /* packets that have come or were given up there, modulo 2^32 */
@@ -125,6 +129,8 @@ struct graft_shared {
 	__u64 acked_ns;		     /* of the latest that said something new */
 	__u64 went_ns[GRAFT_WINDOW]; /* by number; 0: it was sent again, and its round trip cannot be told */
 	__u64 leaves_ns;	     /* the next packet, CLOCK_MONOTONIC, where a function paces */
+	__u32 epoch_in;		     /* of the newest one */
+	__u32 pad;
 };
 
 #define GRAFT_SEEN     (1ULL << 32)
@@ -222,6 +228,24 @@ static __always_inline int graft_is_missing(const struct graft_shared *shared, _
 	__u64 seen = shared->seen[number % GRAFT_WINDOW];
 
 	return seen != (GRAFT_SEEN | number) && seen != (GRAFT_GIVEN_UP | number);
+}
+
+/* What is newer than all before it has come, by the list of its epoch: so those from this number on were sent by that one. What is
+ * missing below is owed as the list before has promised.
+ */
+static __always_inline void graft_turn(struct graft_shared *shared, __u32 number, __u32 epoch)
+{
+	if (shared->epoch_in == epoch)
+		return;
+	shared->turned = number;
+	shared->epoch_in = epoch;
+}
+
+/* Whether a packet that is missing was sent by the list that this one came by. */
+static __always_inline int graft_is_own(const struct graft_shared *shared, const struct graft_work *work,
+					__u32 number)
+{
+	return shared->epoch_in == work->epoch && graft_not_before(number, shared->turned);
 }
 
 static long graft_advance_once(__u32 index, struct graft_shared **shared)

@@ -32,20 +32,26 @@ struct {
 	__type(value, __u32);
 } sealed_pairs SEC(".maps");
 
-/* Session and reason -> packets; what is of no session, behind the last. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, (GRAFT_SESSIONS + 1) * GRAFT_REASONS);
+	__uint(max_entries, GRAFT_SESSIONS);
 	__type(key, __u32);
-	__type(value, __u64);
+	__type(value, struct joint_counts);
 } counters SEC(".maps");
 
-/* Session and joint. */
+/* Packets of no session. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, GRAFT_SESSIONS *GRAFT_JOINTS);
+	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct joint_time);
+	__type(value, __u64);
+} others SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, GRAFT_SESSIONS);
+	__type(key, __u32);
+	__type(value, struct joint_times);
 } times SEC(".maps");
 
 struct {
@@ -64,7 +70,15 @@ struct sk_buff {
 
 static __always_inline void count(__u32 session, __u32 reason)
 {
-	add_to(&counters, session * GRAFT_REASONS + reason, 1);
+	struct joint_counts *counts = bpf_map_lookup_elem(&counters, &session);
+
+	if (counts)
+		counts->packets[reason & (JOINT_REASONS - 1)]++;
+}
+
+static __always_inline void count_other(void)
+{
+	add_to(&others, 0, 1);
 }
 
 static __noinline int put_word(struct joint_word *word, const struct graft_work *work)
@@ -187,13 +201,19 @@ static __always_inline void begin(struct graft_work *work, const struct joint_se
 	work->start_ns = 0;
 }
 
+static __always_inline struct joint_time *time_of(const struct graft_work *work, __u32 joint)
+{
+	__u32 session = work->session;
+	struct joint_times *of = bpf_map_lookup_elem(&times, &session);
+
+	return of ? &of->joints[joint] : NULL;
+}
+
 /* Time is taken of functions and framing. What sealing takes is not the graft's. */
 static __always_inline void start_time(struct graft_work *work, __u32 joint)
 {
-	__u32 index = work->session * GRAFT_JOINTS + joint;
-	struct joint_time *time;
+	struct joint_time *time = time_of(work, joint);
 
-	time = bpf_map_lookup_elem(&times, &index);
 	if (time && time->packets++ % JOINT_SAMPLE_EVERY == 0)
 		work->start_ns = bpf_ktime_get_ns();
 }
@@ -228,6 +248,39 @@ static __always_inline enum graft_reason prove(struct graft_work *work, const st
 	    (!(session->live & 1 << epoch) || frame->list != session->list_ids[epoch]))
 		return GRAFT_STALE;
 	return GRAFT_OTHER;
+}
+
+/* --- The clock: it goes while there is something to be told --- */
+
+enum pace {
+	STANDS, /* until something is sent */
+	SLOW,
+	FAST,
+};
+
+struct joint_clock {
+	struct bpf_timer timer;
+	__u64 period_ns; /* 0: there is none */
+	__u64 pace;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, GRAFT_SESSIONS);
+	__type(key, __u32);
+	__type(value, struct joint_clock);
+} clocks SEC(".maps");
+
+/* Something was sent: behind `number`, which has noted when. */
+static __always_inline void wind(const struct graft_work *work)
+{
+	__u32 session = work->session;
+	struct joint_clock *clock = bpf_map_lookup_elem(&clocks, &session);
+
+	if (!clock || !clock->period_ns || READ_ONCE(clock->pace) == FAST)
+		return;
+	if (__sync_lock_test_and_set(&clock->pace, FAST) != FAST)
+		bpf_timer_start(&clock->timer, clock->period_ns, 0);
 }
 
 /* --- TC egress --- */
@@ -347,7 +400,7 @@ int joint_tx(struct __sk_buff *skb)
 	work->reason = GRAFT_SENT;
 	return graft_next(skb, tx, work);
 other:
-	count(GRAFT_SESSIONS, GRAFT_OTHER);
+	count_other();
 	return PASS_ON;
 }
 
@@ -384,14 +437,13 @@ static __always_inline int goes_on(__u32 reason)
 
 static __always_inline void take_time(const struct graft_work *work, __u32 joint)
 {
-	__u32 index = work->session * GRAFT_JOINTS + joint;
 	struct joint_time *time;
 	__u64 ns;
 
 	if (!work->start_ns)
 		return;
 	ns = bpf_ktime_get_ns() - work->start_ns;
-	time = bpf_map_lookup_elem(&times, &index);
+	time = time_of(work, joint);
 	if (!time)
 		return;
 	time->samples++;
@@ -439,6 +491,8 @@ int joint_tx_done(struct __sk_buff *skb)
 	reason = work->reason;
 	if (goes_on(reason))
 		reason = send_framed(skb, work);
+	if (goes_on(reason))
+		wind(work);
 	if (goes_on(reason) && work->takes_ns) {
 		draw_time(work);
 		put_time(skb, work);
@@ -553,7 +607,7 @@ static __always_inline int receive(struct xdp_md *ctx, const int is_opened)
 		work->list = 0;
 	return graft_next(ctx, rx, work);
 other:
-	count(GRAFT_SESSIONS, GRAFT_OTHER);
+	count_other();
 	return XDP_PASS;
 }
 
@@ -630,23 +684,11 @@ int joint_repair(struct __sk_buff *skb)
 	work->reason = GRAFT_DELIVERED;
 	return graft_next(skb, repair, work);
 other:
-	count(GRAFT_SESSIONS, GRAFT_OTHER);
+	count_other();
 	return PASS_ON;
 }
 
-/* --- The clock --- */
-
-struct joint_clock {
-	struct bpf_timer timer;
-	__u64 period_ns; /* 0: it stands */
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, GRAFT_SESSIONS);
-	__type(key, __u32);
-	__type(value, struct joint_clock);
-} clocks SEC(".maps");
+/* --- What a clock tells --- */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
@@ -666,21 +708,43 @@ static __noinline int put_tick(struct joint_tick *event, const struct graft_shar
 	return 0;
 }
 
+/* The daemon is told of sessions that are silent, not of each that is busy. One that has been for long needs no clock when all that it has
+ * sent has come, and a slow one where that is not known.
+ */
+static __always_inline __u64 pace_of(const struct graft_shared *state, __u64 silent_ns)
+{
+	if (!state->sent_ns)
+		return STANDS;
+	if (silent_ns < JOINT_SILENT_NS)
+		return FAST;
+	return state->acked == state->next ? STANDS : SLOW;
+}
+
 /* Timers end with the last descriptor of their map, so also when the process is killed. */
 static int tick(void *map, __u32 *session, struct joint_clock *clock)
 {
 	__u32 key = *session;
 	struct graft_shared *state = bpf_map_lookup_elem(&shared, &key);
-	struct joint_tick *event;
+	struct joint_tick *event = NULL;
+	__u64 sent_ns, silent_ns, pace;
 
-	if (!clock->period_ns)
+	if (!clock->period_ns || !state)
 		return 0;
-	event = bpf_ringbuf_reserve(&ticks, sizeof(*event), 0);
+	sent_ns = READ_ONCE(state->sent_ns);
+	silent_ns = bpf_ktime_get_ns() - sent_ns;
+	pace = pace_of(state, silent_ns);
+	if (sent_ns && silent_ns >= clock->period_ns)
+		event = bpf_ringbuf_reserve(&ticks, sizeof(*event), 0);
 	if (event) {
 		put_tick(event, state, key);
 		bpf_ringbuf_submit(event, 0);
 	}
-	bpf_timer_start(&clock->timer, clock->period_ns, 0);
+	__sync_lock_test_and_set(&clock->pace, pace);
+	/* What is sent at this moment may have seen the pace before. */
+	if (READ_ONCE(state->sent_ns) != sent_ns)
+		clock->pace = pace = FAST;
+	if (pace != STANDS)
+		bpf_timer_start(&clock->timer, pace == FAST ? clock->period_ns : JOINT_SLOW_NS, 0);
 	return 0;
 }
 
@@ -701,6 +765,7 @@ int joint_clock(struct joint_clock_call *call)
 		return 0;
 	}
 	bpf_timer_init(&clock->timer, &clocks, MONOTONIC); /* it may have been before */
+	clock->pace = FAST;
 	if (bpf_timer_set_callback(&clock->timer, tick) || bpf_timer_start(&clock->timer, call->period_ns, 0))
 		return 0;
 	call->error = 0;

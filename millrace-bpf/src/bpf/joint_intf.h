@@ -45,7 +45,24 @@ struct joint_time {
 	__u64 over; /* samples above the budget */
 };
 
-/* From a session's clock. */
+struct joint_times {
+	struct joint_time joints[GRAFT_JOINTS];
+};
+
+#define JOINT_REASONS 32 /* a power of two, for the verifier */
+
+_Static_assert(GRAFT_REASONS <= JOINT_REASONS, "a place for each reason");
+
+/* Packets of a session, by what became of them. */
+struct joint_counts {
+	__u64 packets[JOINT_REASONS];
+};
+
+#define JOINT_SILENT_NS \
+	2000000000ULL /* a session that has sent nothing for so long has a slow clock, or none */
+#define JOINT_SLOW_NS 1000000000ULL
+
+/* From a session's clock, when it has sent nothing for a period. */
 struct joint_tick {
 	__u64 time_ns; /* CLOCK_MONOTONIC */
 	__u64 sent_ns; /* when the latest packet went out */

@@ -8,9 +8,8 @@
 #include "graft_packet.h"
 #include "skb_udp.h"
 
-#define KEPT_SESSIONS 16	   /* that have a part of the ring for themselves; settings allow no more */
-#define KEPT_EACH     GRAFT_WINDOW /* packets of a session */
-#define KEPT_BYTES    2048	   /* more than a payload may have to be kept, a power of two */
+#define KEPT_EACH  GRAFT_WINDOW /* packets of a session */
+#define KEPT_BYTES 2048		/* more than a payload may have to be kept, a power of two */
 
 /* Of a payload. */
 #define KEPT_BOUNDED(bytes) BOUNDED(bytes, KEPT_BYTES)
@@ -25,14 +24,15 @@ struct kept {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, KEPT_SESSIONS *KEPT_EACH);
+	__uint(max_entries, GRAFT_KEEPERS *KEPT_EACH);
 	__type(key, __u32);
 	__type(value, struct kept);
 } kept_packets SEC(".maps");
 
+/* Behind the last one, of sessions that keep nothing: settings have none then. */
 static __always_inline __u32 kept_at(const struct graft_work *work, __u32 number)
 {
-	return work->session % KEPT_SESSIONS * KEPT_EACH + number % KEPT_EACH;
+	return work->session * KEPT_EACH + number % KEPT_EACH;
 }
 
 /* Whether it is this packet of the session. */

@@ -59,7 +59,7 @@ int gate_native_take(__u64 *full_at, const struct gate_rate *rate, __u64 units, 
 int graft_native_read(const __u8 *found, __u32 bytes);
 int rtp_native_read(const __u8 *payload, __u32 bytes, struct rtp_packet *out);
 /* As the checks have them (fuzz/kernel_ack.rs). */
-_Static_assert(sizeof(struct graft_shared) == 16464 && sizeof(struct congestion) == 32, "as mirrored");
+_Static_assert(sizeof(struct graft_shared) == 16472 && sizeof(struct congestion) == 32, "as mirrored");
 _Static_assert(__builtin_offsetof(struct graft_shared, acked) == 8224 &&
 		       __builtin_offsetof(struct graft_shared, went_ns) == 8264,
 	       "as mirrored");

@@ -113,6 +113,9 @@ static __always_inline int is_given_up(const struct asking *asking, const struct
 	const struct state *state = asking->state;
 	__u64 now_ns = asking->work->now_ns;
 
+	/* Another list may have promised more. */
+	if (!graft_is_own(asking->shared, asking->work, open->number))
+		return 0;
 	if (asking->tries && open->tries >= asking->tries)
 		return 1;
 	return asking->deadline_ns && now_ns - open->since_ns >= asking->deadline_ns &&

@@ -13,6 +13,9 @@ pub(super) const EVENTS_BYTES: u32 = 1 << 19;
 #[derive(Debug, Clone)]
 pub struct Config {
     pub streams: Vec<StreamConfig>,
+    /// So many streams and receivers there is room for, if those are fewer: for [`Fanout::open`](super::Fanout::open).
+    pub streams_max: u32,
+    pub receivers_max: u32,
     /// Copies that one run of the program makes of a received packet, some half a microsecond each. If there are more to
     /// make, the packet is put back into the queue of packets that wait for the stack, for another run.
     pub max_copies_per_run: u32,
@@ -24,12 +27,19 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        Self { streams: Vec::new(), max_copies_per_run: 128, max_runs: 64, mechanism: None }
+        Self {
+            streams: Vec::new(),
+            streams_max: 0,
+            receivers_max: 0,
+            max_copies_per_run: 128,
+            max_runs: 64,
+            mechanism: None,
+        }
     }
 }
 
 /// One sender's packets, where they arrive, and how many receivers there may be.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamConfig {
     /// Where its packets arrive, an address of this host; copies come from there.
     pub listen: SocketAddr,
@@ -55,15 +65,7 @@ pub enum Ssrc {
 impl Config {
     /// The program has no way to tell what does not fit together.
     pub(super) fn check(&self) -> Result<(), Error> {
-        for stream in &self.streams {
-            if fan::bytes(stream.listen.ip()).0 != fan::bytes(stream.sender.ip()).0 {
-                return Err(Error::Config("a stream arrives at an address of its sender's family"));
-            }
-            if stream.listen.ip().is_unspecified() {
-                return Err(Error::Config("a stream arrives at one address of this host"));
-            }
-        }
-        Ok(())
+        self.streams.iter().try_for_each(StreamConfig::check)
     }
 
     pub(super) fn legs(&self) -> u32 {
@@ -72,12 +74,35 @@ impl Config {
 
     /// Entries of each map whose size is set before loading; of ring buffers, bytes.
     pub(super) fn map_sizes(&self) -> [(&'static str, u32); 4] {
-        let streams = u32::try_from(self.streams.len()).unwrap_or(u32::MAX);
+        let streams = u32::try_from(self.streams.len()).unwrap_or(u32::MAX).max(self.streams_max);
         [
             ("places", streams.saturating_mul(2)),
             ("streams", streams),
-            ("legs", self.legs()),
+            ("legs", self.legs().max(self.receivers_max)),
             ("events", EVENTS_BYTES),
         ]
+    }
+}
+
+impl StreamConfig {
+    /// What it is, however many receive it.
+    pub fn without_room(self) -> Self {
+        Self { max_receivers: 0, ..self }
+    }
+
+    /// Where its packets arrive.
+    pub(super) fn places(&self) -> impl Iterator<Item = SocketAddr> {
+        let ports = [Some(self.listen.port()), self.listen_rtcp_port];
+        ports.into_iter().flatten().map(|port| SocketAddr::new(self.listen.ip(), port))
+    }
+
+    pub(super) fn check(&self) -> Result<(), Error> {
+        if fan::bytes(self.listen.ip()).0 != fan::bytes(self.sender.ip()).0 {
+            return Err(Error::Config("a stream arrives at an address of its sender's family"));
+        }
+        match self.listen.ip().is_unspecified() {
+            true => Err(Error::Config("a stream arrives at one address of this host")),
+            false => Ok(()),
+        }
     }
 }

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::config::{Ssrc, StreamConfig};
 use super::intf::{self, REPORTS, SSRC_KNOWN};
 use super::outcome::LegOutcome;
+use super::rows::Row;
 use crate::Error;
 use crate::fan::{self, NetPath};
 use crate::memory::{Shared, Table};
@@ -36,6 +37,7 @@ pub struct Stream {
     tables: Arc<Tables>,
     index: u32,
     listen: SocketAddr,
+    places: Vec<SocketAddr>,
     /// Which legs are in use, from the stream's first on.
     used: Mutex<Vec<bool>>,
 }
@@ -77,21 +79,38 @@ impl Cap {
 }
 
 impl Stream {
-    pub(super) fn new(tables: Arc<Tables>, index: u32, first: u32, config: &StreamConfig) -> Self {
+    pub(super) fn new(tables: Arc<Tables>, row: Row, config: &StreamConfig) -> Self {
+        let Row { index, first, .. } = row;
         let entry = tables.streams.get(index);
-        // SAFETY: the program cannot reach the entry yet: no place leads to it.
+        // SAFETY: the program cannot reach the entry yet: no place leads to it, nor did one a moment ago (`Rows`).
         unsafe {
             *entry.sender.get() = fan::bytes(config.sender.ip()).1;
             *entry.port.get() = config.sender.port().to_be_bytes();
             *entry.rtcp_port.get() = config.sender_rtcp_port.unwrap_or(0).to_be_bytes();
         }
+        let counts = [&entry.packets, &entry.bytes, &entry.last_ns, &entry.sent];
+        counts.into_iter().chain(&entry.reports).for_each(|count| count.store(0, Ordering::Relaxed));
+        entry.legs.store(0, Ordering::Relaxed);
         entry.number.store(index + 1, Ordering::Relaxed);
         entry.first.store(first, Ordering::Relaxed);
         entry.one_ssrc.store(u32::from(config.ssrc != Ssrc::Any), Ordering::Relaxed);
         let known = if let Ssrc::Is(ssrc) = config.ssrc { SSRC_KNOWN | u64::from(ssrc) } else { 0 };
         entry.ssrc.store(known, Ordering::Release);
         let used = Mutex::new(vec![false; config.max_receivers as usize]);
-        Self { tables, index, listen: config.listen, used }
+        Self { tables, index, listen: config.listen, places: config.places().collect(), used }
+    }
+
+    pub(super) fn index(&self) -> u32 {
+        self.index
+    }
+
+    pub(super) fn places(&self) -> &[SocketAddr] {
+        &self.places
+    }
+
+    /// For which there is room.
+    pub fn receivers_max(&self) -> usize {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
     fn entry(&self) -> &intf::Stream {
@@ -235,6 +254,14 @@ impl Leg {
 
     pub fn renew(&self, until_ns: u64) {
         self.entry().until_ns.store(until_ns, Ordering::Relaxed);
+    }
+
+    /// Another cap from now on.
+    pub fn set_cap(&self, cap: Cap) {
+        let entry = self.entry();
+        let (cost, burst) = cap.ticks();
+        entry.rate.cost.store(cost, Ordering::Relaxed);
+        entry.rate.burst.store(burst, Ordering::Relaxed);
     }
 
     /// Packets that were sent, and their UDP payload.

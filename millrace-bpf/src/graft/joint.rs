@@ -11,10 +11,12 @@
 mod function;
 mod intf;
 mod reason;
+mod room;
 mod seal;
 mod word;
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
 use std::io::Read as _;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd};
@@ -24,12 +26,13 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle, RingBufferBuilder, num_possible_cp
 
 pub use function::Function;
 pub use reason::Reason;
+pub use room::{KEPT_BYTES, Room, SEALED_BYTES, base_bytes};
 pub use seal::{KeyWord, Keys, Phase, SEAL_BYTES, SEALED_MAX, Wear};
 
 use super::Error;
 use crate::barrier::Barrier;
 use crate::intf::Plain;
-use crate::object::{Loaded, embedded, write};
+use crate::object::{Embedded, Loaded, embedded, write};
 use crate::raw;
 use crate::siphash::siphash128;
 use crate::tc::{self, Hook, Position};
@@ -37,8 +40,8 @@ use crate::xdp::{self, Mode};
 
 /// Functions in a list.
 pub const LIST_MAX: usize = intf::LIST;
-/// Sessions at the same time.
-pub const SESSIONS: usize = intf::SESSIONS;
+/// Sessions at the same time, at most.
+pub const SESSIONS_MAX: u32 = 16_384;
 /// Bytes that a frame adds to a datagram.
 pub const FRAME_BYTES: usize = 16;
 
@@ -206,7 +209,6 @@ struct Slots {
 }
 
 struct Open {
-    ends: Ends,
     raw: intf::Session,
     sealed: Option<seal::Sealed>,
 }
@@ -221,6 +223,10 @@ struct Place {
 pub struct Joints {
     places: Vec<Place>,
     sessions: BTreeMap<Ends, Open>,
+    /// By index in the kernel's maps.
+    by_index: Vec<Option<Ends>>,
+    free: BinaryHeap<Reverse<u32>>,
+    room: Room,
     functions: BTreeMap<String, Slots>,
     object: Loaded,
     shared: BTreeMap<&'static str, MapHandle>,
@@ -235,9 +241,19 @@ pub struct Joints {
     key_words: Vec<seal::Heard>,
 }
 
+fn object() -> Embedded {
+    embedded!("joint.bpf.o")
+}
+
 impl Joints {
+    /// With as much room as is compiled in.
     pub fn load() -> Result<Self, Error> {
-        let mut open = embedded!("joint.bpf.o").open()?;
+        Self::load_for(Room::default())
+    }
+
+    pub fn load_for(room: Room) -> Result<Self, Error> {
+        let mut open = object().open()?;
+        room.fit(open.object_mut())?;
         let mark = random().map_err(Error::Descriptor)? | 1;
         open.configure(&intf::Config { mark, clear_mark: seal::clear_mark(mark) })?;
         let mut object = open.load()?;
@@ -254,6 +270,9 @@ impl Joints {
         Ok(Self {
             places: Vec::new(),
             sessions: BTreeMap::new(),
+            by_index: vec![None; room.sessions as usize],
+            free: (0..room.sessions).map(Reverse).collect(),
+            room,
             functions: BTreeMap::new(),
             object,
             shared,
@@ -318,7 +337,7 @@ impl Joints {
         }
         let slot = self.free_slot()?;
         let alike = alike.map(|alike| self.function(alike)).transpose()?;
-        let loaded = function.load(&self.shared, alike)?;
+        let loaded = function.load(&self.room, &self.shared, alike)?;
         for joint in Joint::ALL {
             if let Some(descriptor) = loaded.descriptor(joint) {
                 self.write_program(joint, slot, &descriptor)?;
@@ -365,9 +384,8 @@ impl Joints {
         if self.sessions.contains_key(&ends) {
             return Err(Error::Session { local: ends.local, remote: ends.remote });
         }
-        let is_free = |index: &u32| self.sessions.values().all(|open| open.raw.index != *index);
-        let (have, room) = (self.sessions.len() + 1, SESSIONS);
-        let index = (0..SESSIONS as u32).find(is_free).ok_or(Error::Room { what: "sessions", have, room })?;
+        let (have, room) = (self.sessions.len() + 1, self.room.sessions as usize);
+        let Reverse(index) = *self.free.peek().ok_or(Error::Room { what: "sessions", have, room })?;
         let halves = session.key.as_chunks::<8>().0;
         let mut raw = intf::Session {
             index,
@@ -385,7 +403,9 @@ impl Joints {
             self.begin_sealed(&ends, index, sealed)?;
         }
         self.put(&ends, &raw)?;
-        self.sessions.insert(ends, Open { ends, raw, sealed });
+        self.free.pop();
+        self.by_index[index as usize] = Some(ends);
+        self.sessions.insert(ends, Open { raw, sealed });
         Ok(())
     }
 
@@ -480,6 +500,8 @@ impl Joints {
     pub fn close(&mut self, ends: &Ends) -> Result<(), Error> {
         let open =
             self.sessions.remove(ends).ok_or(Error::NoSession { local: ends.local, remote: ends.remote })?;
+        self.by_index[open.raw.index as usize] = None;
+        self.free.push(Reverse(open.raw.index));
         self.set_clock_of(open.raw.index, Duration::ZERO)?;
         self.table.delete(key(ends)?.as_bytes()).map_err(Error::State)?;
         self.end_sealed(ends, open.raw.index)
@@ -514,14 +536,11 @@ impl Joints {
 
     /// Another session had the index before.
     fn count_anew(&mut self, index: u32) -> Result<(), Error> {
-        let (reasons, joints) = (Reason::ALL.len() as u32, Joint::ALL.len() as u32);
-        for (name, each) in [("counters", reasons), ("times", joints)] {
+        for name in ["counters", "times"] {
             let error = |source| crate::Error::Write { what: name, source };
             let map = self.object.map(name)?;
             let zeros = vec![vec![0; map.value_size() as usize]; num_possible_cpus().map_err(error)?];
-            for key in index * each..(index + 1) * each {
-                map.update_percpu(&key.to_ne_bytes(), &zeros, MapFlags::ANY).map_err(error)?;
-            }
+            map.update_percpu(&index.to_ne_bytes(), &zeros, MapFlags::ANY).map_err(error)?;
         }
         Ok(())
     }
@@ -576,16 +595,22 @@ impl Joints {
 
     /// Packets of a session by what became of them.
     pub fn counts(&mut self, ends: &Ends) -> Result<Vec<(Reason, u64)>, Error> {
-        let at = self.find(ends)?.raw.index as usize * Reason::ALL.len();
-        let counters = self.object.counters("counters")?;
-        let of = counters.get(at..).unwrap_or_default();
-        Ok(Reason::ALL.iter().copied().zip(of.iter().copied()).collect())
+        let counts = self.per_cpu::<intf::Counts>("counters", ends)?;
+        let of = |at: usize| counts.iter().map(|counts| counts.packets[at]).sum();
+        Ok(Reason::ALL.iter().copied().enumerate().map(|(at, reason)| (reason, of(at))).collect())
     }
 
     /// Packets that the joints looked at and that were of no session.
     pub fn others(&mut self) -> Result<u64, Error> {
-        let counters = self.object.counters("counters")?;
-        Ok(counters.get(SESSIONS * Reason::ALL.len()).copied().unwrap_or_default())
+        Ok(self.object.counters("others")?.iter().sum())
+    }
+
+    /// Of a session, what each CPU has.
+    fn per_cpu<T: Plain>(&mut self, name: &'static str, ends: &Ends) -> Result<Vec<T>, Error> {
+        let index = self.find(ends)?.raw.index;
+        let values = self.object.map(name)?.lookup_percpu(&index.to_ne_bytes(), MapFlags::ANY);
+        let values = values.map_err(|source| crate::Error::Read { what: name, source })?;
+        Ok(values.iter().flatten().filter_map(|bytes| T::from_bytes(bytes)).collect())
     }
 
     pub fn progress(&self, ends: &Ends) -> Result<Progress, Error> {
@@ -607,26 +632,24 @@ impl Joints {
         })
     }
 
-    pub fn times(&mut self, ends: &Ends, joint: Joint) -> Result<Times, Error> {
-        let index = self.find(ends)?.raw.index * Joint::ALL.len() as u32 + joint as u32;
-        let map = self.object.map("times")?;
-        let values = map
-            .lookup_percpu(&index.to_ne_bytes(), MapFlags::ANY)
-            .map_err(|source| crate::Error::Read { what: "times", source })?;
-        let mut times = Times::default();
-        for time in values.iter().flatten().filter_map(|bytes| intf::Time::from_bytes(bytes)) {
-            times.packets += time.packets;
-            times.samples += time.samples;
-            times.total_ns += time.total_ns;
-            times.most_ns = times.most_ns.max(time.most_ns);
-            times.over += time.over;
+    /// Of each joint.
+    pub fn times(&mut self, ends: &Ends) -> Result<[Times; intf::JOINTS], Error> {
+        let mut all = [Times::default(); intf::JOINTS];
+        for of_cpu in self.per_cpu::<intf::Times>("times", ends)? {
+            for (times, time) in all.iter_mut().zip(of_cpu.each()) {
+                times.packets += time.packets;
+                times.samples += time.samples;
+                times.total_ns += time.total_ns;
+                times.most_ns = times.most_ns.max(time.most_ns);
+                times.over += time.over;
+            }
         }
-        Ok(times)
+        Ok(all)
     }
 
     // --- Clocks ---
 
-    /// Has the session's clock tick this often; `ZERO`: no more.
+    /// Has the session's clock tick this often while it has sent nothing for so long; `ZERO`: no more.
     pub fn set_clock(&self, ends: &Ends, period: Duration) -> Result<(), Error> {
         self.set_clock_of(self.find(ends)?.raw.index, period)
     }
@@ -668,7 +691,7 @@ impl Joints {
     }
 
     fn ends_of(&self, session: u32) -> Option<Ends> {
-        self.sessions.values().find(|open| open.raw.index == session).map(|open| open.ends)
+        *self.by_index.get(session as usize)?
     }
 
     fn drain(

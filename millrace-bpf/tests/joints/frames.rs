@@ -470,3 +470,25 @@ fn clocks_tick() {
     assert!(ticks.windows(2).all(|pair| pair[1].time_ns - pair[0].time_ns >= 4_000_000), "{ticks:?}");
     joints.set_clock(&v4(), std::time::Duration::ZERO).expect("stopped");
 }
+
+/// Many sessions are many clocks: those of which nothing is to be told do not go.
+#[test]
+fn clocks_stand_until_something_is_sent() {
+    if !root("clocks_stand_until_something_is_sent") {
+        return;
+    }
+    const PERIOD: std::time::Duration = std::time::Duration::from_millis(5);
+    let mut joints = joints();
+    open(&mut joints, v4(), &["number"]);
+    joints.set_clock(&v4(), PERIOD).expect("a clock");
+    std::thread::sleep(20 * PERIOD);
+    assert_eq!(joints.ticks().expect("ticks"), []);
+    framed(&joints, &v4(), b"payload");
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let mut ticks = Vec::new();
+    while ticks.len() < 2 {
+        assert!(std::time::Instant::now() < until, "it does not go");
+        ticks.extend(joints.ticks().expect("ticks"));
+    }
+    assert!(ticks.iter().all(|tick| tick.next == 1 && tick.time_ns > tick.sent_ns));
+}

@@ -44,15 +44,35 @@ struct Arrival {
 
 impl Pair {
     fn new(name: &str, ends: Ends, functions: &[&str], parameters: &[(&str, &str, u64)]) -> Self {
+        Self::with(name, ends, functions, functions, parameters)
+    }
+
+    /// With functions that are loaded, too, for other lists.
+    fn with(
+        name: &str,
+        ends: Ends,
+        functions: &[&str],
+        loaded: &[&str],
+        parameters: &[(&str, &str, u64)],
+    ) -> Self {
         let namespace = format!("mr-{}-{name}", std::process::id());
         ip(&format!("netns add {namespace}"));
         ip(&format!("-n {namespace} link set lo mtu 1500 up"));
-        let [mut sender, mut receiver] = [0, 1].map(|_| joints_of(functions, parameters));
+        let [mut sender, mut receiver] = [0, 1].map(|_| joints_of(loaded, parameters));
         open(&mut sender, ends, functions);
         open(&mut receiver, other_side(&ends), functions);
         let capture = Capture::on(&namespace, "lo");
         capture.only_outgoing();
         Self { capture, namespace, sender, receiver, ends }
+    }
+
+    /// Both ends take the other list, too, and send by it.
+    fn swap(&mut self, functions: &[&str]) {
+        let (here, there) = (self.ends, other_side(&self.ends));
+        for (joints, ends) in [(&mut self.sender, here), (&mut self.receiver, there)] {
+            let epoch = joints.accept(&ends, &list(functions)).expect("accepted");
+            joints.switch(&ends, epoch).expect("switched");
+        }
     }
 
     /// An application sends; with what a function sends beside it.
@@ -351,7 +371,8 @@ fn a_session_that_begins_anew_keeps_nothing_of_before() {
 /// What is missing is looked at again and again while others come, not only where those have gaps, too.
 #[test]
 fn what_comes_in_order_has_the_missing_asked_for_again() {
-    const RETRY: Duration = Duration::from_millis(2);
+    // And more than a tick of the clock that functions go by.
+    const RETRY: Duration = Duration::from_millis(12);
     if !root("what_comes_in_order_has_the_missing_asked_for_again") {
         return;
     }
@@ -410,6 +431,72 @@ fn no_more_is_given_up_than_the_bound_allows() {
         assert_eq!((kind(&copy), pair.at_receiver(&copy).reason), (DATA, wanted), "{number}");
     }
     assert_eq!(pair.come().complete, 101);
+}
+
+/// What the list before has sent is owed as that one has promised, whatever the next one may give up; and so is what the next list
+/// sends once that one's time is over.
+#[test]
+fn only_its_own_packets_are_given_up() {
+    const LATER: Duration = Duration::from_millis(3);
+    const GO_BACK: &[&str] = &["window", "gobackn", "number", "acknowledge"];
+    const PARTIAL: &[&str] = &["window", "number", "partial", "acknowledge"];
+    if !root("only_its_own_packets_are_given_up") {
+        return;
+    }
+    let parameters = [
+        ("partial", "retry_us", 1000),
+        ("partial", "deadline_ms", 2),
+        ("partial", "give_up_permille", 1000),
+        ("window", "packets", 256),
+    ];
+    let all = ["window", "gobackn", "number", "partial", "acknowledge"];
+    let mut pair = Pair::with("owed", v4(), GO_BACK, &all, &parameters);
+    let frames = |pair: &mut Pair, count: u8| (0..count).map(|at| pair.frame(&[at; 33])).collect::<Vec<_>>();
+    // 0 to 9, of which 3 is lost, and the latest two: what is behind it is out of turn.
+    let first = frames(&mut pair, 10);
+    for (at, frame) in first.iter().enumerate().filter(|(at, _)| *at != 3 && *at < 8) {
+        let wanted = if at < 3 { Reason::Delivered } else { Reason::OutOfTurn };
+        assert_eq!(pair.at_receiver(frame).reason, wanted, "{at}");
+    }
+    // 10 to 19: 10 and 14 are lost. 10 may have been the other list's, as far as anybody knows.
+    pair.swap(PARTIAL);
+    let second = frames(&mut pair, 10);
+    for frame in second.iter().enumerate().filter(|(at, _)| ![0, 4].contains(at)).map(|(_, frame)| frame) {
+        assert_eq!(pair.at_receiver(frame).reason, Reason::Delivered);
+    }
+    let last = pair.last(20);
+    let asked = |pair: &mut Pair, word: &[u8]| {
+        let mut numbers = BTreeSet::new();
+        for _ in 0..20 {
+            std::thread::sleep(LATER);
+            let sent = kinds(&pair.at_receiver(word).sent);
+            numbers.extend(sent.into_iter().filter(|(kind, _)| *kind == REQUEST).map(|(_, number)| number));
+        }
+        numbers
+    };
+    // A first round, in which 14 is asked for until its deadline is over.
+    asked(&mut pair, &last);
+    let owed: BTreeSet<u32> = (3..=10).collect();
+    assert_eq!(asked(&mut pair, &last), owed);
+    for number in owed {
+        let copy = pair.at_sender(&ask(&pair, number)).frame;
+        assert_eq!(pair.at_receiver(&copy).reason, Reason::Delivered, "{number}");
+    }
+    assert_eq!(pair.come().complete, 20);
+    // 20 to 22 by Go-Back-N again, of which 20 is lost. A word of before, still under way, gives nothing of it up.
+    let word = pair.last(20);
+    pair.swap(GO_BACK);
+    let third = frames(&mut pair, 3);
+    assert_eq!(pair.at_receiver(&third[1]).reason, Reason::OutOfTurn);
+    for _ in 0..5 {
+        std::thread::sleep(LATER);
+        pair.at_receiver(&word);
+    }
+    assert_eq!(pair.come().complete, 20);
+    for frame in &third {
+        assert_eq!(pair.at_receiver(frame).reason, Reason::Delivered);
+    }
+    assert_eq!(pair.come().complete, 23);
 }
 
 /// One packet that is missing comes out of the parity packet, byte for byte, wherever it was in its block.

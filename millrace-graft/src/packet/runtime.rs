@@ -1,13 +1,14 @@
 //! Sessions in the kernel, and how their lists of functions change while datagrams pass.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use millrace_bpf::clock;
-use millrace_bpf::graft::joint::{self, Ends, Joint, Joints, Reason, Tick};
+use millrace_bpf::graft::joint::{self, Ends, Joint, Joints, Reason, Room, Tick};
 
 use self::live::{CLOCK, LAST_WORDS, LastWords, Live, Sealed};
 use self::places::{Place, check_pacing};
+use super::agenda::Agenda;
 use super::agree::{Agreement, Since, Why, Word};
 use super::budget::measure;
 use super::function::Service;
@@ -19,6 +20,11 @@ use crate::Error;
 
 /// Between two looks at budgets.
 const LOOK: Duration = Duration::from_secs(1);
+/// Between two greetings of an end that does not answer.
+const GREETINGS: Duration = Duration::from_secs(1);
+/// Between first words of sessions, so that many of them are no burst; and no more than so often an end is greeted.
+const SPREAD: Duration = Duration::from_millis(1);
+
 /// What has happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
@@ -27,6 +33,8 @@ pub enum Event {
     Swapped { session: String, graft: String, took: Option<Duration>, cut: Duration, change: Change },
     /// What was lost by that.
     Counted { session: String, losses: Losses },
+    /// A rule of its settings wants another graft for it, for this reason.
+    Ruled { session: String, graft: String, why: String },
     /// The session keeps the graft that it has.
     NotSwapped { session: String, graft: String, why: Why },
     /// The graft that takes its place, or none: the session goes on, over its budget.
@@ -47,12 +55,16 @@ pub struct Runtime {
     settings: Settings,
     places: Vec<Place>,
     live: BTreeMap<Ends, Live>,
+    agenda: Agenda,
     /// What happened between two steps.
     pending: Vec<Event>,
     since: Instant,
+    /// Bytes in the kernel.
+    memory: u64,
     /// As the other ends are told.
     started: Since,
     looked: Duration,
+    looked_at_rules: Duration,
 }
 
 impl Runtime {
@@ -60,7 +72,7 @@ impl Runtime {
     /// Something of the settings cannot be had, or a graft is over its budget before it is used. Nothing is left then.
     pub fn start(settings: Settings) -> Result<Self, Error> {
         check_pacing(&settings)?;
-        let mut joints = Joints::load()?;
+        let mut joints = Joints::load_for(with_trials(settings.room))?;
         let mut loaded = Vec::new();
         versions::load(&mut joints, &mut loaded, &settings)?;
         for graft in settings.grafts.values() {
@@ -72,10 +84,13 @@ impl Runtime {
             loaded,
             places: Vec::new(),
             live: BTreeMap::new(),
+            agenda: Agenda::default(),
             pending: Vec::new(),
             since,
             started: Since::new(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()),
             looked,
+            looked_at_rules: Duration::ZERO,
+            memory: settings.memory()?,
             settings: settings.clone(),
         };
         for session in settings.sessions {
@@ -101,6 +116,9 @@ impl Runtime {
         if settings.interfaces != old.interfaces || settings.mode != old.mode {
             return Err(Error::Settings("interface and mode do not change while it runs".to_owned()));
         }
+        if settings.room != old.room {
+            return Err(Error::Settings("sessions and memory-mib do not change while it runs".to_owned()));
+        }
         versions::check_parameters(old, &settings)?;
         check_pacing(&settings)?;
         versions::load(&mut self.joints, &mut self.loaded, &settings)?;
@@ -108,19 +126,27 @@ impl Runtime {
             check_budget(&mut self.joints, graft)?;
         }
         let mut changes = Vec::new();
+        let before: BTreeMap<_, _> = old.sessions.iter().map(|before| (before.ends, &before.graft)).collect();
         for session in &settings.sessions {
             if let Some(live) = self.live.get(&session.ends) {
-                let change = live.becomes(session, &settings, self.is_wanted(session))?;
+                // What a command has changed stays.
+                let is_new = before.get(&session.ends).is_some_and(|before| **before != session.graft);
+                let change = live.becomes(session, &settings, is_new && live.graft.name != session.graft)?;
                 changes.extend(change.map(|graft| (session.ends, graft)));
             }
         }
-        let gone: Vec<_> = self.live.keys().copied().collect();
-        for ends in gone.iter().filter(|ends| settings.sessions.iter().all(|session| session.ends != **ends))
-        {
-            self.live.remove(ends);
-            self.joints.close(ends)?;
+        let stay: BTreeSet<_> = settings.sessions.iter().map(|session| session.ends).collect();
+        let gone: Vec<_> = self.live.keys().copied().filter(|ends| !stay.contains(ends)).collect();
+        for ends in gone {
+            self.live.remove(&ends);
+            self.plan(&ends);
+            self.joints.close(&ends)?;
         }
+        self.memory = settings.memory()?;
         self.settings = settings;
+        for session in &self.settings.sessions {
+            self.live.entry(session.ends).and_modify(|live| live.take_rules(session));
+        }
         for (ends, live) in &mut self.live {
             if let Some(graft) = live.refreshed(&self.settings) {
                 self.joints.set_budget(ends, graft.budget_ns)?;
@@ -136,13 +162,6 @@ impl Runtime {
             }
         }
         Ok(())
-    }
-
-    /// Whether settings now name another graft for a session than before. What a command has changed stays.
-    fn is_wanted(&self, session: &Session) -> bool {
-        let before = self.settings.sessions.iter().find(|before| before.ends == session.ends);
-        let Some(live) = self.live.get(&session.ends) else { return false };
-        before.is_some_and(|before| before.graft != session.graft) && live.graft.name != session.graft
     }
 
     /// Has both ends of a session change to another graft. [`step`](Self::step) says how it ended.
@@ -166,6 +185,7 @@ impl Runtime {
         }
         let (ends, graft) = (*ends, self.settings.graft(graft)?.clone());
         let anew = anew || graft.anew;
+        self.live.entry(ends).and_modify(|live| live.ruled.overrule());
         self.propose(ends, &graft, anew)
     }
 
@@ -173,10 +193,14 @@ impl Runtime {
     pub fn step(&mut self, patience: Duration) -> Result<Vec<Event>, Error> {
         let mut events = std::mem::take(&mut self.pending);
         let patience = if events.is_empty() { patience } else { Duration::ZERO };
-        let due = self.live.values().filter_map(Live::next).min();
-        let patience = due.map_or(patience, |due| patience.min(due.saturating_sub(self.now())));
-        for heard in self.joints.words(patience.max(Duration::from_millis(1)))? {
+        let patience =
+            self.agenda.next().map_or(patience, |due| patience.min(due.saturating_sub(self.now())));
+        let words = self.joints.words(patience.max(Duration::from_millis(1)))?;
+        // First, as what is answered may need them.
+        let mut due = self.hear_keys(&mut events)?;
+        for heard in words {
             let Some(word) = Word::decode(heard.kind, heard.number) else { continue };
+            due.push(heard.ends);
             if let Word::Hello(since) = word {
                 self.greeted(&heard.ends, since, &mut events)?;
                 continue;
@@ -189,21 +213,16 @@ impl Runtime {
             let acts = self.live.get_mut(&heard.ends).map(|live| live.agreement.hear(now, word, is_known));
             self.act(&heard.ends, acts.unwrap_or_default(), &mut events)?;
         }
-        self.hear_keys(&mut events)?;
-        let ends: Vec<_> = self.live.keys().copied().collect();
-        for ends in ends {
-            let now = self.now();
-            let acts = self.live.get_mut(&ends).map(|live| live.agreement.tick(now)).unwrap_or_default();
-            self.act(&ends, acts, &mut events)?;
-            self.tick_losses(&ends, &mut events);
-            self.tick_keys(&ends, &mut events)?;
+        due.extend(self.agenda.take(self.now()));
+        for ends in due {
+            self.tick(&ends, &mut events)?;
         }
         for tick in self.joints.ticks()? {
             self.say_last(&tick);
         }
+        self.look_at_rules(&mut events)?;
         if self.now() >= self.looked + LOOK {
             self.looked = self.now();
-            self.greet_strangers();
             self.look_at_keys()?;
             self.look_at_budgets(&mut events)?;
             self.look_at_places(&mut events);
@@ -211,8 +230,30 @@ impl Runtime {
         Ok(events)
     }
 
+    /// Does what a session's time has come for, or what has been heard of it asks for.
+    fn tick(&mut self, ends: &Ends, events: &mut Vec<Event>) -> Result<(), Error> {
+        let now = self.now();
+        let acts = self.live.get_mut(ends).map(|live| live.agreement.tick(now)).unwrap_or_default();
+        self.act(ends, acts, events)?;
+        self.tick_losses(ends, events);
+        self.tick_keys(ends, events)?;
+        self.greet(ends);
+        self.plan(ends);
+        Ok(())
+    }
+
+    /// When it is to be looked at next, after whatever has changed.
+    fn plan(&mut self, ends: &Ends) {
+        self.agenda.put(*ends, self.live.get(ends).and_then(Live::next));
+    }
+
     pub fn status(&mut self) -> Result<Status, Error> {
-        let mut status = Status { uptime_s: self.since.elapsed().as_secs_f64(), ..Status::default() };
+        let mut status = Status {
+            uptime_s: self.since.elapsed().as_secs_f64(),
+            sessions_max: self.settings.room.sessions,
+            memory_bytes: self.memory,
+            ..Status::default()
+        };
         for place in &self.places {
             status.interfaces.insert(place.name.clone(), place.mode.to_string());
             if !self.joints.is_attached(place.index) {
@@ -222,7 +263,7 @@ impl Runtime {
         status.trouble.extend(check_pacing(&self.settings).err().map(|error| error.to_string()));
         for (ends, live) in &self.live {
             let counts = self.joints.counts(ends)?;
-            let session = live.status(&counts);
+            let session = live.status(&counts, &self.joints.progress(ends)?);
             let keyless = live.sealed.as_ref().and_then(Sealed::trouble);
             for trouble in live.trouble.iter().chain(&live.mute).chain(&keyless) {
                 status.trouble.push(format!("session {}: {trouble}", session.name));
@@ -249,7 +290,8 @@ impl Runtime {
     fn open(&mut self, session: Session) -> Result<(), Error> {
         let graft = self.settings.graft(&session.graft)?.clone();
         let Session { ends, key, .. } = session;
-        let sealed = session.cipher.map(|cipher| Sealed::new(cipher, &session, self.now())).transpose()?;
+        let first = self.now() + SPREAD * self.live.len() as u32;
+        let sealed = session.cipher.map(|cipher| Sealed::new(cipher, &session, first)).transpose()?;
         let (list, budget_ns) = (graft.list.clone(), graft.budget_ns);
         match &sealed {
             None => self.joints.open(joint::Session { ends, key, list, budget_ns })?,
@@ -262,15 +304,21 @@ impl Runtime {
             self.joints.set_clock(&ends, CLOCK)?;
         }
         let agreement = Agreement::new(graft.list.id, ends.local < ends.remote);
-        self.live.insert(ends, Live::new(session, graft, agreement, sealed));
+        let live = Live { greeting: first, ..Live::new(session, graft, agreement, sealed) };
+        self.live.insert(ends, live);
+        self.plan(&ends);
         Ok(())
     }
 
     /// Until the other end has answered. One that comes later greets first.
-    fn greet_strangers(&mut self) {
-        let strangers = self.live.iter().filter(|(_, live)| live.peer.is_none() && live.is_open());
-        let strangers: Vec<_> = strangers.map(|(ends, _)| *ends).collect();
-        strangers.iter().for_each(|ends| self.say(ends, Word::Hello(self.started)));
+    fn greet(&mut self, ends: &Ends) {
+        let (now, pause) = (self.now(), GREETINGS.max(SPREAD * self.live.len() as u32));
+        let Some(live) = self.live.get_mut(ends).filter(|live| live.greets().is_some_and(|at| at <= now))
+        else {
+            return;
+        };
+        live.greeting = now + pause;
+        self.say(ends, Word::Hello(self.started));
     }
 
     fn say(&mut self, ends: &Ends, word: Word) {
@@ -329,10 +377,7 @@ impl Runtime {
     fn look_at_budgets(&mut self, events: &mut Vec<Event>) -> Result<(), Error> {
         let ends: Vec<_> = self.live.keys().copied().collect();
         for ends in ends {
-            let mut times = [joint::Times::default(); 3];
-            for (joint, times) in Joint::ALL.into_iter().zip(&mut times) {
-                *times = self.joints.times(&ends, joint)?;
-            }
+            let times = self.joints.times(&ends)?;
             let Some(live) = self.live.get_mut(&ends) else { continue };
             let graft = live.graft.clone();
             let Some((joint, ns)) = live.meter.look(times, graft.budget_ns) else { continue };
@@ -361,6 +406,11 @@ impl Runtime {
         }
         Ok(())
     }
+}
+
+/// A list is tried with two sessions, beside those of the settings.
+fn with_trials(room: Room) -> Room {
+    Room { sessions: room.sessions + 2, ..room }
 }
 
 /// Whether it has to say what was sent last, which the other end cannot know if it was lost.
@@ -396,6 +446,7 @@ fn check_budget(joints: &mut Joints, graft: &Graft) -> Result<(), Error> {
 mod change;
 mod live;
 mod places;
+mod ruled;
 mod sealed;
 #[cfg(test)]
 mod tests;

@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use millrace_bpf::graft::joint::{Ends, LIST_MAX, List};
+use millrace_bpf::graft::joint::{self, Ends, KEPT_BYTES, LIST_MAX, List, Room, SEALED_BYTES, SESSIONS_MAX};
 use millrace_bpf::xdp::Mode;
 use ring::digest::{SHA256, digest};
 use serde::Deserialize;
@@ -12,6 +13,7 @@ use serde::Deserialize;
 use super::function::{Functions, Service};
 use super::keys::Cipher;
 use super::versions::Version;
+use super::when::When;
 use crate::Error;
 use crate::identity::Key;
 
@@ -23,6 +25,8 @@ pub struct Settings {
     pub parameters: BTreeMap<String, BTreeMap<String, u64>>,
     pub grafts: BTreeMap<String, Graft>,
     pub sessions: Vec<Session>,
+    /// At the same time: as many have their memory from the start.
+    pub room: Room,
     pub functions: Functions,
 }
 
@@ -51,10 +55,11 @@ pub struct Session {
     pub graft: String,
     /// `None`: by the operator's word, its payloads are in clear.
     pub cipher: Option<Cipher>,
+    /// Other grafts by the round trip, from the shortest to the longest.
+    pub when: Vec<When>,
 }
 
-/// Sessions that can keep what they have sent: `KEPT_SESSIONS` of `bpf/joint_kept.h`.
-const KEEPING_SESSIONS: usize = 16;
+const MIB: u64 = 1 << 20;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -68,9 +73,21 @@ struct Raw {
     trusted_keys: Vec<String>,
     #[serde(default)]
     parameters: BTreeMap<String, BTreeMap<String, u64>>,
+    #[serde(default = "default_sessions")]
+    sessions: u32,
+    #[serde(default = "default_memory_mib")]
+    memory_mib: u32,
     graft: Vec<RawGraft>,
     #[serde(default)]
     session: Vec<RawSession>,
+}
+
+fn default_sessions() -> u32 {
+    Room::default().sessions
+}
+
+fn default_memory_mib() -> u32 {
+    (u64::from(Room::default().keepers) * KEPT_BYTES).div_ceil(MIB) as u32
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -113,6 +130,22 @@ struct RawSession {
     cipher: Option<Cipher>,
     #[serde(default)]
     clear: bool,
+    #[serde(default)]
+    when: Vec<RawWhen>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct RawWhen {
+    rtt_ms: u32,
+    until_rtt_ms: Option<u32>,
+    #[serde(default = "hold_ms")]
+    for_ms: u32,
+    graft: String,
+}
+
+fn hold_ms() -> u32 {
+    1000
 }
 
 impl Settings {
@@ -155,6 +188,7 @@ impl Settings {
             parameters: raw.parameters,
             grafts,
             sessions: sessions.collect::<Result<_, _>>()?,
+            room: room(raw.sessions, raw.memory_mib)?,
             functions,
         };
         settings.check()?;
@@ -183,14 +217,7 @@ impl Settings {
             self.check_fallback(graft)?;
             self.check_window(graft)?;
         }
-        let keeping = self.grafts.values().find(|graft| graft.keeps());
-        if let Some(graft) = keeping.filter(|_| self.sessions.len() > KEEPING_SESSIONS) {
-            return wrong(format!(
-                "{} sessions, and graft {} keeps what it has sent: it can for {KEEPING_SESSIONS}",
-                self.sessions.len(),
-                graft.name
-            ));
-        }
+        self.check_room()?;
         let (mut names, mut ends) = (BTreeSet::new(), BTreeSet::new());
         for session in &self.sessions {
             if !names.insert(&session.name) {
@@ -201,8 +228,74 @@ impl Settings {
             }
             self.graft(&session.graft)
                 .map_err(|error| Error::Settings(format!("session {}: {error}", session.name)))?;
+            self.check_when(session)?;
         }
         Ok(())
+    }
+
+    /// Without the round trip there would be no way back.
+    fn check_when(&self, session: &Session) -> Result<(), Error> {
+        let wrong = |message: String| Err(Error::Settings(format!("session {}: {message}", session.name)));
+        for pair in session.when.windows(2) {
+            if pair[1].rtt <= pair[0].rtt || pair[1].until <= pair[0].until {
+                return wrong(
+                    "[[session.when]] are in the order of their rtt-ms, and of their until-rtt-ms".to_owned(),
+                );
+            }
+        }
+        let own = (!session.when.is_empty()).then_some(&session.graft);
+        for name in session.when.iter().map(|when| &when.graft).chain(own) {
+            match self.graft(name) {
+                Err(error) => return wrong(format!("[[session.when]]: {error}")),
+                Ok(graft) if !graft.measures() => {
+                    return wrong(format!(
+                        "[[session.when]] needs grafts that know the round trip, and {name} does not have the function acknowledge"
+                    ));
+                }
+                Ok(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn check_room(&self) -> Result<(), Error> {
+        let wrong = |message: String| Err(Error::Settings(message));
+        let (have, room) = (self.sessions.len(), self.room);
+        if have > room.sessions as usize {
+            return wrong(format!(
+                "{have} sessions are more than sessions = {}: set sessions = {have}",
+                room.sessions
+            ));
+        }
+        match self.grafts.values().find(|graft| graft.keeps()) {
+            Some(graft) if have > room.keepers as usize => {
+                let mib = (have as u64 * KEPT_BYTES).div_ceil(MIB);
+                wrong(format!(
+                    "{have} sessions, and graft {} keeps what it has sent: {:.1} MiB for each, {mib} MiB in all; memory-mib has room for {}: set memory-mib = {mib}",
+                    graft.name,
+                    KEPT_BYTES as f64 / MIB as f64,
+                    room.keepers
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Bytes that they take in the kernel, but for what the kernel itself adds.
+    pub fn memory(&self) -> Result<u64, Error> {
+        let failed = |name: &str| {
+            let name = name.to_owned();
+            move |error: millrace_bpf::graft::Error| Error::Graft { name, message: error.to_string() }
+        };
+        let sealed = self.sessions.iter().filter(|session| session.cipher.is_some()).count() as u64;
+        let base = joint::base_bytes(&self.room, sealed > 0).map_err(failed("joints"))?;
+        let versions = self.grafts.values().flat_map(|graft| &graft.functions);
+        let mut bytes = base + sealed * SEALED_BYTES;
+        for name in versions.map(|version| &version.name).collect::<BTreeSet<_>>() {
+            let mut function = self.functions.find(name)?.open(&BTreeMap::new())?;
+            bytes += function.bytes(&self.room).map_err(failed(name))?;
+        }
+        Ok(bytes)
     }
 
     /// An acknowledgement has to come before a window is full.
@@ -240,11 +333,38 @@ impl Settings {
     }
 }
 
+fn room(sessions: u32, memory_mib: u32) -> Result<Room, Error> {
+    if !(1..=SESSIONS_MAX).contains(&sessions) {
+        return Err(Error::Settings(format!("sessions is from 1 to {SESSIONS_MAX}, not {sessions}")));
+    }
+    let keepers = u64::from(memory_mib) * MIB / KEPT_BYTES;
+    Ok(Room { sessions, keepers: keepers.min(sessions.into()) as u32 })
+}
+
 impl Graft {
     /// What was sent, to send it again or to make other packets of it.
     fn keeps(&self) -> bool {
         let keeping = [Service::Reliability, Service::PartialReliability, Service::Recovery];
         keeping.iter().any(|service| self.services.contains(service))
+    }
+
+    /// The round trip.
+    fn measures(&self) -> bool {
+        self.functions.iter().any(|function| function.name == "acknowledge")
+    }
+}
+
+impl RawWhen {
+    fn checked(self, session: &str) -> Result<When, Error> {
+        let ms = |ms: u32| Duration::from_millis(ms.into());
+        let until = self.until_rtt_ms.unwrap_or(self.rtt_ms - self.rtt_ms.div_ceil(5));
+        if self.rtt_ms == 0 || until >= self.rtt_ms {
+            return Err(Error::Settings(format!(
+                "session {session}: [[session.when]]: until-rtt-ms, {until}, is less than rtt-ms, {}",
+                self.rtt_ms
+            )));
+        }
+        Ok(When { graft: self.graft, rtt: ms(self.rtt_ms), until: ms(until), hold: ms(self.for_ms) })
     }
 }
 
@@ -312,7 +432,8 @@ impl RawSession {
         }
         let ends = Ends { local: self.local, remote: self.remote };
         let cipher = (!self.clear).then(|| self.cipher.unwrap_or_default());
-        Ok(Session { name: self.name, ends, key, graft: self.graft, cipher })
+        let when = self.when.into_iter().map(|when| when.checked(&self.name)).collect::<Result<_, _>>()?;
+        Ok(Session { name: self.name, ends, key, graft: self.graft, cipher, when })
     }
 }
 
@@ -385,6 +506,60 @@ mod tests {
     }
 
     #[test]
+    fn rules_are_steps_by_the_round_trip() {
+        let measured = TEXT.replace("\"repair\"]", "\"repair\", \"acknowledge\"]");
+        let measured = measured.replace("\"order\"]", "\"order\", \"acknowledge\"]");
+        let rule = |rest: &str| format!("[[session.when]]\n{rest}\n");
+        let one = rule("rtt-ms = 300\ngraft = \"newest\"");
+        let settings = parse(&(measured.clone() + &one)).expect("a rule");
+        let [when] = &settings.sessions[0].when[..] else { panic!("one rule") };
+        let ms = Duration::from_millis;
+        assert_eq!((when.rtt, when.until, when.hold), (ms(300), ms(240), ms(1000)));
+        let table = [
+            (
+                rule("rtt-ms = 300\nuntil-rtt-ms = 300\ngraft = \"newest\""),
+                "until-rtt-ms, 300, is less than rtt-ms, 300",
+            ),
+            (rule("rtt-ms = 0\ngraft = \"newest\""), "is less than rtt-ms"),
+            (
+                rule("rtt-ms = 4\ngraft = \"other\""),
+                "session telemetry: [[session.when]]: there is no graft other",
+            ),
+            (one.clone() + &rule("rtt-ms = 200\ngraft = \"complete\""), "in the order of their rtt-ms"),
+            (
+                one.clone() + &rule("rtt-ms = 400\nuntil-rtt-ms = 240\ngraft = \"complete\""),
+                "in the order of their rtt-ms",
+            ),
+        ];
+        for (rules, want) in table {
+            let error = parse(&(measured.clone() + &rules)).expect_err(want);
+            assert!(error.contains(want), "{error}");
+        }
+        let error = parse(&(TEXT.to_owned() + &one)).expect_err("nobody knows the round trip");
+        assert!(error.contains("does not have the function acknowledge"), "{error}");
+    }
+
+    /// So much for each, whatever it is for.
+    #[test]
+    fn memory_is_known_before_it_is_taken() {
+        let of =
+            |head: &str, text: &str| parse(&format!("{head}\n{text}")).expect(head).memory().expect("bytes");
+        let [few, many] = ["sessions = 64", "sessions = 10064"].map(|head| of(head, TEXT));
+        let each = (many - few) / 10_000;
+        // What all functions know together, and 24 KB of `repair`.
+        assert!((16_464 + 24_000..48_000).contains(&each), "{each}");
+        assert_eq!(
+            of("memory-mib = 71", TEXT) - of("memory-mib = 48", TEXT),
+            10 * 1024 * 2072,
+            "no parity is kept"
+        );
+        assert!(
+            of("", TEXT) > of("", &TEXT.replace("repair\"]", "order\"]")),
+            "what no graft names takes nothing"
+        );
+    }
+
+    #[test]
     fn no_more_sessions_keep_packets_than_there_is_room_for() {
         let session = |port: usize| {
             format!(
@@ -395,11 +570,24 @@ mod tests {
         parse(&more(15)).expect("16 in all");
         let error = parse(&more(16)).expect_err("17");
         assert!(
-            error.contains("17 sessions, and graft complete keeps what it has sent: it can for 16"),
+            error.contains(
+                "17 sessions, and graft complete keeps what it has sent: 2.3 MiB for each, 39 MiB in all; memory-mib has room for 16: \
+                 set memory-mib = 39"
+            ),
             "{error}"
         );
+        parse(&format!("memory-mib = 39\n{}", more(16))).expect("as it says");
         let without = more(16).replace("\"number\", \"repair\"", "\"number\"");
         parse(&without).expect("nothing is kept");
+        let many = |count: usize| more(count).replace("\"number\", \"repair\"", "\"number\"");
+        let error = parse(&many(64)).expect_err("65");
+        assert!(error.contains("65 sessions are more than sessions = 64: set sessions = 65"), "{error}");
+        let settings = parse(&format!("sessions = 10000\n{}", many(9999))).expect("10,000");
+        assert_eq!((settings.room.sessions, settings.room.keepers), (10_000, 16));
+        for sessions in [0, 16_385] {
+            let error = parse(&format!("sessions = {sessions}\n{}", many(1))).expect_err("out of range");
+            assert!(error.contains("sessions is from 1 to 16384"), "{error}");
+        }
     }
 
     #[test]

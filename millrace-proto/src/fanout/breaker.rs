@@ -48,6 +48,14 @@ pub struct Sent {
     pub bytes: u64,
 }
 
+impl std::ops::Add for Sent {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self { packets: self.packets + other.packets, bytes: self.bytes + other.bytes }
+    }
+}
+
 /// What it reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heard {
@@ -94,6 +102,19 @@ impl Breaker {
     pub fn new(settings: Settings) -> Self {
         let mean = settings.interval;
         Self { settings, silent_since: None, last: None, mean, nothing: 0, congested: 0 }
+    }
+
+    /// For how long it is to be remembered of a receiver that is sent nothing: as long as silence may last.
+    pub fn memory(&self) -> Duration {
+        SILENT_INTERVALS * self.settings.interval
+    }
+
+    /// The receiver was sent nothing for so long, which counts for nothing.
+    pub fn skip(&mut self, away: Duration) {
+        self.silent_since = self.silent_since.map(|since| since + away);
+        if let Some(last) = &mut self.last {
+            last.at += away;
+        }
     }
 
     /// To be asked a few times an interval.

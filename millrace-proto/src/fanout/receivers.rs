@@ -38,6 +38,8 @@ pub enum Why {
     /// It asked for it.
     Asked,
     Expired,
+    /// The operator names it no more.
+    Unnamed,
     Cut(Trip),
 }
 
@@ -46,6 +48,14 @@ pub struct Receivers {
     stream: String,
     limits: Limits,
     entries: BTreeMap<SocketAddr, Entry>,
+    /// Who has left a moment ago: coming again is no way around the breaker. No more than there may be receivers.
+    left: BTreeMap<SocketAddr, Left>,
+}
+
+struct Left {
+    breaker: Breaker,
+    sent: Sent,
+    since: Duration,
 }
 
 /// It counts against the limits also while it waits, so that another port is no way around the pause.
@@ -54,6 +64,8 @@ struct Entry {
     /// An operator has named it: it needs no lease.
     pinned: bool,
     breaker: Option<Breaker>,
+    /// Before it left and came again, as the breaker knows it.
+    sent: Sent,
 }
 
 enum State {
@@ -68,15 +80,28 @@ const LEAST: Duration = Duration::from_secs(1);
 
 impl Receivers {
     pub fn new(stream: &str, limits: Limits) -> Self {
-        Self { stream: stream.to_owned(), limits, entries: BTreeMap::new() }
+        Self { stream: stream.to_owned(), limits, entries: BTreeMap::new(), left: BTreeMap::new() }
     }
 
     /// An operator's word: beyond all limits, without a lease. `breaker`: whether its reports are looked at.
     pub fn pin(&mut self, who: SocketAddr, breaker: bool) -> Command {
         let breaker = self.limits.breaker.filter(|_| breaker).map(Breaker::new);
         let state = State::Leased { until: FOREVER };
-        self.entries.insert(who, Entry { state, pinned: true, breaker });
+        self.entries.insert(who, Entry { state, pinned: true, breaker, sent: Sent::default() });
         Command::Add { who, until: FOREVER }
+    }
+
+    /// An operator names it no more: it may ask from now on.
+    pub fn unpin(&mut self, who: SocketAddr) -> Option<Command> {
+        let entry = self.entries.get(&who).filter(|entry| entry.pinned)?;
+        let is_leased = matches!(entry.state, State::Leased { .. });
+        self.entries.remove(&who);
+        is_leased.then_some(Command::Remove { who, why: Why::Unnamed })
+    }
+
+    /// For what is decided from now on. Nobody who is there is sent away by them.
+    pub fn set_limits(&mut self, limits: Limits) {
+        self.limits = limits;
     }
 
     /// Those who are sent the stream now.
@@ -97,12 +122,13 @@ impl Receivers {
         self.entries.get(&who).is_some_and(|entry| matches!(entry.state, State::Leased { .. }))
     }
 
-    /// Answers a request. Without a token that proves the address nothing is done, and nothing kept.
+    /// Answers a request. Without a token that proves the address nothing is done, and nothing kept. `sent`: what it was sent so far.
     pub fn ask(
         &mut self,
         mint: &Mint,
         request: &Request,
         who: SocketAddr,
+        sent: Sent,
         now: Duration,
     ) -> (Answer, Option<Command>) {
         let answer = |what| Answer { what, transaction: request.transaction };
@@ -115,7 +141,7 @@ impl Receivers {
             return (answer(Say::Prove(token)), None);
         }
         match request.what {
-            Ask::Unsubscribe => (answer(Say::Ended), self.leave(who)),
+            Ask::Unsubscribe => (answer(Say::Ended), self.leave(who, sent, now)),
             Ask::Subscribe { seconds: wanted } => match self.lease(who, wanted, now) {
                 Ok((lease, command)) => (answer(Say::Lease { seconds: seconds(lease), token }), command),
                 Err((why, wait)) => (refused(why, wait), None),
@@ -123,14 +149,41 @@ impl Receivers {
         }
     }
 
+    /// The kernel has no room for it: it has no lease either.
+    pub fn take_back(&mut self, who: SocketAddr, answer: Answer) -> Answer {
+        self.entries.remove(&who);
+        let seconds = seconds(self.limits.lease);
+        Answer { what: Say::Refused { why: Refusal::Full, seconds }, ..answer }
+    }
+
     /// Who waits after a cut goes on waiting.
-    fn leave(&mut self, who: SocketAddr) -> Option<Command> {
+    fn leave(&mut self, who: SocketAddr, sent: Sent, now: Duration) -> Option<Command> {
         let entry = self.entries.get(&who)?;
         if entry.pinned || matches!(entry.state, State::Paused { .. }) {
             return None;
         }
-        self.entries.remove(&who);
+        self.part(who, sent, now);
         Some(Command::Remove { who, why: Why::Asked })
+    }
+
+    /// Its breaker is remembered, while there is room for that.
+    fn part(&mut self, who: SocketAddr, sent: Sent, now: Duration) {
+        let Some(entry) = self.entries.remove(&who) else { return };
+        if let Some(breaker) = entry.breaker.filter(|_| self.left.len() < self.limits.receivers) {
+            self.left.insert(who, Left { breaker, sent: entry.sent + sent, since: now });
+        }
+    }
+
+    /// As it was when it left, or a new one.
+    fn breaker(&mut self, who: SocketAddr, now: Duration) -> (Option<Breaker>, Sent) {
+        let left = self.left.remove(&who).filter(|left| now < left.since + left.breaker.memory());
+        match left {
+            Some(Left { mut breaker, sent, since }) => {
+                breaker.skip(now.saturating_sub(since));
+                (Some(breaker), sent)
+            }
+            None => (self.limits.breaker.map(Breaker::new), Sent::default()),
+        }
     }
 
     fn lease(
@@ -148,23 +201,23 @@ impl Receivers {
                 Ok((lease, Some(Command::Renew { who, until: *until })))
             }
             None => {
-                self.has_room(who.ip()).map_err(|why| (why, self.limits.lease))?;
+                self.has_room(who).map_err(|why| (why, self.limits.lease))?;
                 let until = now + lease;
-                let breaker = self.limits.breaker.map(Breaker::new);
-                let entry = Entry { state: State::Leased { until }, pinned: false, breaker };
+                let (breaker, sent) = self.breaker(who, now);
+                let entry = Entry { state: State::Leased { until }, pinned: false, breaker, sent };
                 self.entries.insert(who, entry);
                 Ok((lease, Some(Command::Add { who, until })))
             }
         }
     }
 
-    fn has_room(&self, address: IpAddr) -> Result<(), Refusal> {
+    fn has_room(&self, who: SocketAddr) -> Result<(), Refusal> {
         if self.entries.len() >= self.limits.receivers {
             return Err(Refusal::Full);
         }
-        let first = SocketAddr::new(address, 0);
-        let there = self.entries.range(first..).take_while(|(who, _)| who.ip() == address);
-        if there.count() >= self.limits.per_address { Err(Refusal::FullAddress) } else { Ok(()) }
+        let there = of_address(&self.entries, who.ip()).count();
+        let left = of_address(&self.left, who.ip()).filter(|left| **left != who).count();
+        if there + left >= self.limits.per_address { Err(Refusal::FullAddress) } else { Ok(()) }
     }
 
     /// What a receiver reports. `None` for what cannot be read.
@@ -175,7 +228,8 @@ impl Receivers {
         sent: Sent,
         now: Duration,
     ) -> Option<Command> {
-        let breaker = self.entries.get_mut(&who).and_then(|entry| entry.breaker.as_mut())?;
+        let entry = self.entries.get_mut(&who)?;
+        let (breaker, sent) = (entry.breaker.as_mut()?, entry.sent + sent);
         let trip = match heard {
             Some(heard) => breaker.heard(now, heard, sent),
             None => {
@@ -188,6 +242,7 @@ impl Receivers {
 
     /// Ends what has to end by now. To be called a few times a second. `sent`: to whom how much.
     pub fn tick(&mut self, now: Duration, sent: impl Fn(SocketAddr) -> Sent) -> Vec<Command> {
+        self.left.retain(|_, left| now < left.since + left.breaker.memory());
         let all: Vec<_> = self.entries.keys().copied().collect();
         all.into_iter().filter_map(|who| self.tick_one(who, now, &sent)).collect()
     }
@@ -201,11 +256,12 @@ impl Receivers {
         let entry = self.entries.get_mut(&who)?;
         match entry.state {
             State::Leased { until } if until <= now => {
-                self.entries.remove(&who);
+                self.part(who, sent(who), now);
                 Some(Command::Remove { who, why: Why::Expired })
             }
             State::Leased { .. } => {
-                let trip = entry.breaker.as_mut()?.tick(now, sent(who))?;
+                let sent = entry.sent + sent(who);
+                let trip = entry.breaker.as_mut()?.tick(now, sent)?;
                 Some(self.cut(who, trip, now))
             }
             State::Paused { until } if until > now => None,
@@ -224,6 +280,12 @@ impl Receivers {
         }
         Command::Remove { who, why: Why::Cut(trip) }
     }
+}
+
+/// Those with one address.
+fn of_address<T>(all: &BTreeMap<SocketAddr, T>, address: IpAddr) -> impl Iterator<Item = &SocketAddr> {
+    let from = SocketAddr::new(address, 0);
+    all.range(from..).map(|(who, _)| who).take_while(move |who| who.ip() == address)
 }
 
 /// Rounded up.

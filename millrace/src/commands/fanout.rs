@@ -47,6 +47,11 @@ enum Verb {
         #[arg(long)]
         json: bool,
     },
+    /// Have the settings read again: streams and receivers come, go and change while others go on
+    Reload {
+        #[command(flatten)]
+        socket: SocketArg,
+    },
     /// Follow single packets of senders, and what became of each copy
     Trace(Trace),
     /// Ask for a stream, and hand its packets over to a player here
@@ -131,6 +136,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
                 true => serde_json::to_string_pretty(&status)? + "\n",
                 false => text::status(&status, width()),
             })
+        }
+        Verb::Reload { socket } => {
+            ask(&socket.socket, &Request::Reload)?;
+            print("the settings were read again\n")
         }
         Verb::Trace(args) => trace(&args),
         Verb::Receive(args) => {

@@ -104,19 +104,31 @@ fn change(session: &str, change: &Change) -> String {
             "{session}: begun anew; lost of what was sent {sent}, of what was to come {received}\n"
         );
     }
-    match change.migrated.is_empty() {
-        true => String::new(),
-        false => format!("{session}: goes on with the state of {}\n", change.migrated.join(", ")),
+    let mut out = String::new();
+    if !change.migrated.is_empty() {
+        let _ = writeln!(out, "{session}: goes on with the state of {}", change.migrated.join(", "));
     }
+    if let Some(why) = &change.why {
+        let _ = writeln!(out, "{session}: by its rule, as {why}");
+    }
+    out
 }
 
 fn run_daemon(args: Run) -> anyhow::Result<()> {
     if args.check {
-        Settings::read(&args.config)?;
-        return print("the settings are usable\n");
+        let settings = Settings::read(&args.config)?;
+        let (room, memory) = (settings.room, memory(settings.memory()?));
+        return print(&format!(
+            "the settings are usable: {memory} in the kernel, for {} sessions, of which {} may keep packets\n",
+            room.sessions, room.keepers
+        ));
     }
     let front = args.daemon.front();
     args.daemon.run(packets::run(Setup { config: args.config, front }))
+}
+
+fn memory(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }
 
 /// No wider than that.
@@ -125,6 +137,12 @@ fn text(status: &Status, width: usize) -> String {
     let interfaces: Vec<_> =
         status.interfaces.iter().map(|(name, mode)| format!("{name} ({mode})")).collect();
     line(&mut out, width, &format!("attached to {}", interfaces.join(", ")));
+    let (have, most) = (status.sessions.len(), status.sessions_max);
+    line(
+        &mut out,
+        width,
+        &format!("{have} of {most} sessions, {} in the kernel", memory(status.memory_bytes)),
+    );
     for trouble in &status.trouble {
         line(&mut out, width, &format!("TROUBLE: {trouble}"));
     }
@@ -135,6 +153,7 @@ fn text(status: &Status, width: usize) -> String {
             session.graft.clone(),
             session.functions.join("+"),
             session.sealed.clone(),
+            session.round_trip_us.map_or("-".to_owned(), |us| format!("{:.1}", us as f64 / 1e3)),
             means.collect::<Vec<_>>().join(", "),
             session.over_budget.to_string(),
         ]
@@ -144,6 +163,7 @@ fn text(status: &Status, width: usize) -> String {
         ("GRAFT", Name),
         ("FUNCTIONS", Text),
         ("SEALED", Name),
+        ("RTT ms", Whole),
         ("MEAN ns", Text),
         ("OVER BUDGET", Whole),
     ];

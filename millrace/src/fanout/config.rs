@@ -90,8 +90,8 @@ fn yes() -> bool {
 }
 
 /// All streams together: an entry of the kernel's table for each.
-const RECEIVERS_MAX: u32 = 1 << 16;
-const STREAMS_MAX: usize = 256;
+pub const RECEIVERS_MAX: u32 = 1 << 16;
+pub const STREAMS_MAX: usize = 256;
 /// The largest datagram, with headers: a smaller bucket would let nothing through.
 const BURST_KIB_MIN: u64 = 64;
 
@@ -235,7 +235,13 @@ impl Stream {
         SocketAddr::new(self.sender.ip(), self.sender_rtcp_port.unwrap_or(self.sender.port()))
     }
 
-    fn legs(&self) -> u32 {
+    /// Whether this is the same but for who receives it, and how much.
+    pub fn is_same_stream(&self, other: &Self) -> bool {
+        let key = |it: &Self| (it.name.clone(), it.kernel().without_room(), it.encrypted);
+        key(self) == key(other)
+    }
+
+    pub fn legs(&self) -> u32 {
         self.max_receivers.saturating_add(u32::try_from(self.receiver.len()).unwrap_or(u32::MAX))
     }
 

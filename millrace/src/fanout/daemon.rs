@@ -9,18 +9,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use millrace_bpf::fanout::{self as kernel, Fanout, FurtherRun, LegOutcome, Outcome};
 use millrace_proto::fanout::token::Mint;
 use nix::net::if_::if_nametoindex;
 use parking_lot::Mutex;
 use ring::rand::{SecureRandom as _, SystemRandom};
 use serde::{Deserialize, Serialize};
-use tokio::net::UdpSocket;
+use tokio::{net::UdpSocket, task::JoinHandle};
 use tracing::{error, info, warn};
 
 use super::{
-    config::Settings,
+    config::{RECEIVERS_MAX, STREAMS_MAX, Settings},
     metrics,
     status::{self, Counts, Status},
     stream::{Door, Stream},
@@ -47,6 +47,8 @@ pub struct Setup {
 #[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
     Status,
+    /// The settings are read again.
+    Reload,
     /// What came since it was asked last; to be asked again within two seconds.
     Trace(Follow),
     /// Who asked for this has seen enough.
@@ -79,9 +81,8 @@ pub fn ask(socket: &Path, request: &Request) -> anyhow::Result<Answer> {
 pub async fn run(setup: Setup) -> anyhow::Result<()> {
     let mut signals = Signals::new()?;
     let socket = setup.front.bind(WHO)?;
-    let daemon = Arc::new(Daemon::start(&Settings::read(&setup.config)?)?);
+    let daemon = Arc::new(Daemon::start(setup.config)?);
     let _http = setup.front.serve(router(daemon.clone())).await?;
-    daemon.serve_streams()?;
     info!("ready");
     let asked = daemon.clone();
     let serve =
@@ -93,7 +94,11 @@ pub async fn run(setup: Setup) -> anyhow::Result<()> {
             never = &mut serve => match never {},
             _ = ticks.tick() => tokio::task::block_in_place(|| daemon.tick()),
             signal = signals.next() => match signal {
-                Signal::Reload => warn!("settings are read at the start only: start it anew"),
+                Signal::Reload => {
+                    if let Err(error) = tokio::task::block_in_place(|| daemon.reload()) {
+                        error!("the new settings are not usable, the old ones stay: {error:#}");
+                    }
+                }
                 Signal::End => break,
             },
         }
@@ -104,12 +109,33 @@ pub async fn run(setup: Setup) -> anyhow::Result<()> {
 }
 
 struct Daemon {
+    config: PathBuf,
     fanout: Fanout,
-    streams: Vec<Arc<Stream>>,
+    running: Mutex<Running>,
     mint: Arc<Mint>,
     interfaces: Mutex<Vec<Interface>>,
     watch: Mutex<Watch>,
     since: Instant,
+}
+
+/// What a reload changes.
+struct Running {
+    settings: Settings,
+    streams: Vec<Served>,
+    /// Why the latest reload came to nothing.
+    trouble: Option<String>,
+}
+
+/// A stream, and the tasks that look at its sockets, which end with it.
+struct Served {
+    stream: Arc<Stream>,
+    tasks: Vec<JoinHandle<Infallible>>,
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
 }
 
 struct Interface {
@@ -121,35 +147,87 @@ struct Interface {
 }
 
 impl Daemon {
-    fn start(settings: &Settings) -> anyhow::Result<Self> {
-        let streams = settings.stream.iter().map(super::config::Stream::kernel).collect();
-        let fanout = Fanout::load(&kernel::Config { streams, ..kernel::Config::default() })?;
-        let streams = settings.stream.iter().zip(fanout.streams());
-        let streams =
-            streams.map(|(settings, kernel)| Ok(Arc::new(Stream::open(settings.clone(), kernel.clone())?)));
+    /// On tasks of the current runtime.
+    fn start(config: PathBuf) -> anyhow::Result<Self> {
+        let settings = Settings::read(&config)?;
+        let room = kernel::Config {
+            // Those that a reload closes leave their places later than others need them.
+            streams_max: 2 * STREAMS_MAX as u32,
+            receivers_max: RECEIVERS_MAX,
+            ..kernel::Config::default()
+        };
+        let fanout = Fanout::load(&room)?;
+        let mut secret = [0; 32];
+        SystemRandom::new().fill(&mut secret).map_err(|_| anyhow::anyhow!("there are no random numbers"))?;
+        let mint = Arc::new(Mint::new(secret));
+        let streams = settings
+            .stream
+            .iter()
+            .map(|stream| Served::new(Stream::open(stream.clone(), &fanout, &[])?, &mint));
         let streams = streams.collect::<anyhow::Result<_>>()?;
         let interfaces = settings.interface.iter().map(|name| Interface::attach(&fanout, name));
         let interfaces = Mutex::new(interfaces.collect::<anyhow::Result<_>>()?);
-        let mut secret = [0; 32];
-        SystemRandom::new().fill(&mut secret).map_err(|_| anyhow::anyhow!("there are no random numbers"))?;
-        let (mint, watch) = (Arc::new(Mint::new(secret)), Mutex::default());
-        Ok(Self { fanout, streams, mint, interfaces, watch, since: Instant::now() })
+        let running = Mutex::new(Running { settings, streams, trouble: None });
+        Ok(Self { config, fanout, running, mint, interfaces, watch: Mutex::default(), since: Instant::now() })
     }
 
-    /// On tasks of the current runtime.
-    fn serve_streams(&self) -> anyhow::Result<()> {
-        for stream in &self.streams {
-            for door in [Door::Media, Door::Reports] {
-                let Some(socket) = stream.socket(door) else { continue };
-                let socket = UdpSocket::from_std(socket.try_clone()?)?;
-                tokio::spawn(receive(socket, stream.clone(), self.mint.clone(), door));
-            }
-        }
+    fn reload(&self) -> anyhow::Result<()> {
+        let running = &mut self.running.lock();
+        let done = Settings::read(&self.config).and_then(|settings| self.apply(running, settings));
+        running.trouble = done
+            .as_ref()
+            .err()
+            .map(|error| format!("the latest reload failed, the settings before stay: {error:#}"));
+        done?;
+        info!("new settings");
         Ok(())
     }
 
+    /// Other streams and receivers, all or nothing: what can fail comes first.
+    fn apply(&self, running: &mut Running, settings: Settings) -> anyhow::Result<()> {
+        ensure!(
+            settings.interface == running.settings.interface,
+            "interface does not change while it runs: start it anew"
+        );
+        let before: Vec<_> = running.streams.iter().map(|served| served.stream.clone()).collect();
+        let stays = |stream: &Arc<Stream>| settings.stream.iter().any(|new| stream.may_become(new));
+        let mut opened: Vec<Arc<Stream>> = Vec::new();
+        let mut served = Vec::new();
+        for new in settings.stream.iter().filter(|new| !before.iter().any(|stream| stream.may_become(new))) {
+            let made = Stream::open(new.clone(), &self.fanout, &before)
+                .and_then(|stream| Served::new(stream, &self.mint));
+            match made {
+                Ok(made) => {
+                    opened.push(made.stream.clone());
+                    served.push(made);
+                }
+                Err(error) => {
+                    opened.iter().for_each(|stream| stream.close(&self.fanout));
+                    before.iter().for_each(|stream| stream.place(&self.fanout));
+                    return Err(error);
+                }
+            }
+        }
+        for stream in before.iter().filter(|stream| !stays(stream)) {
+            info!(stream = stream.settings.name, "closed");
+            stream.close(&self.fanout);
+        }
+        running.streams.retain(|served| stays(&served.stream));
+        for served in &running.streams {
+            let new = settings.stream.iter().find(|new| served.stream.may_become(new));
+            new.into_iter().for_each(|new| served.stream.change(new));
+        }
+        running.streams.extend(served);
+        running.settings = settings;
+        Ok(())
+    }
+
+    fn streams(&self) -> Vec<Arc<Stream>> {
+        self.running.lock().streams.iter().map(|served| served.stream.clone()).collect()
+    }
+
     fn tick(&self) {
-        self.streams.iter().for_each(|stream| stream.tick());
+        self.streams().iter().for_each(|stream| stream.tick());
         self.watch.lock().expire(&self.fanout);
         self.interfaces.lock().iter_mut().for_each(|interface| interface.keep(&self.fanout));
     }
@@ -158,8 +236,9 @@ impl Daemon {
         let ok = Answer { ok: true, ..Answer::default() };
         match request {
             Request::Status => Ok(Answer { status: Some(self.status()?), ..ok }),
+            Request::Reload => tokio::task::block_in_place(|| self.reload()).map(|()| ok),
             Request::Trace(follow) => {
-                let seen = self.watch.lock().look(&self.fanout, &self.streams, follow)?;
+                let seen = self.watch.lock().look(&self.fanout, &self.streams(), follow)?;
                 Ok(Answer { traced: Some(seen), ..ok })
             }
             Request::Untrace(follow) => {
@@ -179,11 +258,15 @@ impl Observed for Daemon {
         Ok(Status {
             uptime_s: self.since.elapsed().as_secs_f64(),
             interfaces: interfaces.iter().map(Interface::status).collect(),
-            streams: self.streams.iter().map(|stream| stream.status()).collect(),
+            streams: self.streams().iter().map(|stream| stream.status()).collect(),
             packets: counts(Outcome::ALL.map(|it| (it.name(), counters.packets(it)))),
             copies: counts(LegOutcome::ALL.map(|it| (it.name(), counters.copies(it)))),
             runs: counts(FurtherRun::ALL.map(|it| (it.name(), counters.runs(it)))),
-            trouble: interfaces.iter().filter_map(|interface| interface.trouble.clone()).collect(),
+            trouble: interfaces
+                .iter()
+                .filter_map(|interface| interface.trouble.clone())
+                .chain(self.running.lock().trouble.clone())
+                .collect(),
         })
     }
 
@@ -192,12 +275,25 @@ impl Observed for Daemon {
     }
 
     fn is_well(&self) -> bool {
-        self.interfaces.lock().iter().all(|interface| interface.trouble.is_none())
+        let is_attached = self.interfaces.lock().iter().all(|interface| interface.trouble.is_none());
+        is_attached && self.running.lock().trouble.is_none()
     }
 }
 
 fn counts<const N: usize>(all: [(&str, u64); N]) -> Counts {
     all.into_iter().map(|(name, count)| (name.to_owned(), count)).collect()
+}
+
+impl Served {
+    fn new(stream: Stream, mint: &Arc<Mint>) -> anyhow::Result<Self> {
+        let mut served = Self { stream: Arc::new(stream), tasks: Vec::new() };
+        for door in [Door::Media, Door::Reports] {
+            let Some(socket) = served.stream.socket(door) else { continue };
+            let socket = UdpSocket::from_std(socket.try_clone()?)?;
+            served.tasks.push(tokio::spawn(receive(socket, served.stream.clone(), mint.clone(), door)));
+        }
+        Ok(served)
+    }
 }
 
 impl Interface {

@@ -52,6 +52,8 @@ pub struct Stream {
 }
 
 struct State {
+    /// With what may change while it runs; what it is known by is in [`Stream::settings`], too.
+    settings: Settings,
     receivers: Receivers,
     /// Of those who have a lease.
     reached: HashMap<SocketAddr, Reached>,
@@ -78,22 +80,83 @@ pub enum Door {
 }
 
 impl Stream {
-    pub fn open(settings: Settings, kernel: Arc<kernel::Stream>) -> anyhow::Result<Self> {
-        let bind = |at: SocketAddr| bind(at, &settings.name);
+    /// Its sockets are those that `before` has there already: what waits in them is not lost.
+    pub fn open(settings: Settings, fanout: &kernel::Fanout, before: &[Arc<Self>]) -> anyhow::Result<Self> {
+        let bind = |at: SocketAddr| match before.iter().find_map(|stream| stream.socket_at(at)) {
+            Some(socket) => Ok(socket.try_clone()?),
+            None => bind(at, &settings.name),
+        };
         let socket = bind(settings.listen)?;
         let rtcp = settings.listen_rtcp().map(bind).transpose()?;
+        let kernel = fanout.open(&settings.kernel())?;
         let receivers = Receivers::new(&settings.name, settings.limits());
-        let state = State { receivers, reached: HashMap::new(), events: BTreeMap::new(), reports: (0, 0) };
+        let state = State {
+            settings: settings.clone(),
+            receivers,
+            reached: HashMap::new(),
+            events: BTreeMap::new(),
+            reports: (0, 0),
+        };
         let stream = Self { settings, kernel, socket, rtcp, state: Mutex::new(state) };
         stream.pin();
         Ok(stream)
     }
 
     fn pin(&self) {
-        let mut state = self.state.lock();
+        let state = &mut self.state.lock();
         for pinned in &self.settings.receiver {
             let command = state.receivers.pin(pinned.address, pinned.breaker);
-            self.apply(&mut state, command);
+            self.apply(state, command);
+        }
+    }
+
+    fn socket_at(&self, at: SocketAddr) -> Option<&UdpSocket> {
+        match at {
+            _ if at == self.settings.listen => Some(&self.socket),
+            _ if Some(at) == self.settings.listen_rtcp() => self.rtcp.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// Whether it can go on by other settings.
+    pub fn may_become(&self, settings: &Settings) -> bool {
+        self.settings.is_same_stream(settings) && settings.legs() as usize <= self.kernel.receivers_max()
+    }
+
+    /// By other settings from now on, of the same stream. Receivers that stay miss nothing.
+    pub fn change(&self, settings: &Settings) {
+        let state = &mut self.state.lock();
+        if state.settings == *settings {
+            return;
+        }
+        let before = std::mem::replace(&mut state.settings, settings.clone());
+        state.receivers.set_limits(settings.limits());
+        state.reached.values().for_each(|reached| reached.leg.set_cap(settings.cap()));
+        for gone in
+            before.receiver.iter().filter(|it| settings.receiver.iter().all(|new| new.address != it.address))
+        {
+            let command = state.receivers.unpin(gone.address);
+            command.map(|command| self.apply(state, command));
+        }
+        for new in settings.receiver.iter().filter(|it| !before.receiver.contains(it)) {
+            let command = state.receivers.pin(new.address, new.breaker);
+            self.apply(state, command);
+        }
+        info!(stream = settings.name, "has other settings");
+    }
+
+    /// Others that were opened where it arrives have been closed.
+    pub fn place(&self, fanout: &kernel::Fanout) {
+        if let Err(error) = fanout.place(&self.kernel) {
+            warn!(stream = self.settings.name, "userspace fans out: {error}");
+        }
+    }
+
+    /// Nothing more is sent by it, nor decided.
+    pub fn close(&self, fanout: &kernel::Fanout) {
+        self.state.lock().reached.clear();
+        if let Err(error) = fanout.close(&self.kernel) {
+            warn!(stream = self.settings.name, "cannot be closed: {error}");
         }
     }
 
@@ -165,16 +228,18 @@ impl Stream {
             return state.count("malformed");
         };
         let now = Duration::from_nanos(now_ns);
-        let (answer, command) = state.receivers.ask(mint, &request, from, now);
+        let sent = state.reached.get(&from).map_or(Sent::default(), Reached::sent);
+        let (mut answer, command) = state.receivers.ask(mint, &request, from, sent, now);
+        // It is answered by what it has.
+        if command.is_some_and(|command| !self.apply(state, command)) {
+            answer = state.receivers.take_back(from, answer);
+        }
         state.count(match answer.what {
             Say::Prove(_) => "tokens",
             Say::Lease { .. } => "leases",
             Say::Ended => "ended",
             Say::Refused { why, .. } => why.name(),
         });
-        if let Some(command) = command {
-            self.apply(state, command);
-        }
         if self.socket.send_to(&answer.encode(), from).is_err() {
             state.count("unanswered");
         }
@@ -232,7 +297,7 @@ impl Stream {
         if state.reports.0 != second {
             state.reports = (second, 0);
         }
-        if state.reports.1 >= self.settings.max_reports_per_s {
+        if state.reports.1 >= state.settings.max_reports_per_s {
             return state.count("reports_kept");
         }
         state.reports.1 += 1;
@@ -273,21 +338,24 @@ impl Stream {
         }
     }
 
-    /// The one place where what was decided becomes the kernel's state.
-    fn apply(&self, state: &mut State, command: Command) {
+    /// The one place where what was decided becomes the kernel's state. `false`: it has no room.
+    fn apply(&self, state: &mut State, command: Command) -> bool {
         let name = &self.settings.name;
         match command {
             Command::Add { who, until } => {
                 let pinned = Duration::from_nanos(monotonic_ns()) + PINNED;
                 let until = if until == FOREVER { pinned } else { until };
-                match self.kernel.add(who, self.settings.cap(), nanos(until)) {
+                match self.kernel.add(who, state.settings.cap(), nanos(until)) {
                     Ok(leg) => {
                         info!(stream = name, receiver = %who, "receives");
                         let reached = Reached { leg, judged: None, heard: None, no_neighbour: 0 };
                         state.reached.insert(who, reached);
                         let _ = self.socket.send_to(&KNOCK, who);
                     }
-                    Err(error) => warn!(stream = name, receiver = %who, "cannot receive: {error}"),
+                    Err(error) => {
+                        warn!(stream = name, receiver = %who, "cannot receive: {error}");
+                        return false;
+                    }
                 }
             }
             Command::Renew { who, until } => {
@@ -299,6 +367,9 @@ impl Stream {
                 state.reached.remove(&who);
                 match why {
                     Why::Asked => info!(stream = name, receiver = %who, "receives no more: it asked for it"),
+                    Why::Unnamed => {
+                        info!(stream = name, receiver = %who, "receives no more: it is not named any more")
+                    }
                     Why::Expired => {
                         info!(stream = name, receiver = %who, "receives no more: its lease is over")
                     }
@@ -313,6 +384,7 @@ impl Stream {
                 }
             }
         }
+        true
     }
 
     pub fn status(&self) -> status::Stream {

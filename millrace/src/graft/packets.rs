@@ -17,6 +17,7 @@ use millrace_graft::{
     packet::{Change, Event, Losses, Runtime, Settings, Status},
     status::Reload,
 };
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tracing::{error, info, warn};
@@ -129,7 +130,9 @@ struct Daemon {
 
 impl Daemon {
     fn start(config: PathBuf) -> anyhow::Result<Self> {
-        let runtime = Runtime::start(Settings::read(&config)?)?;
+        let settings = Settings::read(&config)?;
+        raise_descriptors(&settings)?;
+        let runtime = Runtime::start(settings)?;
         let (requests, asked) = channel();
         let reloaded = Reload { time_s: unix_time(), error: None };
         let worker = Worker { runtime, config, asked, reloaded, waiting: None };
@@ -265,6 +268,7 @@ impl Worker {
                 );
                 self.counted(&session, losses);
             }
+            Event::Ruled { session, graft, why } => info!(session, graft, "to be swapped: {why}"),
             Event::NotSwapped { session, graft, why } => {
                 let error = format!("session {session} keeps its graft: {}", why.text());
                 warn!(session, graft, "not swapped: {}", why.text());
@@ -300,6 +304,26 @@ impl Worker {
             self.done(session, Ok(swapped.into()));
         }
     }
+}
+
+/// Sealed sessions have two each, and a reload may bring as many as there is room for.
+fn raise_descriptors(settings: &Settings) -> anyhow::Result<()> {
+    const OTHERS: u64 = 512;
+    let wanted = OTHERS + 2 * u64::from(settings.room.sessions);
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    if soft < wanted {
+        setrlimit(Resource::RLIMIT_NOFILE, wanted, hard.max(wanted))
+            .or_else(|_| setrlimit(Resource::RLIMIT_NOFILE, hard, hard))?;
+    }
+    let (have, _) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    let sealed = settings.sessions.iter().filter(|session| session.cipher.is_some()).count() as u64;
+    if have < OTHERS + 2 * sealed {
+        warn!(
+            "descriptors (RLIMIT_NOFILE, {have}) are too few for {sealed} sealed sessions, which need {}",
+            OTHERS + 2 * sealed
+        );
+    }
+    Ok(())
 }
 
 /// Seconds since 1970.

@@ -22,7 +22,7 @@ use millrace_proto::fanout::{
 };
 use net::{Capture, RawSender, root};
 use nix::sys::signal::Signal;
-use scene::{Fanout, NAME, PORT, Scene, media, wait_for};
+use scene::{Client, Fanout, NAME, PORT, Scene, media, wait_for};
 
 /// Ten packets reach everybody, over both families; who leaves gets no more, the others do.
 #[test]
@@ -252,6 +252,95 @@ fn who_does_not_report_or_loses_much_is_cut_off_and_waits() {
     let mut buffer = [0; 2048];
     let len = scene.sender.recv(&mut buffer).unwrap();
     assert!(matches!(Packet::read(&buffer[..len]), Some(Packet::Control { ssrc: 1 | 2, .. })));
+}
+
+/// Streams and receivers come, go and change; who stays misses nothing, and gets all of it from the kernel. What cannot be leaves all as it was.
+#[test]
+fn settings_that_are_read_again_lose_nothing() {
+    if !root("settings_that_are_read_again_lose_nothing") {
+        return;
+    }
+    let scene = Scene::new(4);
+    let fanout = scene.start("");
+    let (mut client, named) = (scene.client(), scene.client());
+    client.subscribe(60);
+    let mut sequence = 0;
+    let mut pass = |client: &Client<'_>| {
+        for _ in 0..50 {
+            sequence += 1;
+            scene.send(&media(sequence, 100));
+            assert_eq!(client.packet(), media(sequence, 100));
+        }
+    };
+    pass(&client);
+    // One more stream, a named receiver, fewer receivers than there were to be.
+    let other = |port: u16, host: IpAddr| {
+        format!(
+            "[[stream]]\nname = \"other\"\nlisten = \"{}\"\nsender = \"{}:9\"\n",
+            SocketAddr::new(host, port),
+            scene.listen.ip()
+        )
+    };
+    let name = format!(
+        "max-receivers = 2\n[[stream.receiver]]\naddress = \"{}\"\nbreaker = false\n",
+        named.address()
+    );
+    fanout.write(&(scene.config(&name) + &other(5010, scene.listen.ip())));
+    assert_eq!(fanout.succeed(&["reload"]), "the settings were read again\n");
+    pass(&client);
+    wait_for("what the named one gets", || {
+        scene.send(&media(9000, 100));
+        (named.drain() > 0).then_some(())
+    });
+    client.drain();
+    let status = fanout.status();
+    assert_eq!((status.streams.len(), status.streams[0].receivers.len()), (2, 2));
+    // A stream that cannot be: of two new ones the second, and the first is taken back.
+    let bad = [
+        (
+            scene.config("")
+                + &other(5012, scene.listen.ip())
+                + &other(5014, [192, 0, 2, 9].into()).replace("other", "third"),
+            "cannot listen on 192.0.2.9:5014",
+        ),
+        // In another one's place, by another name, in front of one that cannot be.
+        (
+            scene.config("").replace("\"live\"", "\"new\"") + &other(5014, [192, 0, 2, 9].into()),
+            "cannot listen on 192.0.2.9:5014",
+        ),
+        (
+            scene.config("").replace("interface = [", "interface = [\"lo\", "),
+            "interface does not change while it runs",
+        ),
+        ("nothing".to_owned(), "fanout.toml"),
+    ];
+    for (config, said) in bad {
+        fanout.write(&config);
+        let error = fanout.fail(&["reload"]);
+        assert!(error.contains(said), "{error}");
+        pass(&client);
+        assert_eq!(fanout.status().streams.len(), 2);
+        assert!(fanout.succeed(&["status"]).contains("the latest reload failed"));
+    }
+    // By a signal; nobody is named any more, and the other stream is gone.
+    fanout.write(&scene.config(""));
+    fanout.signal(Signal::SIGHUP);
+    wait_for("the settings of before", || (fanout.status().streams.len() == 1).then_some(()));
+    named.drain();
+    pass(&client);
+    assert!(named.gets_nothing());
+    let status = fanout.status();
+    assert_eq!(status.streams[0].receivers.len(), 1);
+    assert_eq!(status.streams[0].events["user_packets"], 0, "all of it went by the kernel");
+    // Another stream arrives where this one did: who wants that has to ask for it.
+    fanout.write(&scene.config("").replace("\"live\"", "\"new\""));
+    fanout.succeed(&["reload"]);
+    scene.send(&media(9001, 100));
+    assert!(client.gets_nothing());
+    fanout.write(&scene.config(""));
+    fanout.succeed(&["reload"]);
+    client.subscribe(60);
+    pass(&client);
 }
 
 /// Whom the operator has named need not ask, and has its breaker only if wanted.

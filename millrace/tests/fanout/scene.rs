@@ -340,6 +340,11 @@ impl<'a> Fanout<'a> {
         self.process.signal(signal);
     }
 
+    /// Other settings, in the place of those that it was started with.
+    pub fn write(&self, config: &str) {
+        fs::write(self.scene.dir.path().join("fanout.toml"), config).unwrap();
+    }
+
     pub fn end(self, signal: Signal) -> Option<i32> {
         self.process.end(signal)
     }

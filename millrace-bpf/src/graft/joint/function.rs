@@ -7,7 +7,7 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle, OpenObject, ProgramType};
 
 use super::super::Error;
 use super::super::object::{Parameter, form, open, parameters, set, with_btf};
-use super::Joint;
+use super::{Joint, Room};
 use crate::intf::mirror;
 use crate::object::take_log;
 use crate::raw;
@@ -69,12 +69,20 @@ impl Function {
         set(&mut self.open, &self.parameters, name, value)
     }
 
+    /// Bytes of its maps in the kernel.
+    pub fn bytes(&mut self, room: &Room) -> Result<u64, Error> {
+        let shared: Vec<_> = SHARED.into_iter().chain([KEPT, OLD_STATE]).collect();
+        room.bytes(&mut self.open, &shared)
+    }
+
     /// With the dispatcher's maps in place of its own, and with the state of a version that has the same.
     pub(super) fn load(
         mut self,
+        room: &Room,
         shared: &BTreeMap<&'static str, MapHandle>,
         alike: Option<&Loaded>,
     ) -> Result<Loaded, Error> {
+        room.fit(&mut self.open)?;
         let state = alike.and_then(|alike| alike.state.as_ref());
         for mut map in self.open.maps_mut() {
             let name = map.name().to_string_lossy().into_owned();

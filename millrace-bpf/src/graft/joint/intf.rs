@@ -3,6 +3,8 @@
 use crate::intf::mirror;
 
 pub(crate) const SESSIONS: usize = 64;
+pub(crate) const KEEPERS: usize = 16;
+pub(crate) const REASONS: usize = 32;
 pub(crate) const FUNCTIONS: usize = 64;
 pub(crate) const LIST: usize = 8;
 pub(crate) const JOINTS: usize = 3;
@@ -33,6 +35,22 @@ mirror!(Session = "joint_session" {
 
 mirror!(Time = "joint_time" { packets: u64, samples: u64, total_ns: u64, most_ns: u64, over: u64 });
 
+mirror!(Times = "joint_times" { joints: [[u64; 5]; JOINTS] });
+
+impl Times {
+    pub fn each(&self) -> [Time; JOINTS] {
+        self.joints.map(|[packets, samples, total_ns, most_ns, over]| Time {
+            packets,
+            samples,
+            total_ns,
+            most_ns,
+            over,
+        })
+    }
+}
+
+mirror!(Counts = "joint_counts" { packets: [u64; REASONS] });
+
 mirror!(Tick = "joint_tick" {
     time_ns: u64,
     sent_ns: u64,
@@ -56,7 +74,7 @@ mirror!(Shared = "graft_shared" {
     complete: u32,
     begun: u32,
     birth: u32,
-    pad: u32,
+    turned: u32,
     acked: u32,
     delivered: u32,
     losses: u32,
@@ -68,6 +86,8 @@ mirror!(Shared = "graft_shared" {
     acked_ns: u64,
     went_ns: [[u64; 32]; WINDOW / 32],
     leaves_ns: u64,
+    epoch_in: u32,
+    pad: u32,
 });
 
 #[cfg(test)]
@@ -85,6 +105,8 @@ mod tests {
                 Pair::LAYOUT,
                 Session::LAYOUT,
                 Time::LAYOUT,
+                Times::LAYOUT,
+                Counts::LAYOUT,
                 Tick::LAYOUT,
                 Word::LAYOUT,
                 ClockCall::LAYOUT,

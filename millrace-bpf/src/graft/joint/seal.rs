@@ -7,7 +7,7 @@ use super::super::Error;
 use super::{Ends, Joints, Session, intf, key, word};
 use crate::crypto::{QuicKeys, TAG_LEN, TEXT_MAX};
 use crate::intf::{Plain, mirror, shared};
-use crate::object::{Loaded, embedded, write};
+use crate::object::{Embedded, Loaded, embedded, write};
 use crate::siphash::siphash128;
 
 /// Bytes that sealing adds to a datagram, beside its frame.
@@ -24,7 +24,7 @@ const WINDOW: usize = 1024;
 const PLACES: u32 = 3;
 const SEALS: u32 = 2;
 /// Maps of the dispatcher that the stages share.
-const SHARED: [&str; 9] = [
+pub(super) const SHARED: [&str; 9] = [
     "works",
     "shared",
     "programs_tx",
@@ -59,6 +59,9 @@ mirror!(Heard = "seal_heard" {
     first: [u8; 16],
     second: [u8; 16],
 });
+
+/// Of a key with its numbers.
+pub(super) const KEY_BYTES: usize = size_of::<Key>();
 
 /// One of two keys that may be under way at the same time.
 pub type Phase = u8;
@@ -108,6 +111,10 @@ pub(super) struct Stages {
     pairs: MapHandle,
 }
 
+pub(super) fn object() -> Embedded {
+    embedded!("seal.bpf.o")
+}
+
 impl Joints {
     /// As [`open`](Self::open), of a session of which nothing leaves or comes in but sealed: until it has keys, nothing does.
     /// Its key, and the one of its words about keys, prove nothing else.
@@ -119,7 +126,8 @@ impl Joints {
     }
 
     fn load_stages(&mut self) -> Result<Stages, Error> {
-        let mut open = embedded!("seal.bpf.o").open()?;
+        let mut open = object().open()?;
+        self.room.fit(open.object_mut())?;
         for name in SHARED {
             let shared = self.object.handle(name)?;
             open.map(name)?.reuse_fd(shared.as_fd()).map_err(Error::Open)?;
@@ -227,9 +235,9 @@ impl Joints {
             let _ = stages.keys.delete(&(index * PLACES + place).to_ne_bytes());
         }
         let pair = pair(ends)?;
-        let mut others = self.sessions.values().filter(|open| open.sealed.is_some());
-        match others.find(|open| self::pair(&open.ends).is_ok_and(|other| other == pair)) {
-            Some(other) => {
+        let mut others = self.sessions.iter().filter(|(_, open)| open.sealed.is_some());
+        match others.find(|(other, _)| self::pair(other).is_ok_and(|other| other == pair)) {
+            Some((_, other)) => {
                 let index = other.raw.index.to_ne_bytes();
                 Ok(write(&stages.pairs, "sealed_pairs", pair.as_bytes(), &index)?)
             }

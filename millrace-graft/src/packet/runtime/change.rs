@@ -29,6 +29,7 @@ impl Runtime {
         let mut events = Vec::new();
         let acted = self.act(&ends, acts, &mut events);
         self.pending.extend(events);
+        self.plan(&ends);
         acted
     }
 
@@ -175,6 +176,7 @@ impl Runtime {
         } else {
             live.before = Some(before);
         }
+        live.change.why = live.ruled.agreed(&live.graft.name);
         live.trouble = None;
         live.swaps += 1;
         let (session, graft) = (live.session.name.clone(), live.graft.clone());

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millrace_bpf::graft::joint::{Joint, Reason, Tick};
+use millrace_bpf::graft::joint::{Joint, Progress, Reason, Tick};
 
 use super::super::agree::{Agreement, Since};
 use super::super::budget::Meter;
@@ -10,6 +10,7 @@ use super::super::keys::{self, Cipher, Secret};
 use super::super::losses::{Before, Count};
 use super::super::settings::{Graft, Session, Settings};
 use super::super::versions::moves;
+use super::super::when::Watch;
 use super::super::{Change, SessionStatus};
 use crate::Error;
 
@@ -45,6 +46,8 @@ pub(super) struct Live {
     pub said: LastWords,
     /// When the other end was started, if it has said so.
     pub peer: Option<Since>,
+    /// When it is greeted next, until then.
+    pub greeting: Duration,
     /// Why the latest word could not be sent. It is lost, as others are.
     pub mute: Option<String>,
     pub swaps: u64,
@@ -52,6 +55,7 @@ pub(super) struct Live {
     pub lost_sent: u64,
     pub lost_received: u64,
     pub sealed: Option<Sealed>,
+    pub ruled: Ruled,
 }
 
 pub(super) struct Sealed {
@@ -60,6 +64,23 @@ pub(super) struct Sealed {
     pub agreement: keys::Agreement,
     /// What the other end seals with, if that is something else.
     pub other: Option<u8>,
+}
+
+/// What rules by the round trip have said of it.
+#[derive(Default)]
+pub(super) struct Ruled {
+    pub watch: Watch,
+    /// As it was looked at last: what has come there since is what a round trip is known by.
+    pub seen: (u32, u32),
+    pub looked: Duration,
+    pub due: Option<Due>,
+}
+
+/// A change that is to be, and has not come about yet.
+pub(super) struct Due {
+    pub graft: String,
+    pub why: String,
+    pub next: Duration,
 }
 
 /// What was said about the packets that were sent last.
@@ -100,12 +121,14 @@ impl Live {
             trouble: None,
             said: LastWords::default(),
             peer: None,
+            greeting: Duration::ZERO,
             mute: None,
             swaps: 0,
             swaps_failed: 0,
             lost_sent: 0,
             lost_received: 0,
             sealed,
+            ruled: Ruled::default(),
         }
     }
 
@@ -114,12 +137,18 @@ impl Live {
         self.graft = graft;
         (self.next, self.before, self.count) = (None, None, None);
         (self.proposed, self.trouble, self.said) = (None, None, LastWords::default());
+        self.ruled = Ruled::default();
     }
 
     pub fn next(&self) -> Option<Duration> {
         let keys = self.sealed.as_ref().and_then(|sealed| sealed.agreement.next());
         let count = self.count.as_ref().map(Count::next);
-        self.agreement.next().into_iter().chain(keys).chain(count).min()
+        self.agreement.next().into_iter().chain(keys).chain(count).chain(self.greets()).min()
+    }
+
+    /// As long as the other end is not known, and can hear it.
+    pub fn greets(&self) -> Option<Duration> {
+        (self.peer.is_none() && self.is_open()).then_some(self.greeting)
     }
 
     /// Whether datagrams can pass.
@@ -188,7 +217,7 @@ impl Live {
         Some(&self.graft)
     }
 
-    pub fn status(&self, counts: &[(Reason, u64)]) -> SessionStatus {
+    pub fn status(&self, counts: &[(Reason, u64)], progress: &Progress) -> SessionStatus {
         let packets = counts.iter().filter(|(_, count)| *count > 0);
         let means = Joint::ALL.into_iter().zip(self.meter.mean);
         SessionStatus {
@@ -196,6 +225,10 @@ impl Live {
             local: self.session.ends.local.to_string(),
             remote: self.session.ends.remote.to_string(),
             graft: self.graft.name.clone(),
+            changing_to: self.next.as_ref().map(|next| next.name.clone()),
+            round_trip_us: progress
+                .round_trip
+                .map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
             functions: self.graft.functions.iter().map(|function| function.name.clone()).collect(),
             sealed: self.sealed.as_ref().map_or("clear", |sealed| sealed.cipher.name()).to_owned(),
             has_keys: self.sealed.is_some() && self.is_open(),

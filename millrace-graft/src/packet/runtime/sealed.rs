@@ -16,14 +16,17 @@ impl Runtime {
         self.live.values().all(|live| live.is_open())
     }
 
-    pub(super) fn hear_keys(&mut self, events: &mut Vec<Event>) -> Result<(), Error> {
+    /// Returns of which sessions something was heard.
+    pub(super) fn hear_keys(&mut self, events: &mut Vec<Event>) -> Result<Vec<Ends>, Error> {
+        let mut heard = Vec::new();
         for (ends, said) in self.joints.key_words() {
+            heard.push(ends);
             let now = self.now();
             let Some(sealed) = self.sealed(&ends) else { continue };
             let acts = sealed.hear(now, &said)?;
             self.act_on_keys(&ends, acts, events)?;
         }
-        Ok(())
+        Ok(heard)
     }
 
     pub(super) fn tick_keys(&mut self, ends: &Ends, events: &mut Vec<Event>) -> Result<(), Error> {
@@ -39,6 +42,7 @@ impl Runtime {
             let wear = self.joints.wear(ends)?.unwrap_or_default();
             if sealed.cipher.is_worn(wear.sealed, wear.failures) {
                 sealed.agreement.renew(now, random()?);
+                self.agenda.put(*ends, live.next());
             }
         }
         Ok(())

@@ -1,5 +1,6 @@
 //! Two runtimes, each in a namespace of its own, with a cable between them. Needs root.
 
+mod many;
 mod sealed;
 mod versions;
 

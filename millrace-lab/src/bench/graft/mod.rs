@@ -3,6 +3,7 @@
 mod apps;
 mod carrying;
 mod cgroup;
+mod daemon;
 mod deploy;
 mod fct;
 mod fct_plot;
@@ -12,9 +13,11 @@ mod host;
 mod negotiate;
 mod network;
 mod packets;
+mod reconfigure;
 mod redirect;
 mod repair;
 mod select;
+mod sessions;
 mod swap;
 
 use millrace_bpf::graft::{Control, SHIPPED};
@@ -39,6 +42,8 @@ enum Command {
     Fairness(Fairness),
     /// Time until two daemons have agreed, by steps, and what that costs TCP's handshakes
     Negotiate(negotiate::Args),
+    /// A transfer whose path becomes long for a while, and what another graft for that while gains
+    Reconfigure(reconfigure::Args),
     /// What it costs a connection on a good link to be carried, beside haproxy
     Redirect(redirect::Args),
     /// Lost packets, sent again or made out of others: by window, loss and round trip
@@ -48,6 +53,8 @@ enum Command {
     /// The receiving end of a transfer
     #[command(hide = true)]
     Fetch(select::fetch::Args),
+    /// Delay and jitter of packets by graft, and memory, with one session and with many
+    Sessions(sessions::Args),
     /// Time to swap grafts under a live transfer, of which nothing may be lost
     Swap(swap::Args),
 }
@@ -79,10 +86,12 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             fairness::run(fairness::Args::of_grafts(controls, datagrams, bottleneck))
         }
         Command::Negotiate(args) => negotiate::run(args),
+        Command::Reconfigure(args) => reconfigure::run(args),
         Command::Redirect(args) => redirect::run(args),
         Command::Repair(args) => repair::run(args),
         Command::Select(args) => select::run(args),
         Command::Fetch(args) => select::fetch::run(&args),
+        Command::Sessions(args) => sessions::run(args),
         Command::Swap(args) => swap::run(args),
     }
 }

@@ -21,16 +21,18 @@ fn at(text: &str) -> SocketAddr {
 struct Scene {
     mint: Mint,
     all: Receivers,
+    /// To whoever asks.
+    sent: Sent,
 }
 
 impl Scene {
     fn new() -> Self {
-        Self { mint: Mint::new([7; 32]), all: Receivers::new("live", limits()) }
+        Self { mint: Mint::new([7; 32]), all: Receivers::new("live", limits()), sent: Sent::default() }
     }
 
     fn ask(&mut self, what: Ask, token: Token, who: SocketAddr, now: Duration) -> (Say, Option<Command>) {
         let request = Request { what, token, transaction: 5, stream: "live".into() };
-        let (answer, command) = self.all.ask(&self.mint, &request, who, now);
+        let (answer, command) = self.all.ask(&self.mint, &request, who, self.sent, now);
         assert_eq!(answer.transaction, 5);
         (answer.what, command)
     }
@@ -110,7 +112,7 @@ fn receivers_are_bounded() {
         transaction: 0,
         stream: "other".into(),
     };
-    let (answer, _) = scene.all.ask(&scene.mint, &other, at("192.0.2.9:1"), NOW);
+    let (answer, _) = scene.all.ask(&scene.mint, &other, at("192.0.2.9:1"), Sent::default(), NOW);
     assert_eq!(answer.what, Say::Refused { why: Refusal::Unknown, seconds: 0 });
 }
 
@@ -177,4 +179,107 @@ fn whom_an_operator_has_named_stays() {
     let token = scene.mint.token("live", plain, now.as_secs());
     assert_eq!(scene.ask(Ask::Unsubscribe, token, plain, now), (Say::Ended, None));
     assert!(scene.all.is_leased(plain));
+}
+
+/// A receiver that reports nothing, and leaves and comes again before three intervals are over: it is cut off as if it had stayed. Its time
+/// away is none in which it was silent.
+#[test]
+fn who_comes_again_is_judged_as_before() {
+    for leaves in [true, false] {
+        let mut scene = Scene::new();
+        let who = at("192.0.2.1:5000");
+        let (Say::Lease { token, .. }, _) = scene.subscribe(who, 1, NOW) else { panic!() };
+        let cut = Command::Remove { who, why: Why::Cut(Trip::Silent) };
+        let (mut now, mut commands, mut stayed) = (NOW, Vec::new(), 0);
+        while commands.is_empty() {
+            // Half a second there, one away; or the lease ends by itself.
+            let packets = |part: u64| Sent { packets: 10 * part, bytes: 12_000 * part };
+            for part in 1..=2 {
+                (now, stayed) = (now + SECOND / 4, stayed + 1);
+                commands.extend(scene.all.tick(now, |_| packets(part)));
+            }
+            if !commands.is_empty() {
+                break;
+            }
+            scene.sent = packets(2);
+            if leaves {
+                let (_, command) = scene.ask(Ask::Unsubscribe, token, who, now);
+                assert_eq!(command, Some(Command::Remove { who, why: Why::Asked }));
+            } else {
+                now += SECOND;
+                let expired = scene.all.tick(now, |_| packets(2));
+                assert_eq!(expired, [Command::Remove { who, why: Why::Expired }]);
+            }
+            now += SECOND;
+            let (say, command) = scene.ask(Ask::Subscribe { seconds: 1 }, token, who, now);
+            assert!(matches!((say, command), (Say::Lease { .. }, Some(Command::Add { .. }))));
+        }
+        assert_eq!(commands, [cut]);
+        // The first tick begins the count, and more than three seconds there trip it; a second more each time where the lease ends.
+        let wanted = if leaves { 15..=16 } else { 7..=8 };
+        assert!(wanted.contains(&stayed), "after {stayed} quarters of a second there");
+    }
+}
+
+#[test]
+fn who_stays_away_begins_anew_and_is_forgotten() {
+    let mut scene = Scene::new();
+    let who = at("192.0.2.1:5000");
+    let (Say::Lease { token, .. }, _) = scene.subscribe(who, 30, NOW) else { panic!() };
+    scene.all.tick(NOW + SECOND, |_| Sent { packets: 5, bytes: 6000 });
+    scene.ask(Ask::Unsubscribe, token, who, NOW + 2 * SECOND);
+    assert_eq!(scene.all.left.len(), 1);
+    assert_eq!(scene.all.tick(NOW + 6 * SECOND, |_| Sent::default()), []);
+    assert_eq!(scene.all.left.len(), 0);
+}
+
+/// What is remembered of those who left is bounded, by address and in all, and takes no place of others.
+#[test]
+fn who_leaves_counts_for_its_address_alone() {
+    let mut scene = Scene::new();
+    for port in [1, 2] {
+        let who = at(&format!("192.0.2.1:{port}"));
+        let (Say::Lease { token, .. }, _) = scene.subscribe(who, 30, NOW) else { panic!() };
+        scene.ask(Ask::Unsubscribe, token, who, NOW);
+    }
+    let refused = (Say::Refused { why: Refusal::FullAddress, seconds: 30 }, None);
+    assert_eq!(scene.subscribe(at("192.0.2.1:3"), 10, NOW), refused);
+    assert!(
+        matches!(scene.subscribe(at("192.0.2.1:2"), 10, NOW), (Say::Lease { .. }, Some(_))),
+        "it comes again"
+    );
+    for host in 2..100 {
+        let who = at(&format!("192.0.2.{host}:1"));
+        let (Say::Lease { token, .. }, Some(_)) = scene.subscribe(who, 10, NOW) else { panic!("{who}") };
+        scene.ask(Ask::Unsubscribe, token, who, NOW);
+        assert!(scene.all.left.len() <= 4);
+    }
+}
+
+/// By settings that are new: who is there stays, whoever is named or not named any more.
+#[test]
+fn limits_and_names_may_change() {
+    let mut scene = Scene::new();
+    let (one, other) = (at("192.0.2.1:5000"), at("192.0.2.2:5000"));
+    scene.subscribe(one, 10, NOW);
+    scene.all.pin(other, false);
+    scene.all.set_limits(Limits { receivers: 1, lease: 5 * SECOND, ..limits() });
+    assert!(matches!(
+        scene.subscribe(one, 10, NOW),
+        (Say::Lease { seconds: 5, .. }, Some(Command::Renew { .. }))
+    ));
+    assert!(matches!(scene.subscribe(at("192.0.2.3:1"), 10, NOW), (Say::Refused { .. }, None)));
+    assert_eq!(scene.all.unpin(one), None, "it has asked");
+    assert_eq!(scene.all.unpin(other), Some(Command::Remove { who: other, why: Why::Unnamed }));
+    assert_eq!(scene.all.leased().collect::<Vec<_>>(), [(one, false)]);
+}
+
+#[test]
+fn a_lease_that_the_kernel_has_no_room_for_is_none() {
+    let mut scene = Scene::new();
+    let who = at("192.0.2.1:5000");
+    let (say, Some(Command::Add { .. })) = scene.subscribe(who, 10, NOW) else { panic!() };
+    let answer = scene.all.take_back(who, Answer { what: say, transaction: 5 });
+    assert_eq!(answer, Answer { what: Say::Refused { why: Refusal::Full, seconds: 30 }, transaction: 5 });
+    assert!(!scene.all.is_leased(who));
 }

@@ -185,7 +185,9 @@ async fn reach(context: &Context, from: SocketAddr, arrival: Arrival) -> Result<
         };
         if let Some(stream) = &mut opened.stream {
             match stream.ask(&Frame::Open(opened.open)).await {
-                Ok(Frame::Accepted { received: 0 }) => return Ok(Reached::Carried(Box::new(opened), carrier)),
+                Ok(Frame::Accepted { received: 0 }) => {
+                    return Ok(Reached::Carried(Box::new(opened), carrier));
+                }
                 Ok(Frame::Refused(reason)) if !reason.is_brokers() => return Err(reason),
                 // Nothing of the application's has gone anywhere.
                 other => debug!(%server, "not carried: {other:?}"),

@@ -1,6 +1,6 @@
 //! `bench graft repair`: what functions that repair are worth, by window, loss and round trip.
 
-mod datagrams;
+pub mod datagrams;
 mod delay;
 mod saturate;
 mod window;

@@ -1,0 +1,91 @@
+//! Places in the tables for streams and for the rows of their receivers, as values: what is free, and what was a moment ago.
+
+use std::time::Duration;
+
+/// Longer than any run of the program: what was given back before nobody reads any more.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// A stream's entry, and where its receivers lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Row {
+    pub index: u32,
+    pub first: u32,
+    pub receivers: u32,
+}
+
+#[derive(Debug)]
+pub struct Rows {
+    streams: u32,
+    receivers: u32,
+    used: Vec<Row>,
+    /// Since when.
+    given_back: Vec<(Row, Duration)>,
+}
+
+impl Rows {
+    pub fn new(streams: u32, receivers: u32) -> Self {
+        Self { streams, receivers, used: Vec::new(), given_back: Vec::new() }
+    }
+
+    /// The lowest entry, and the lowest place in which so many lie in a row.
+    ///
+    /// # Errors
+    /// There is none: how long it takes until there may be one, if there ever is.
+    pub fn take(&mut self, receivers: u32, now: Duration) -> Result<Row, Option<Duration>> {
+        self.given_back.retain(|(_, since)| now < *since + LINGER);
+        match self.find(receivers) {
+            Some(row) => {
+                self.used.push(row);
+                Ok(row)
+            }
+            None => Err(self.given_back.iter().map(|(_, since)| *since + LINGER - now).max()),
+        }
+    }
+
+    fn taken(&self) -> impl Iterator<Item = &Row> {
+        self.used.iter().chain(self.given_back.iter().map(|(row, _)| row))
+    }
+
+    fn find(&self, receivers: u32) -> Option<Row> {
+        let index = (0..self.streams).find(|index| self.taken().all(|row| row.index != *index))?;
+        let ends = self.taken().map(|row| row.first + row.receivers);
+        let is_free = |first: &u32| {
+            let end = first.saturating_add(receivers);
+            end <= self.receivers
+                && self.taken().all(|row| end <= row.first || row.first + row.receivers <= *first)
+        };
+        let first = ends.chain([0]).filter(is_free).min()?;
+        Some(Row { index, first, receivers })
+    }
+
+    pub fn give_back(&mut self, index: u32, now: Duration) {
+        if let Some(at) = self.used.iter().position(|row| row.index == index) {
+            self.given_back.push((self.used.swap_remove(at), now));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_do_not_meet_and_are_used_again_later() {
+        let ms = Duration::from_millis;
+        let mut rows = Rows::new(3, 10);
+        let row = |index, first, receivers| Row { index, first, receivers };
+        assert_eq!(rows.take(4, ms(0)), Ok(row(0, 0, 4)));
+        assert_eq!(rows.take(4, ms(0)), Ok(row(1, 4, 4)));
+        assert_eq!(rows.take(3, ms(0)), Err(None), "of two receivers that are left");
+        assert_eq!(rows.take(2, ms(0)), Ok(row(2, 8, 2)));
+        rows.give_back(1, ms(100));
+        assert_eq!(rows.take(4, ms(100)), Err(Some(ms(1000))), "a run may still read it");
+        assert_eq!(rows.take(4, ms(1099)), Err(Some(ms(1))));
+        assert_eq!(rows.take(3, ms(1100)), Ok(row(1, 4, 3)));
+        assert_eq!(rows.take(1, ms(1100)), Err(None), "no more streams");
+        rows.give_back(0, ms(2000));
+        rows.give_back(7, ms(2000));
+        assert_eq!(rows.take(5, ms(4000)), Err(None), "not in a row");
+        assert_eq!(rows.take(4, ms(4000)), Ok(row(0, 0, 4)));
+    }
+}

@@ -1,0 +1,169 @@
+//! Which graft a session has by its round trip: rules of the settings, as values. No I/O, and time is an argument.
+//!
+//! Rules are steps, from the shortest round trip to the longest; a session is on one of them, or below the first, where it has the graft of
+//! its own. It goes up when the round trip is as long as the step says, and down when it is shorter than where the step ends, each
+//! only after it has been so for a while: so it does not go to and fro with every packet.
+
+use std::time::Duration;
+
+/// A step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct When {
+    pub graft: String,
+    /// From so long a round trip on.
+    pub rtt: Duration,
+    /// Until it is shorter than that.
+    pub until: Duration,
+    /// It has to be so for so long, either way.
+    pub hold: Duration,
+}
+
+/// Without a round trip for so long, or for so many of them, nobody knows what was between.
+const PAUSE: Duration = Duration::from_secs(1);
+const PAUSE_ROUND_TRIPS: u32 = 4;
+
+/// Where a session is.
+#[derive(Debug, Default)]
+pub struct Watch {
+    /// Steps that it is above.
+    level: usize,
+    /// What is said to be next: whether that is up, and since when.
+    leaning: Option<(bool, Duration)>,
+    looked: Duration,
+}
+
+impl Watch {
+    /// To be called with each round trip that is known newly. Returns how many steps it is above from now on, if that changes.
+    pub fn look(&mut self, now: Duration, rtt: Duration, steps: &[When]) -> Option<usize> {
+        let pause = PAUSE.max(PAUSE_ROUND_TRIPS * rtt);
+        if now.saturating_sub(self.looked) > pause {
+            self.leaning = None;
+        }
+        self.looked = now;
+        let level = self.level_at(rtt, steps);
+        if level == self.level {
+            self.leaning = None;
+            return None;
+        }
+        let is_up = level > self.level;
+        let since = match self.leaning {
+            Some((up, since)) if up == is_up => since,
+            _ => now,
+        };
+        self.leaning = Some((is_up, since));
+        // That which it goes on to, or comes from.
+        let step = steps.get(level.max(self.level) - 1)?;
+        if now.saturating_sub(since) < step.hold {
+            return None;
+        }
+        (self.level, self.leaning) = (level, None);
+        Some(level)
+    }
+
+    fn level_at(&self, rtt: Duration, steps: &[When]) -> usize {
+        let holds = |(at, step): &(usize, &When)| rtt >= if *at < self.level { step.until } else { step.rtt };
+        steps.iter().enumerate().take_while(holds).count()
+    }
+}
+
+/// What the change to this step is told by.
+pub fn reason(level: usize, rtt: Duration, steps: &[When]) -> String {
+    let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    let above = level.checked_sub(1).and_then(|at| steps.get(at));
+    let bound = match (above, steps.get(level)) {
+        (Some(step), _) if rtt >= step.rtt => format!("{} ms or more", step.rtt.as_millis()),
+        (_, Some(step)) => format!("less than {} ms", step.until.as_millis()),
+        _ => "within its steps".to_owned(),
+    };
+    format!("the round trip is {:.1} ms, {bound}", ms(rtt))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn step(graft: &str, rtt_ms: u32, until_ms: u32, hold_ms: u32) -> When {
+        When { graft: graft.into(), rtt: rtt_ms * MS, until: until_ms * MS, hold: hold_ms * MS }
+    }
+
+    /// Round trips, one each 100 ms from so many ms on, and the changes: at how many ms, to what.
+    #[test]
+    fn steps_are_taken_after_a_while() {
+        type Trips = &'static [(u32, u32, u32)];
+        type Row<'a> = (&'a str, &'a [When], Trips, &'a [(u32, usize)]);
+        let one = [step("far", 300, 240, 500)];
+        let two = [step("far", 300, 240, 500), step("moon", 1000, 800, 1000)];
+        let table: [Row<'_>; 10] = [
+            ("never", &one, &[(0, 5000, 299)], &[]),
+            ("from the bound on", &one, &[(0, 2000, 300)], &[(500, 1)]),
+            (
+                "there and back",
+                &one,
+                &[(0, 1000, 20), (1000, 3000, 320), (3000, 5000, 20)],
+                &[(1500, 1), (3500, 0)],
+            ),
+            ("between the bounds it stays", &one, &[(0, 1000, 320), (1000, 9000, 241)], &[(500, 1)]),
+            (
+                "at its end it stays",
+                &one,
+                &[(0, 1000, 320), (1000, 3000, 240), (3000, 4000, 239)],
+                &[(500, 1), (3500, 0)],
+            ),
+            (
+                "a moment is none",
+                &one,
+                &[(0, 400, 320), (400, 500, 20), (500, 900, 320), (900, 2000, 20)],
+                &[],
+            ),
+            (
+                "to and fro around a bound",
+                &one,
+                &[(0, 300, 310), (300, 600, 290), (600, 900, 310), (900, 5000, 290)],
+                &[],
+            ),
+            ("a pause is not a while", &one, &[(0, 200, 320), (9000, 9400, 320), (9400, 9900, 20)], &[]),
+            ("over two", &two, &[(0, 3000, 1200), (3000, 9000, 20)], &[(1000, 2), (4000, 0)]),
+            (
+                "one after the other",
+                &two,
+                &[(0, 1000, 400), (1000, 3000, 1000), (3000, 6000, 500)],
+                &[(500, 1), (2000, 2), (4000, 1)],
+            ),
+        ];
+        for (what, steps, trips, want) in table {
+            let mut watch = Watch::default();
+            let mut got = Vec::new();
+            for (from, to, rtt) in trips {
+                for at in (*from..*to).step_by(100) {
+                    got.extend(watch.look(at * MS, *rtt * MS, steps).map(|level| (at, level)));
+                }
+            }
+            assert_eq!(got, want, "{what}");
+        }
+    }
+
+    #[test]
+    fn settings_that_are_fewer_end_a_step() {
+        let mut watch = Watch::default();
+        let steps = [step("far", 300, 240, 0)];
+        assert_eq!(watch.look(MS, 400 * MS, &steps), Some(1));
+        assert_eq!(watch.look(2 * MS, 400 * MS, &[]), None);
+    }
+
+    #[test]
+    fn it_is_said_why() {
+        let steps = [step("far", 300, 240, 500), step("moon", 1000, 800, 1000)];
+        let table = [
+            (1, 312, "the round trip is 312.0 ms, 300 ms or more"),
+            (0, 100, "the round trip is 100.0 ms, less than 240 ms"),
+            (2, 1000, "the round trip is 1000.0 ms, 1000 ms or more"),
+            (1, 799, "the round trip is 799.0 ms, 300 ms or more"),
+            (1, 250, "the round trip is 250.0 ms, less than 800 ms"),
+        ];
+        for (level, rtt, want) in table {
+            assert_eq!(reason(level, rtt * MS, &steps), want);
+        }
+    }
+}

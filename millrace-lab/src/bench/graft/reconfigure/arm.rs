@@ -1,0 +1,263 @@
+//! One run: two daemons, a transfer, a path that changes, and who watches it.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use anyhow::{anyhow, ensure};
+
+use serde_json::Value;
+
+use super::Args;
+use super::host::{FULL, GIVE_UP, Host, PARTIAL, Session};
+use super::transfer::{Arrival, Received, Transfer};
+use crate::bench::site::{SUBSCRIBERS_LINK, Site};
+use crate::lab::{Directions, Settings, Topology};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Arm {
+    /// An application that asks for the other graft
+    Aware,
+    /// A rule in the daemon's settings
+    InPlace,
+    /// The graft stays
+    None,
+}
+
+/// Between two looks at the daemon.
+const POLL: Duration = Duration::from_millis(20);
+/// For a transfer, beside what it may take on the long path.
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// What was known of the session at a time.
+#[derive(Clone, Debug)]
+pub struct Look {
+    pub at_s: f64,
+    pub session: Session,
+    /// The next message.
+    pub next: u64,
+}
+
+pub struct Outcome {
+    pub arm: Arm,
+    pub messages: u64,
+    pub arrivals: Vec<Arrival>,
+    wrong: u64,
+    pub looks: Vec<Look>,
+    /// The path became long, and short again.
+    pub turned_s: [f64; 2],
+    /// What became of packets at the sender and at the receiver.
+    pub packets: [Value; 2],
+}
+
+impl Arm {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Aware => "aware",
+            Self::InPlace => "in-place",
+            Self::None => "none",
+        }
+    }
+}
+
+impl Args {
+    pub fn site(&self) -> anyhow::Result<Site> {
+        let mut topology = Topology::standard(1, 1);
+        topology.impair(SUBSCRIBERS_LINK, Directions::Both, &delay(self.rtt_ms))?;
+        topology.impair(SUBSCRIBERS_LINK, Directions::Forward, &format!("loss={}%", self.loss))?;
+        Site::new(&topology)
+    }
+
+    pub fn measure(&self, site: &Site, arm: Arm) -> anyhow::Result<Outcome> {
+        let (near, far) = (site.relay()?, site.subscribers()?);
+        let sender = Host::start(site, "sender", [near, far], self, arm == Arm::InPlace)?;
+        let receiver = Host::start(site, "receiver", [far, near], self, false)?;
+        let transfer = Transfer::new(near, far, self.bytes, self.messages())?;
+        let silence = Duration::from_millis(1000 + 10 * u64::from(self.far_rtt_ms));
+        std::thread::scope(|scope| {
+            let transfer = &transfer;
+            let sending = scope.spawn(move || transfer.send());
+            let receiving = scope.spawn(move || transfer.receive(silence, LIMIT));
+            let turning = scope.spawn(move || self.turn_path(site, transfer));
+            let looks = self.watch(&sender, arm, transfer);
+            transfer.is_over.fetch_or(looks.is_err(), Ordering::Relaxed);
+            let panicked = |_| anyhow!("a thread of the transfer panicked");
+            let Received { arrivals, wrong } = receiving.join().map_err(panicked)?;
+            sending.join().map_err(panicked)??;
+            let turned_s = turning.join().map_err(panicked)??;
+            let packets = [sender.packets()?, receiver.packets()?];
+            Ok(Outcome { arm, messages: self.messages(), arrivals, wrong, looks: looks?, turned_s, packets })
+        })
+    }
+
+    /// Long after a while, and short again after another one, or when the transfer is over.
+    fn turn_path(&self, site: &Site, transfer: &Transfer) -> anyhow::Result<[f64; 2]> {
+        let link = site.link(SUBSCRIBERS_LINK)?;
+        let mut turned_s = [0.0; 2];
+        let steps = [(self.after_s, self.far_rtt_ms), (self.after_s + self.far_s, self.rtt_ms)];
+        for ((at_s, rtt_ms), turned_s) in steps.into_iter().zip(&mut turned_s) {
+            while transfer.base.elapsed().as_secs_f64() < at_s && !transfer.is_over.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            link.change(Directions::Both, &Settings::parse(&delay(rtt_ms))?)?;
+            *turned_s = transfer.base.elapsed().as_secs_f64();
+        }
+        Ok(turned_s)
+    }
+
+    /// Until the transfer is over. An application that is aware does here what it does.
+    fn watch(&self, sender: &Host, arm: Arm, transfer: &Transfer) -> anyhow::Result<Vec<Look>> {
+        let mut looks = Vec::new();
+        while !transfer.is_over.load(Ordering::Relaxed) {
+            let next = transfer.next.load(Ordering::Relaxed);
+            let (at_s, session) = (transfer.base.elapsed().as_secs_f64(), sender.session()?);
+            let wanted = self.wanted(&session).filter(|_| arm == Arm::Aware && !session.changing);
+            looks.push(Look { at_s, session, next });
+            if let Some(graft) = wanted {
+                sender.swap(graft)?;
+            }
+            std::thread::sleep(POLL);
+        }
+        Ok(looks)
+    }
+
+    /// Another graft than it has, by the round trip.
+    fn wanted(&self, session: &Session) -> Option<&'static str> {
+        let rtt_ms = session.rtt_ms?;
+        match session.graft == FULL {
+            true => (rtt_ms >= self.at_rtt_ms.into()).then_some(PARTIAL),
+            false => (rtt_ms < self.until_rtt_ms().into()).then_some(FULL),
+        }
+    }
+}
+
+fn delay(rtt_ms: u32) -> String {
+    format!("delay={}us", u64::from(rtt_ms) * 500)
+}
+
+impl Look {
+    /// Whether nothing but the first graft was in use, and no other was asked for.
+    fn is_full(&self) -> bool {
+        self.session.graft == FULL && !self.session.changing
+    }
+}
+
+impl Outcome {
+    /// Messages that have not come, by their numbers.
+    pub fn lost(&self) -> Vec<u64> {
+        let mut seen = vec![false; usize::try_from(self.messages).unwrap_or(usize::MAX)];
+        for arrival in &self.arrivals {
+            seen[usize::try_from(arrival.number).unwrap_or(usize::MAX)] = true;
+        }
+        (0..self.messages).zip(seen).filter(|(_, seen)| !seen).map(|(number, _)| number).collect()
+    }
+
+    /// Numbers of messages that may have been sent by partial reliability: from the last look without it to the next.
+    fn partial(&self) -> Vec<(u64, u64)> {
+        let mut ranges = Vec::new();
+        let mut since = None;
+        for pair in self.looks.windows(2) {
+            match (pair[0].is_full(), pair[1].is_full()) {
+                (true, false) => since = Some(pair[0].next),
+                (false, true) => ranges.extend(since.take().map(|from| (from, pair[1].next))),
+                _ => {}
+            }
+        }
+        ranges.extend(since.map(|from| (from, self.messages)));
+        ranges
+    }
+
+    /// From when the path turned until the session had changed to this graft.
+    pub fn changed_after_s(&self, turned_s: f64, graft: &str) -> Option<f64> {
+        let later = self.looks.iter().filter(|look| look.at_s >= turned_s);
+        let found = later.into_iter().find(|look| look.session.graft == graft && !look.session.changing)?;
+        Some(found.at_s - turned_s)
+    }
+
+    /// Nothing was lost that was owed: of what Go-Back-N has sent nothing, of the rest no more than its bound.
+    pub fn check(&self, args: &Args) -> anyhow::Result<()> {
+        let name = self.arm.name();
+        ensure!(self.wrong == 0, "{name}: {} messages were not as they were sent, or came twice", self.wrong);
+        let (lost, ranges) = (self.lost(), self.partial());
+        let is_owed = |number: &&u64| !ranges.iter().any(|(from, to)| (from..to).contains(number));
+        let owed = lost.iter().filter(is_owed).count();
+        ensure!(owed == 0, "{name}: {owed} messages were lost that Go-Back-N had sent, of {}", self.messages);
+        let partial: u64 = ranges.iter().map(|(from, to)| to - from).sum();
+        ensure!(
+            lost.len() as u64 * 1000 <= partial * GIVE_UP,
+            "{name}: {} of {partial} messages were lost, and {GIVE_UP} of 1000 may be",
+            lost.len()
+        );
+        if self.arm != Arm::None {
+            let there = self.changed_after_s(self.turned_s[0], PARTIAL);
+            ensure!(
+                there.is_some(),
+                "{name}: the graft did not change at {} ms: longer --far-s",
+                args.far_rtt_ms
+            );
+            let back = self.changed_after_s(self.turned_s[1], FULL);
+            ensure!(back.is_some(), "{name}: it did not change back: more --megabytes");
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn look(at_s: f64, graft: &str, changing: bool, next: u64) -> Look {
+        Look { at_s, session: Session { graft: graft.into(), changing, ..Session::default() }, next }
+    }
+
+    fn outcome(looks: Vec<Look>, lost: &[u64]) -> Outcome {
+        let came = (0..1000).filter(|number| !lost.contains(number));
+        let arrivals = came.map(|number| Arrival { number, sent_s: 0.0, delay_ms: 1.0 }).collect();
+        Outcome {
+            arm: Arm::None,
+            messages: 1000,
+            arrivals,
+            wrong: 0,
+            looks,
+            turned_s: [0.0; 2],
+            packets: [Value::Null, Value::Null],
+        }
+    }
+
+    /// Partial reliability may have had 200 to 699.
+    #[test]
+    fn what_is_owed_is_told_from_what_may_be_lost() {
+        use clap::Parser as _;
+        #[derive(clap::Parser)]
+        struct Of {
+            #[command(flatten)]
+            args: Args,
+        }
+        let args = Of::parse_from(["bench"]).args;
+        let looks = || {
+            vec![
+                look(0.0, FULL, false, 0),
+                look(1.0, FULL, false, 200),
+                look(2.0, FULL, true, 300),
+                look(3.0, PARTIAL, false, 500),
+                look(4.0, PARTIAL, true, 600),
+                look(5.0, FULL, false, 700),
+                look(6.0, FULL, false, 900),
+            ]
+        };
+        let table: [(&[u64], bool); 6] = [
+            (&[], true),
+            (&[199], false),
+            (&[200, 699], true),
+            (&[700], false),
+            (&[300, 310, 320, 330, 340, 350, 360, 370, 380, 390], true),
+            (&[300, 310, 320, 330, 340, 350, 360, 370, 380, 390, 400], false),
+        ];
+        for (lost, want) in table {
+            let outcome = outcome(looks(), lost);
+            assert_eq!(outcome.lost(), lost);
+            assert_eq!(outcome.check(&args).is_ok(), want, "{lost:?}");
+        }
+        assert_eq!(outcome(looks(), &[]).changed_after_s(1.5, PARTIAL), Some(1.5));
+        assert!(outcome(vec![look(0.0, FULL, false, 0)], &[5]).check(&args).is_err());
+    }
+}

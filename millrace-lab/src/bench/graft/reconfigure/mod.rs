@@ -1,0 +1,122 @@
+//! `bench graft reconfigure`: a transfer whose path becomes long for a while, and what it gains by another graft for that while.
+//!
+//! Go-Back-N repeats a whole window for each loss, which costs little on a short path and much on a long one. So sessions change to
+//! partial reliability where the round trip is long, and back:
+//!
+//! * `aware`: an application asks the daemon for the session's round trip, and then for the other graft;
+//! * `in-place`: the daemon does so by a rule of its settings, for an application that knows nothing of it;
+//! * `none`: nobody does.
+//!
+//! Both ends have a daemon each, `millrace graft packets run`, as users have.
+
+mod arm;
+mod figures;
+mod host;
+mod plot;
+mod transfer;
+
+use std::path::PathBuf;
+
+use anyhow::ensure;
+
+use self::arm::{Arm, Outcome};
+use crate::bench::table::write_json;
+use crate::bench::usage::warn_if_busy;
+use crate::progress::Progress;
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// What changes the graft
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        default_value = "aware,in-place,none",
+        value_name = "ARM"
+    )]
+    arms: Vec<Arm>,
+    /// Megabytes that are sent
+    #[arg(long, default_value_t = 32, value_name = "COUNT")]
+    megabytes: u64,
+    /// Round trip at first and at last
+    #[arg(long, default_value_t = 20, value_name = "MS")]
+    rtt_ms: u32,
+    /// Round trip in the middle
+    #[arg(long, default_value_t = 320, value_name = "MS")]
+    far_rtt_ms: u32,
+    /// From which round trip on it is to be partial reliability
+    #[arg(long, default_value_t = 300, value_name = "MS")]
+    at_rtt_ms: u32,
+    /// When the path becomes long
+    #[arg(long, default_value_t = 3.0, value_name = "SECONDS")]
+    after_s: f64,
+    /// For how long
+    #[arg(long, default_value_t = 10.0, value_name = "SECONDS")]
+    far_s: f64,
+    /// Loss in the direction of the data, at random
+    #[arg(long, default_value_t = 1.0, value_name = "PERCENT")]
+    loss: f64,
+    /// Packets that may be under way
+    #[arg(long, default_value_t = 128, value_name = "COUNT")]
+    window: u32,
+    /// Of a packet's payload
+    #[arg(long, default_value_t = 1200)]
+    bytes: usize,
+    /// Runs of each arm
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Write the rows here
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Draw throughput and delay of the first runs here, as SVG
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+}
+
+pub fn run(args: Args) -> anyhow::Result<()> {
+    args.check()?;
+    warn_if_busy()?;
+    let site = args.site()?;
+    let progress = Progress::of(args.arms.len() * args.rounds);
+    let mut outcomes: Vec<Vec<Outcome>> = args.arms.iter().map(|_| Vec::new()).collect();
+    for round in 1..=args.rounds {
+        for (arm, outcomes) in args.arms.iter().zip(&mut outcomes) {
+            let label = format!("round {round}, {}", arm.name());
+            progress.begin(label.clone());
+            outcomes.push(args.measure(&site, *arm)?);
+            progress.next(label);
+        }
+    }
+    drop(progress);
+    print!("{}", figures::text(&args, &outcomes));
+    let rows = figures::rows(&args, &outcomes);
+    args.json.as_deref().map_or(Ok(()), |path| write_json(path, &rows))?;
+    args.plot.as_deref().map_or(Ok(()), |path| plot::draw(&args, &outcomes, path))?;
+    // Figures of runs that broke a promise are there to be looked at, and count for nothing.
+    outcomes.iter().flatten().try_for_each(|outcome| outcome.check(&args))
+}
+
+impl Args {
+    fn check(&self) -> anyhow::Result<()> {
+        ensure!(self.rounds > 0 && self.megabytes > 0, "--rounds and --megabytes are at least 1");
+        ensure!((1..=256).contains(&self.window), "--window is from 1 to 256");
+        ensure!((16..=1400).contains(&self.bytes), "--bytes are from 16 to 1400");
+        ensure!((0.0..100.0).contains(&self.loss), "--loss is from 0 to less than 100 %");
+        ensure!(self.after_s > 0.0 && self.far_s > 0.0, "--after-s and --far-s are more than 0");
+        let Self { rtt_ms, at_rtt_ms, far_rtt_ms, .. } = self;
+        ensure!(
+            *rtt_ms < self.until_rtt_ms() && at_rtt_ms <= far_rtt_ms,
+            "--rtt-ms {rtt_ms} is less than four fifths of --at-rtt-ms {at_rtt_ms}, and that no more than --far-rtt-ms {far_rtt_ms}"
+        );
+        Ok(())
+    }
+
+    /// Below it the session is to be as before.
+    fn until_rtt_ms(&self) -> u32 {
+        self.at_rtt_ms - self.at_rtt_ms / 5
+    }
+
+    fn messages(&self) -> u64 {
+        (self.megabytes * 1_000_000).div_ceil(self.bytes as u64)
+    }
+}

@@ -1,0 +1,119 @@
+//! Messages from one host to another, as fast as the session takes them, and what came of each.
+
+use std::net::UdpSocket;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::libc::ENOBUFS;
+use nix::sys::socket::{setsockopt, sockopt};
+
+use super::super::packets::forget_words;
+use super::super::repair::datagrams::{message, read};
+use super::host::PORT;
+use crate::lab::Node;
+
+/// Until a sender that was told that there is no room tries again.
+const NO_ROOM: Duration = Duration::from_micros(200);
+
+/// A message that came: its number, when it was sent, and how long it took.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrival {
+    pub number: u64,
+    pub sent_s: f64,
+    pub delay_ms: f64,
+}
+
+#[derive(Default)]
+pub struct Received {
+    pub arrivals: Vec<Arrival>,
+    /// Not as they were sent, or for the second time.
+    pub wrong: u64,
+}
+
+/// One at a time.
+pub struct Transfer {
+    from: UdpSocket,
+    to: UdpSocket,
+    pub base: Instant,
+    bytes: usize,
+    messages: u64,
+    /// The next message.
+    pub next: AtomicU64,
+    pub is_over: AtomicBool,
+}
+
+impl Transfer {
+    pub fn new(near: &Node, far: &Node, bytes: usize, messages: u64) -> anyhow::Result<Self> {
+        let socket = |node: &Node, peer: &Node| -> anyhow::Result<UdpSocket> {
+            let socket = node.enter(|| UdpSocket::bind((node.addr_v4(), PORT)))??;
+            socket.connect((peer.addr_v4(), PORT))?;
+            Ok(socket)
+        };
+        let (from, to) = (socket(near, far)?, socket(far, near)?);
+        setsockopt(&from, sockopt::Ipv4RecvErr, &true)?;
+        setsockopt(&to, sockopt::RcvBufForce, &(64 << 20))?;
+        forget_words(&to)?;
+        to.set_read_timeout(Some(Duration::from_millis(50)))?;
+        let (next, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
+        Ok(Self { from, to, base: Instant::now(), bytes, messages, next, is_over })
+    }
+
+    /// All of them, unless it is over before.
+    pub fn send(&self) -> anyhow::Result<()> {
+        for number in 0..self.messages {
+            while !self.send_once(number)? {
+                if self.is_over.load(Ordering::Relaxed) {
+                    return Ok(());
+                }
+                std::thread::sleep(NO_ROOM);
+            }
+            self.next.store(number + 1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn send_once(&self, number: u64) -> anyhow::Result<bool> {
+        match self.from.send(&message(number, self.base, self.bytes)) {
+            Ok(_) => Ok(true),
+            Err(error) if error.raw_os_error() == Some(ENOBUFS) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Until all have come, or nothing has for `silence` though all were sent, or `limit` is over.
+    pub fn receive(&self, silence: Duration, limit: Duration) -> Received {
+        let mut received = Received::default();
+        let mut seen = vec![false; usize::try_from(self.messages).unwrap_or(usize::MAX)];
+        let (mut buffer, mut latest) = ([0; 2048], Instant::now());
+        while (received.arrivals.len() as u64) < self.messages && self.base.elapsed() < limit {
+            let Ok(got) = self.to.recv(&mut buffer) else {
+                let all_sent = self.next.load(Ordering::Relaxed) == self.messages;
+                if all_sent && latest.elapsed() > silence {
+                    break;
+                }
+                continue;
+            };
+            latest = Instant::now();
+            match self.take(&buffer[..got], &mut seen) {
+                Some(arrival) => received.arrivals.push(arrival),
+                None => received.wrong += 1,
+            }
+        }
+        self.is_over.store(true, Ordering::Relaxed);
+        received
+    }
+
+    fn take(&self, got: &[u8], seen: &mut [bool]) -> Option<Arrival> {
+        let now_s = self.base.elapsed().as_secs_f64();
+        let (number, delay_ms) = read(got, self.base, self.bytes)?;
+        let seen = seen.get_mut(usize::try_from(number).ok()?)?;
+        let is_new = !std::mem::replace(seen, true);
+        is_new.then_some(Arrival { number, sent_s: now_s - delay_ms / 1e3, delay_ms })
+    }
+}
+
+impl Arrival {
+    pub fn came_s(&self) -> f64 {
+        self.sent_s + self.delay_ms / 1e3
+    }
+}

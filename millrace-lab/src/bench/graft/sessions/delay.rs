@@ -1,0 +1,186 @@
+//! One-way delay of messages at a rate, on a link without delay or loss: what a graft itself adds, and how evenly.
+
+use std::net::UdpSocket;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{anyhow, ensure};
+use nix::libc::ENOBUFS;
+use nix::sys::socket::{setsockopt, sockopt};
+use serde_json::{Value, json};
+
+use super::super::packets::forget_words;
+use super::super::repair::datagrams::{message, read};
+use super::{Args, FIRST_PORT, PORT, Pair};
+use crate::bench::site::Site;
+use crate::bench::stats::Percentiles;
+use crate::bench::table::columns;
+use crate::progress::Progress;
+
+struct Arm {
+    name: &'static str,
+    functions: &'static [&'static str],
+    parameters: &'static str,
+}
+
+const ENDLESS: &str = "[parameters.repair]\ntries = 0\n";
+
+const ARMS: [Arm; 7] = [
+    Arm { name: "canonical", functions: &[], parameters: "" },
+    Arm { name: "once", functions: &["number"], parameters: "" },
+    Arm {
+        name: "stop-and-wait",
+        functions: &["window", "number", "repair", "acknowledge"],
+        parameters: "[parameters.window]\npackets = 1\n[parameters.repair]\ntries = 0\n",
+    },
+    Arm { name: "Go-Back-N", functions: &["window", "gobackn", "number", "acknowledge"], parameters: "" },
+    Arm {
+        name: "Selective Repeat",
+        functions: &["window", "number", "repair", "acknowledge"],
+        parameters: ENDLESS,
+    },
+    Arm { name: "partial", functions: &["window", "number", "partial", "acknowledge"], parameters: "" },
+    Arm { name: "fec", functions: &["number", "fec"], parameters: "" },
+];
+/// Until a sender that was told that there is no room tries again.
+const NO_ROOM: Duration = Duration::from_micros(50);
+/// For what is under way when the last one was sent.
+const GRACE: Duration = Duration::from_millis(500);
+
+/// Of one run.
+struct Outcome {
+    sent: u64,
+    delays_us: Vec<f64>,
+}
+
+/// What a cell says, of all its rounds.
+struct Figures {
+    delays: Percentiles,
+    /// Mean distance from the median.
+    deviation_us: f64,
+}
+
+pub fn run(args: &Args, site: &Site) -> anyhow::Result<(Vec<Value>, String)> {
+    let cells: Vec<(&Arm, u16)> =
+        ARMS.iter().flat_map(|arm| args.sessions.iter().map(move |sessions| (arm, *sessions))).collect();
+    let progress = Progress::of(cells.len() * args.rounds);
+    let mut outcomes: Vec<Vec<Outcome>> = cells.iter().map(|_| Vec::new()).collect();
+    for round in 1..=args.rounds {
+        for ((arm, sessions), outcomes) in cells.iter().zip(&mut outcomes) {
+            let label = format!("round {round}, {}, {sessions} sessions", arm.name);
+            progress.begin(label.clone());
+            outcomes.push(args.measure(site, arm, *sessions)?);
+            progress.next(label);
+        }
+    }
+    drop(progress);
+    let head =
+        ["graft", "sessions", "messages", "lost", "p50 us", "p99 us", "p99 - p50", "mean deviation us"];
+    let (mut rows, mut lines) = (Vec::new(), vec![head.map(str::to_owned).to_vec()]);
+    for ((arm, sessions), outcomes) in cells.iter().zip(&outcomes) {
+        let sent: u64 = outcomes.iter().map(|outcome| outcome.sent).sum();
+        let delays: Vec<f64> = outcomes.iter().flat_map(|outcome| outcome.delays_us.clone()).collect();
+        let lost = sent - delays.len() as u64;
+        let Some(Figures { delays, deviation_us }) = Figures::of(delays) else { continue };
+        rows.push(json!({
+            "part": "delay", "graft": arm.name, "functions": arm.functions, "sessions": sessions, "rate": args.rate,
+            "bytes": args.bytes, "seconds": args.seconds, "rounds": args.rounds, "sent": sent, "lost": lost,
+            "delay_us": delays, "p99_less_p50_us": delays.p99 - delays.p50, "mean_deviation_us": deviation_us,
+        }));
+        let mut line = vec![arm.name.to_owned(), sessions.to_string(), sent.to_string(), lost.to_string()];
+        line.extend(
+            [delays.p50, delays.p99, delays.p99 - delays.p50, deviation_us].map(|us| format!("{us:.0}")),
+        );
+        lines.push(line);
+    }
+    Ok((rows, columns(&lines)))
+}
+
+impl Figures {
+    fn of(delays_us: Vec<f64>) -> Option<Self> {
+        let delays = Percentiles::of(delays_us.clone())?;
+        let distance: f64 = delays_us.iter().map(|us| (us - delays.p50).abs()).sum();
+        Some(Self { delays, deviation_us: distance / delays_us.len() as f64 })
+    }
+}
+
+impl Args {
+    fn measure(&self, site: &Site, arm: &Arm, sessions: u16) -> anyhow::Result<Outcome> {
+        // As much as its packets may take: a bound that no session meets.
+        let memory = format!("memory-mib = {}\n", 64 + 3 * u64::from(sessions));
+        let _pair = Pair::start(site, sessions, arm.functions, &(memory + arm.parameters))?;
+        let (near, far) = (site.relay()?, site.subscribers()?);
+        let from = near.enter(|| {
+            (0..sessions)
+                .map(|at| UdpSocket::bind((near.addr_v4(), FIRST_PORT + at)))
+                .collect::<Result<Vec<_>, _>>()
+        })??;
+        for socket in &from {
+            socket.connect((far.addr_v4(), PORT))?;
+            setsockopt(socket, sockopt::Ipv4RecvErr, &true)?;
+        }
+        let to = far.enter(|| UdpSocket::bind((far.addr_v4(), PORT)))??;
+        setsockopt(&to, sockopt::RcvBufForce, &(64 << 20))?;
+        forget_words(&to)?;
+        to.set_read_timeout(Some(Duration::from_millis(20)))?;
+        let (base, is_over) = (Instant::now(), AtomicBool::new(false));
+        let (outcome, wrong) = std::thread::scope(|scope| {
+            let receiving = scope.spawn(|| self.receive(&to, base, &is_over));
+            let sent = self.send(&from, base);
+            std::thread::sleep(GRACE);
+            is_over.store(true, Ordering::Relaxed);
+            let (delays_us, wrong) = receiving.join().map_err(|_| anyhow!("the receiver panicked"))?;
+            Ok::<_, anyhow::Error>((Outcome { sent: sent?, delays_us }, wrong))
+        })?;
+        ensure!(wrong == 0, "{}: {wrong} messages were not as they were sent, or came twice", arm.name);
+        Ok(outcome)
+    }
+
+    /// By each session in turn.
+    fn send(&self, from: &[UdpSocket], base: Instant) -> anyhow::Result<u64> {
+        let count = self.seconds * u64::from(self.rate);
+        for (number, socket) in (0..count).zip(from.iter().cycle()) {
+            let due = base + Duration::from_secs(number) / self.rate;
+            std::thread::sleep(due.saturating_duration_since(Instant::now()));
+            loop {
+                match socket.send(&message(number, base, self.bytes)) {
+                    Ok(_) => break,
+                    Err(error) if error.raw_os_error() == Some(ENOBUFS) => std::thread::sleep(NO_ROOM),
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        }
+        Ok(count)
+    }
+
+    fn receive(&self, to: &UdpSocket, base: Instant, is_over: &AtomicBool) -> (Vec<f64>, u64) {
+        let mut seen =
+            vec![false; usize::try_from(self.seconds * u64::from(self.rate)).unwrap_or(usize::MAX)];
+        let (mut delays_us, mut wrong, mut buffer) = (Vec::new(), 0, [0; 2048]);
+        while !is_over.load(Ordering::Relaxed) {
+            let Ok(got) = to.recv(&mut buffer) else { continue };
+            let found = read(&buffer[..got], base, self.bytes);
+            let place = found.and_then(|(number, _)| seen.get_mut(usize::try_from(number).ok()?));
+            match (found, place) {
+                (Some((_, delay_ms)), Some(seen)) if !*seen => {
+                    *seen = true;
+                    delays_us.push(delay_ms * 1e3);
+                }
+                _ => wrong += 1,
+            }
+        }
+        (delays_us, wrong)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jitter_is_the_distance_from_the_median() {
+        let figures = Figures::of(vec![10.0, 12.0, 14.0, 30.0]).expect("figures");
+        assert_eq!((figures.delays.p50, figures.deviation_us), (12.0, 5.5));
+        assert!(Figures::of(Vec::new()).is_none());
+    }
+}

@@ -1,0 +1,110 @@
+//! What a daemon takes with so many sessions: its own memory, that of its maps in the kernel, and what it says that this is; before and
+//! after each session has passed a message.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::UdpSocket;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use serde_json::{Value, json};
+
+use super::{Args, FIRST_PORT, PORT, Pair};
+use crate::bench::site::Site;
+use crate::bench::table::columns;
+use crate::progress::Progress;
+
+/// Bytes.
+#[derive(Clone, Copy)]
+struct Memory {
+    resident: u64,
+    maps: u64,
+}
+
+impl Memory {
+    fn of(process: u32) -> anyhow::Result<Self> {
+        let status = fs::read_to_string(format!("/proc/{process}/status"))?;
+        let kib = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+        let mut maps = BTreeMap::new();
+        for entry in fs::read_dir(format!("/proc/{process}/fdinfo"))? {
+            // Some are closed meanwhile.
+            let text = fs::read_to_string(entry?.path()).unwrap_or_default();
+            maps.extend(map_of(&text));
+        }
+        Ok(Self { resident: kib.context("no VmRSS")? * 1024, maps: maps.values().sum() })
+    }
+}
+
+/// The ID and the bytes of a map, by what the kernel says of a descriptor.
+fn map_of(text: &str) -> Option<(u64, u64)> {
+    let field =
+        |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
+    Some((field("map_id:")?, field("memlock:")?))
+}
+
+pub fn run(args: &Args, site: &Site) -> anyhow::Result<(Vec<Value>, String)> {
+    let progress = Progress::of(args.memory_sessions.len());
+    let head = ["sessions", "stated MiB", "maps MiB", "RSS MiB", "maps after traffic", "RSS after traffic"];
+    let (mut rows, mut lines) = (Vec::new(), vec![head.map(str::to_owned).to_vec()]);
+    for sessions in &args.memory_sessions {
+        let label = format!("{sessions} sessions");
+        progress.begin(label.clone());
+        let pair = Pair::start(site, *sessions, &["number"], "")?;
+        let stated =
+            pair.near.status()?["memory_bytes"].as_u64().context("the daemon does not say what it takes")?;
+        let before = Memory::of(pair.near.id())?;
+        use_each(site, *sessions)?;
+        let passed = pair.far.status()?["sessions"].as_array().map_or(0, |all| {
+            all.iter().filter(|session| session["packets"]["delivered"].as_u64() >= Some(1)).count()
+        });
+        ensure!(passed == usize::from(*sessions), "{passed} of {sessions} sessions have passed a message");
+        let after = Memory::of(pair.near.id())?;
+        ensure!(
+            before.maps == after.maps,
+            "{sessions} sessions: maps took {} bytes, then {}",
+            before.maps,
+            after.maps
+        );
+        rows.push(json!({
+            "part": "memory", "sessions": sessions, "functions": ["number"], "stated_bytes": stated,
+            "maps_bytes": before.maps, "resident_bytes": before.resident,
+            "maps_after_bytes": after.maps, "resident_after_bytes": after.resident,
+        }));
+        let mib = [stated, before.maps, before.resident, after.maps, after.resident]
+            .map(|bytes| format!("{:.1}", bytes as f64 / f64::from(1 << 20)));
+        lines.push([sessions.to_string()].into_iter().chain(mib).collect());
+        progress.next(label);
+    }
+    drop(progress);
+    Ok((rows, columns(&lines)))
+}
+
+/// One message by each, from one socket after the other.
+fn use_each(site: &Site, sessions: u16) -> anyhow::Result<()> {
+    let (near, far) = (site.relay()?, site.subscribers()?);
+    let to = far.enter(|| UdpSocket::bind((far.addr_v4(), PORT)))??;
+    to.set_read_timeout(Some(Duration::from_secs(5)))?;
+    near.enter(|| -> anyhow::Result<()> {
+        for at in 0..sessions {
+            let from = UdpSocket::bind((near.addr_v4(), FIRST_PORT + at))?;
+            from.send_to(b"message", (far.addr_v4(), PORT))?;
+            // Words of before the other end was there may come, too.
+            to.recv(&mut [0; 2048]).with_context(|| format!("session {at} passes nothing"))?;
+        }
+        Ok(())
+    })?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_says_what_a_map_takes() {
+        let text = "pos:\t0\nflags:\t02000002\nmap_type:\t2\nmax_entries:\t64\nmemlock:\t4096\nmap_id:\t17\n";
+        assert_eq!(map_of(text), Some((17, 4096)));
+        assert_eq!(map_of("pos:\t0\nprog_id:\t3\nmemlock:\t4096\n"), None);
+    }
+}
