@@ -472,6 +472,24 @@ mod tests {
         assert!(matches!(grow(&columns, &arms(2), &[], Settings::default()), Node::Leaf(_)));
     }
 
+    /// What tells each example apart gains as much, and is worth less.
+    #[test]
+    fn many_ways_are_no_merit() {
+        let columns = [
+            Column { name: "half", unit: "", choices: &["a", "b"] },
+            Column { name: "name", unit: "", choices: &["1", "2", "3", "4"] },
+        ];
+        let example = |at: u8| Example {
+            values: vec![Some(f64::from(at / 2)), Some(f64::from(at))],
+            right: vec![at < 2, at >= 2],
+            utility: vec![1.0; 2],
+        };
+        let examples: Vec<Example> = (0..4).map(example).collect();
+        let tree = grow(&columns, &arms(2), &examples, Settings { least: 1.0, ..UNPRUNED });
+        let Node::Branch(root) = &tree else { panic!("a branch: {tree:?}") };
+        assert_eq!(root.by, "half");
+    }
+
     #[test]
     fn thresholds_are_short() {
         for (low, high, wanted) in [(70.0, 85.0, 80.0), (0.99, 1.01, 1.0), (3.0, 3.2, 3.1), (0.0, 0.5, 0.2)] {
