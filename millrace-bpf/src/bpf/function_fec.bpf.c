@@ -1,28 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Sends a parity packet behind each `packets`: their XOR. Where one of them is missing, the parity packet becomes it, without
- * a round trip. Behind `number`; in front of `order` and of functions that repair.
+/* Sends `parity` packets behind each `packets`, which become as many of them as are missing, without a round trip (parity.h is the
+ * code). Behind `number`; in front of `order` and of functions that repair.
  *
- * Its payload is graft_parity, and as many bytes as the longest of them has.
+ * A parity packet's payload is graft_parity, and as many bytes as the longest of its block has, in whole elements.
  */
 #include "joint_send.h"
+#include "parity.h"
 #include <bpf/bpf_core_read.h>
 
 struct fec_config {
 	__u32 packets;
+	__u32 parity;
 };
 
 SEC(".rodata.config")
 const volatile struct fec_config config = {
 	.packets = 8,
+	.parity = 1,
 };
 
-#define BLOCK_MAX 64
 #define COME_EACH (2 * BLOCK_MAX) /* packets of a session */
-
-struct graft_parity {
-	__be16 packets;
-	__be16 lengths; /* of their payloads, XOR */
-};
 
 /* The latest that have come. */
 struct {
@@ -39,17 +36,6 @@ static __always_inline struct kept *place_of(const struct graft_work *work, __u3
 	return bpf_map_lookup_elem(&kept_come, &at);
 }
 
-/* What a walk over packets has found. Not on the stack: a verifier that knew the counts would look at each turn of the walk. */
-struct sum {
-	__u32 bytes; /* of the longest */
-	__u32 lengths;
-	__u32 missing; /* the latest of them */
-	__u32 count;   /* of those that are missing */
-	__u32 failed;
-	__u32 pad;
-	__u8 bits[KEPT_BYTES + 8];
-};
-
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, GRAFT_JOINTS);
@@ -63,45 +49,14 @@ struct sk_buff {
 	__u8 ip_summed : 2;
 } __attribute__((preserve_access_index));
 
-/* What is behind its bytes is zero up to the next 8 of them. Global, so that the verifier looks at it once. */
-__noinline int add(struct sum *sum, struct kept *kept)
-{
-	__u32 bytes;
-
-	if (!sum || !kept)
-		return -1;
-	bytes = kept->bytes;
-	if (!bytes || bytes >= KEPT_BYTES)
-		return -1;
-	sum->lengths ^= bytes;
-	if (bytes > sum->bytes)
-		sum->bytes = bytes;
-	for (__u32 at = 0; at < KEPT_BYTES; at += 8) {
-		if (at >= bytes)
-			break;
-		store64(sum->bits + at, load64(sum->bits + at) ^ load64(kept->payload + at));
-	}
-	return 0;
-}
-
-/* Otherwise clang makes one call of it, to what BPF does not have. */
-#define SEPARATELY asm volatile("" ::: "memory")
-
-__noinline int clear(struct sum *sum)
-{
-	if (!sum)
-		return -1;
-	sum->bytes = sum->lengths = sum->missing = sum->count = sum->failed = 0;
-	for (__u32 at = 0; at < sizeof(sum->bits); at += 8) {
-		store64(sum->bits + at, 0);
-		SEPARATELY;
-	}
-	return 0;
-}
-
 static __always_inline struct sum *sum_of(__u32 joint)
 {
 	return bpf_map_lookup_elem(&sums, &joint);
+}
+
+__noinline int add(struct sum *sum, struct kept *kept)
+{
+	return sum && kept ? parity_add(sum, kept, config.parity) : -1;
 }
 
 static __always_inline void pad(struct kept *kept)
@@ -117,7 +72,6 @@ struct block {
 	struct graft_work *work;
 	struct graft_shared *shared;
 	struct sum *sum;
-	__u32 packets;
 };
 
 static long add_sent(__u32 index, struct block *block)
@@ -130,11 +84,19 @@ static long add_sent(__u32 index, struct block *block)
 	return block->sum->failed ? 1 : 0;
 }
 
-/* The packet becomes a parity packet without a frame, which the verdict puts on. */
-static __noinline int protect(struct __sk_buff *skb, struct graft_work *work, struct sum *sum)
+static __always_inline void sum_up(struct block *block)
 {
-	struct graft_parity parity = {.packets = bpf_htons(config.packets),
-				      .lengths = bpf_htons(sum->lengths)};
+	parity_clear(block->sum, config.parity);
+	block->sum->unit = 0;
+	bpf_loop(config.packets & (BLOCK_MAX - 1), add_sent, block, 0);
+}
+
+/* The packet becomes a parity packet without a frame, which the verdict puts on. */
+static __noinline int protect(struct __sk_buff *skb, struct graft_work *work, struct sum *sum, __u32 index)
+{
+	struct row *row = parity_row(sum, index);
+	struct graft_parity parity = {
+		.row = index, .packets = config.packets, .length = bpf_htons(row->length)};
 	__u32 at = work->udp_at + UDP_BYTES, bytes = sum->bytes, total, of_head, mtu = 0;
 
 	if (!bytes || bytes >= KEPT_BYTES)
@@ -144,7 +106,7 @@ static __noinline int protect(struct __sk_buff *skb, struct graft_work *work, st
 	if (bpf_check_mtu(skb, 0, &mtu, (__s32)(total + graft_more_bytes(work) - skb->len), 0))
 		return GRAFT_TOO_LONG;
 	if (bpf_skb_change_tail(skb, total, 0) || bpf_skb_store_bytes(skb, at, &parity, sizeof(parity), 0) ||
-	    bpf_skb_store_bytes(skb, at + sizeof(parity), sum->bits, bytes, 0))
+	    bpf_skb_store_bytes(skb, at + sizeof(parity), row->bits, bytes, 0))
 		return GRAFT_NO_ROOM;
 	bytes &= KEPT_BYTES - 1;
 	OPAQUE(bytes);
@@ -152,22 +114,28 @@ static __noinline int protect(struct __sk_buff *skb, struct graft_work *work, st
 		BPF_CORE_READ_BITFIELD_PROBED((struct sk_buff *)skb, ip_summed) == CHECKSUM_PARTIAL;
 	of_head = csum_fold(bpf_csum_diff(NULL, 0, (__be32 *)&parity, sizeof(parity), 0));
 	if (put_datagram(skb, work, sizeof(parity) + bytes,
-			 of_head + csum_fold(csum_add(sum->bits, bytes, KEPT_BYTES, 0))))
+			 of_head + csum_fold(csum_add(row->bits, bytes, KEPT_BYTES, 0))))
 		return GRAFT_NO_ROOM;
 	work->payload_bytes = sizeof(parity) + bytes;
 	work->kind = GRAFT_PARITY;
 	return GRAFT_PROTECTED;
 }
 
+/* The first one, or the next. */
 static __always_inline int send_parity(struct __sk_buff *skb, struct graft_work *work)
 {
 	struct block block = {.work = work, .sum = sum_of(GRAFT_TX)};
+	__u32 index = work->behind - 1;
 
 	if (!block.sum)
 		return GRAFT_NO_ROOM;
-	clear(block.sum);
-	bpf_loop(config.packets & (BLOCK_MAX - 1), add_sent, &block, 0);
-	return block.sum->failed ? GRAFT_NO_ROOM : protect(skb, work, block.sum);
+	if (!index)
+		sum_up(&block);
+	if (block.sum->failed)
+		return GRAFT_NO_ROOM;
+	if (index + 1 < config.parity)
+		work->again = work->current;
+	return protect(skb, work, block.sum, index);
 }
 
 SEC("tcx/egress")
@@ -178,7 +146,7 @@ int fec_tx(struct __sk_buff *skb)
 
 	if (!work)
 		return GRAFT_PASS_tx;
-	if (work->is_behind)
+	if (work->behind)
 		return graft_done(skb, tx, work, send_parity(skb, work));
 	keep(skb, work);
 	kept = kept_find(work, work->number);
@@ -189,82 +157,267 @@ int fec_tx(struct __sk_buff *skb)
 	return graft_next(skb, tx, work);
 }
 
-/* --- The receiver --- */
+/* --- The receiver: parities that have come --- */
+
+/* Of a block. */
+struct held {
+	__u32 end; /* number of the last packet */
+	__u32 birth;
+	__u32 packets;
+	__u32 bytes; /* of each */
+	__u32 rows;  /* bits: those that are there */
+	__u32 pad;
+	struct row parities[PARITY_MAX];
+};
+
+#define HELD_EACH 2 /* blocks of a session */
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, GRAFT_KEEPERS *HELD_EACH);
+	__type(key, __u32);
+	__type(value, struct held);
+} kept_parities SEC(".maps");
+
+static __always_inline struct held *held_at(const struct graft_work *work, __u32 block)
+{
+	__u32 at = work->session * HELD_EACH + block % HELD_EACH;
+
+	return bpf_map_lookup_elem(&kept_parities, &at);
+}
+
+/* What is in the packet, beside others of its block. NULL: it is none, or it is there already. */
+static __noinline struct held *hold(struct __sk_buff *skb, struct graft_work *work, __u32 birth)
+{
+	__u32 at = work->udp_at + UDP_BYTES, bytes = work->payload_bytes - sizeof(struct graft_parity);
+	struct graft_parity parity;
+	struct held *held;
+	struct row *row;
+
+	if (work->payload_bytes <= sizeof(parity) || bpf_skb_load_bytes(skb, at, &parity, sizeof(parity)))
+		return NULL;
+	if (parity.packets < 2 || parity.packets >= BLOCK_MAX || parity.row >= config.parity ||
+	    bytes >= KEPT_BYTES)
+		return NULL;
+	bytes = KEPT_BOUNDED(bytes);
+	held = held_at(work, work->number / parity.packets);
+	if (!held)
+		return NULL;
+	if (held->end != work->number || held->birth != birth || held->packets != parity.packets ||
+	    held->bytes != bytes)
+		held->rows = 0;
+	if (held->rows & 1 << (parity.row & (PARITY_MAX - 1)))
+		return NULL;
+	row = &held->parities[parity.row & (PARITY_MAX - 1)];
+	parity_clear_row(row);
+	if (bpf_skb_load_bytes(skb, at + sizeof(parity), row->bits, bytes))
+		return NULL;
+	row->length = bpf_ntohs(parity.length);
+	held->end = work->number;
+	held->birth = birth;
+	held->packets = parity.packets;
+	held->bytes = bytes;
+	held->rows |= 1 << (parity.row & (PARITY_MAX - 1));
+	return held;
+}
+
+/* Those of the block that a packet is of which has come behind them. */
+static __always_inline struct held *held_for(const struct graft_work *work, __u32 birth)
+{
+	for (__u32 block = 0; block < HELD_EACH; block++) {
+		struct held *held = held_at(work, block);
+
+		if (held && held->rows && held->birth == birth && held->end - work->number < held->packets)
+			return held;
+	}
+	return NULL;
+}
+
+/* --- The receiver: what is missing --- */
+
+struct recovery {
+	struct __sk_buff *skb;
+	struct graft_work *work;
+	struct graft_shared *shared;
+	struct sum *sum;
+	struct held *held;
+	__u32 come; /* parities */
+	__u32 count;
+};
 
 static __always_inline int has_come(const struct graft_shared *shared, __u32 number)
 {
 	return shared->seen[number % GRAFT_WINDOW] == (GRAFT_SEEN | number);
 }
 
-static long add_come(__u32 index, struct block *block)
+static long count_missing(__u32 index, struct recovery *recovery)
 {
-	__u32 number = block->work->number - index;
-	struct kept *kept = place_of(block->work, number);
+	if (!has_come(recovery->shared, recovery->held->end - index))
+		recovery->count++;
+	return recovery->count > recovery->come ? 1 : 0;
+}
 
-	if (!has_come(block->shared, number)) {
-		block->sum->missing = number;
-		block->sum->count++;
-	} else if (!kept || !kept_is(kept, block->work, number) || add(block->sum, kept) ||
-		   kept->number != number) {
-		block->sum->failed = 1;
+static long add_come(__u32 index, struct recovery *recovery)
+{
+	__u32 number = recovery->held->end - index;
+	struct sum *sum = recovery->sum;
+	struct kept *kept = place_of(recovery->work, number);
+
+	if (!has_come(recovery->shared, number)) {
+		__u32 missing = sum->count;
+
+		if (missing >= recovery->come || missing >= PARITY_MAX)
+			return sum->failed = 1;
+		sum->numbers[missing] = number;
+		sum->unit = 1ULL << (16 * missing);
+		sum->count = missing + 1;
+		add(sum, &sum->nothing);
+		return 0;
 	}
-	return block->sum->failed || block->sum->count > 1 ? 1 : 0;
+	sum->unit = 0;
+	if (!kept || !kept_is(kept, recovery->work, number) || add(sum, kept) || kept->number != number)
+		sum->failed = 1;
+	return sum->failed ? 1 : 0;
 }
 
-/* The parity, to which all that have come are added: what is missing is left. Not 0: there is none. */
-static __noinline int find_missing(struct __sk_buff *skb, struct block *block)
+__noinline int add_parity(struct sum *sum, struct held *held, __u32 index)
 {
-	struct graft_work *work = block->work;
-	__u32 at = work->udp_at + UDP_BYTES, bytes = work->payload_bytes - sizeof(struct graft_parity),
-	      packets;
-	struct graft_parity parity;
+	struct row *to, *from;
 
-	if (work->payload_bytes <= sizeof(parity) || bpf_skb_load_bytes(skb, at, &parity, sizeof(parity)))
+	if (!sum || !held)
 		return -1;
-	packets = bpf_ntohs(parity.packets);
-	if (packets < 2 || packets >= BLOCK_MAX || !bytes || bytes >= KEPT_BYTES)
-		return -1;
-	bytes = KEPT_BOUNDED(bytes);
-	clear(block->sum);
-	if (bpf_skb_load_bytes(skb, at + sizeof(parity), block->sum->bits, bytes))
-		return -1;
-	bpf_loop(packets, add_come, block, 0);
-	block->sum->lengths ^= bpf_ntohs(parity.lengths);
-	return block->sum->failed || block->sum->count != 1 || block->sum->bytes > bytes ||
-	       block->sum->lengths > bytes;
+	index &= PARITY_MAX - 1;
+	to = &sum->rows[index];
+	from = &held->parities[index];
+	to->length ^= from->length;
+	for (__u32 at = 0; at < KEPT_BYTES; at += 8) {
+		if (at >= held->bytes)
+			break;
+		store64(to->bits + at, load64(to->bits + at) ^ load64(from->bits + at));
+	}
+	return 0;
 }
 
-static __noinline int recover(struct __sk_buff *skb, struct block *block)
+static __always_inline __u32 rows_of(const struct held *held)
 {
-	struct graft_work *work = block->work;
-	struct letter letter = {.kind = GRAFT_DATA, .number = block->sum->missing};
-	__u64 *seen = &block->shared->seen[block->sum->missing % GRAFT_WINDOW],
-	      mark = GRAFT_SEEN | block->sum->missing;
-	__u32 bytes = block->sum->lengths;
+	__u32 count = 0;
+
+	for (__u32 index = 0; index < PARITY_MAX; index++)
+		count += held->rows >> index & 1;
+	return count;
+}
+
+/* As many equations as packets are missing, and their solution. Not 0: there is none, or nothing is missing. */
+static __noinline int solve(struct recovery *recovery)
+{
+	struct held *held = recovery->held;
+	struct sum *sum = recovery->sum;
+	__u32 used = 0;
+
+	recovery->come = rows_of(held);
+	bpf_loop(held->packets & (BLOCK_MAX - 1), count_missing, recovery, 0);
+	if (!recovery->count || recovery->count > recovery->come)
+		return -1;
+	parity_clear(sum, config.parity);
+	sum->bytes = held->bytes;
+	bpf_loop(held->packets & (BLOCK_MAX - 1), add_come, recovery, 0);
+	if (sum->failed || !sum->count || sum->bytes > held->bytes)
+		return -1;
+	for (__u32 index = 0; index < PARITY_MAX; index++) {
+		if (!(held->rows >> index & 1) || used >= sum->count)
+			continue;
+		add_parity(sum, held, index);
+		sum->order[used++ & (PARITY_MAX - 1)] = index;
+	}
+	return parity_solve(sum);
+}
+
+/* The packet becomes another one. */
+static __noinline int become(struct __sk_buff *skb, struct graft_work *work, __u8 *payload,
+			     struct letter *letter)
+{
+	__u32 bytes = letter->bytes;
 
 	if (!bytes || bytes >= KEPT_BYTES)
-		return GRAFT_ANSWERED;
+		return -1;
 	bytes = KEPT_BOUNDED(bytes);
+	/* What the interface has summed up is of the bytes before: it is forgotten when a packet grows, which it so does. */
+	if (bpf_skb_change_tail(skb, work->udp_at + UDP_BYTES, 0) ||
+	    bpf_skb_change_tail(skb, work->udp_at + UDP_BYTES + bytes + GRAFT_FRAME_BYTES, 0) ||
+	    bpf_skb_store_bytes(skb, work->udp_at + UDP_BYTES, payload, bytes, 0))
+		return -1;
+	bytes &= KEPT_BYTES - 1;
+	OPAQUE(bytes);
+	store64(payload + bytes, 0);
+	letter->sum = csum_fold(csum_add(payload, bytes, KEPT_BYTES, 0));
+	return finish(skb, work, letter);
+}
+
+/* The packet becomes one that was missing. Not 0: the reason for which it does not. */
+static __noinline int become_missing(struct recovery *recovery, __u32 which, __u32 kind)
+{
+	struct sum *sum = recovery->sum;
+	__u32 number = sum->numbers[which & (PARITY_MAX - 1)];
+	struct row *row = parity_row(sum, sum->order[which & (PARITY_MAX - 1)]);
+	struct letter letter = {.kind = kind, .number = number, .bytes = row->length};
+	__u64 *seen = &recovery->shared->seen[number % GRAFT_WINDOW], mark = GRAFT_SEEN | number;
+
+	if (row->length > recovery->held->bytes)
+		return GRAFT_ANSWERED;
 	/* It may come at this moment. */
 	if (__sync_lock_test_and_set(seen, mark) == mark)
 		return GRAFT_ANSWERED;
-	/* What the interface has summed up is of the bytes before: it is forgotten when a packet grows. */
-	bpf_skb_change_tail(skb, skb->len + 1, 0);
-	if (bpf_skb_change_tail(skb, work->udp_at + UDP_BYTES + bytes + GRAFT_FRAME_BYTES, 0) ||
-	    bpf_skb_store_bytes(skb, work->udp_at + UDP_BYTES, block->sum->bits, bytes, 0))
-		return GRAFT_NO_ROOM;
-	bytes &= KEPT_BYTES - 1;
-	OPAQUE(bytes);
-	store64(block->sum->bits + bytes, 0);
-	letter.bytes = bytes;
-	letter.sum = csum_fold(csum_add(block->sum->bits, bytes, KEPT_BYTES, 0));
-	if (finish(skb, work, &letter))
-		return GRAFT_NO_ROOM;
+	if (!become(recovery->skb, recovery->work, row->bits, &letter))
+		return 0;
+	__sync_val_compare_and_swap(seen, mark, 0);
+	return GRAFT_NO_ROOM;
+}
+
+/* What one packet cannot become arrives behind it, as if it had come from the wire. Where it cannot, it is missing as before. */
+static long return_missing(__u32 which, struct recovery *recovery)
+{
+	struct __sk_buff *skb = recovery->skb;
+	__u32 mark = skb->mark, number = recovery->sum->numbers[which & (PARITY_MAX - 1)];
+
+	if (become_missing(recovery, which, GRAFT_RETURNED))
+		return 0;
+	skb->mark = recovery->work->mark;
+	if (bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS) < 0)
+		__sync_val_compare_and_swap(&recovery->shared->seen[number % GRAFT_WINDOW],
+					    GRAFT_SEEN | number, 0);
+	skb->mark = mark;
+	return 0;
+}
+
+/* The parity packet becomes the first of them; the others follow. */
+static __always_inline int recover(struct recovery *recovery)
+{
+	struct graft_work *work = recovery->work;
+	struct sum *sum = recovery->sum;
+	__u32 first = (sum->count - 1) & (PARITY_MAX - 1);
+	int wrong;
+
+	bpf_loop(first, return_missing, recovery, 0);
+	wrong = become_missing(recovery, first, GRAFT_DATA);
+	if (wrong)
+		return wrong;
 	work->kind = GRAFT_DATA;
-	work->number = block->sum->missing;
-	work->payload_bytes = bytes;
-	work->is_late = graft_not_before(block->shared->newest, block->sum->missing + 2);
+	work->number = sum->numbers[first];
+	work->payload_bytes = parity_row(sum, sum->order[first])->length;
 	return GRAFT_RECOVERED;
+}
+
+/* A packet that has come behind its parities is what was wanting to make others: these follow it. Not 0: it is lost. */
+static __always_inline int recover_others(struct recovery *recovery)
+{
+	struct graft_work *work = recovery->work;
+	struct kept *kept = place_of(work, work->number);
+	struct letter letter = {.kind = GRAFT_DATA, .number = work->number, .bytes = work->payload_bytes};
+
+	if (!kept || !kept_is(kept, work, work->number))
+		return 0;
+	bpf_loop(recovery->sum->count & (2 * PARITY_MAX - 1), return_missing, recovery, 0);
+	return become(recovery->skb, work, kept->payload, &letter);
 }
 
 /* What has come is needed for what has not. */
@@ -276,29 +429,45 @@ static __always_inline void note(struct __sk_buff *skb, struct graft_work *work)
 		pad(kept);
 }
 
+static __always_inline void judge(struct graft_work *work, const struct graft_shared *shared)
+{
+	work->is_late = graft_not_before(shared->newest, work->number + 2);
+}
+
 SEC("tcx/ingress")
 int fec_repair(struct __sk_buff *skb)
 {
 	struct graft_work *work = graft_work(GRAFT_REPAIR);
-	struct block block = {.work = work, .sum = sum_of(GRAFT_REPAIR)};
+	struct recovery recovery = {.skb = skb, .work = work, .sum = sum_of(GRAFT_REPAIR)};
+	struct graft_shared *shared;
 	int reason;
 
-	if (!work || !block.sum)
+	if (!work || !recovery.sum)
 		return GRAFT_PASS_repair;
-	if (work->kind == GRAFT_DATA)
+	shared = recovery.shared = graft_shared(work);
+	if (!shared || (work->kind != GRAFT_DATA && work->kind != GRAFT_PARITY))
+		return graft_next(skb, repair, work);
+	if (work->is_returned) {
+		judge(work, shared);
+		return graft_next(skb, repair, work);
+	}
+	if (work->kind == GRAFT_DATA) {
 		note(skb, work);
-	block.shared = graft_shared(work);
-	if (work->kind != GRAFT_PARITY || !block.shared)
+		recovery.held = held_for(work, shared->birth);
+		if (recovery.held && !solve(&recovery) && recover_others(&recovery))
+			return graft_done(skb, repair, work, GRAFT_NO_ROOM);
 		return graft_next(skb, repair, work);
+	}
 	/* All up to it have been sent. */
-	if (graft_not_before(work->number, block.shared->newest))
-		block.shared->newest = work->number + 1;
-	if (find_missing(skb, &block))
+	if (graft_not_before(work->number, shared->newest))
+		shared->newest = work->number + 1;
+	recovery.held = hold(skb, work, shared->birth);
+	if (!recovery.held || solve(&recovery))
 		return graft_next(skb, repair, work);
-	reason = recover(skb, &block);
+	reason = recover(&recovery);
 	if (reason != GRAFT_RECOVERED)
 		return graft_done(skb, repair, work, reason);
-	note(skb, work);
+	judge(work, shared);
 	work->reason = reason;
 	return graft_next(skb, repair, work);
 }

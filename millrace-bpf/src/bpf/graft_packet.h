@@ -83,11 +83,12 @@ enum graft_reason {
 
 enum graft_kind {
 	GRAFT_DATA,
-	GRAFT_REQUEST,	/* for a packet by its number */
-	GRAFT_LAST,	/* the number of the sender's next packet, when there was none for a while */
-	GRAFT_ACK,	/* what has come: graft_ack */
-	GRAFT_GONE,	/* a packet that was asked for, by its number, is not kept any more */
-	GRAFT_PARITY,	/* of packets up to this number */
+	GRAFT_REQUEST, /* for a packet by its number */
+	GRAFT_LAST,    /* the number of the sender's next packet, when there was none for a while */
+	GRAFT_ACK,     /* what has come: graft_ack */
+	GRAFT_GONE,    /* a packet that was asked for, by its number, is not kept any more */
+	GRAFT_PARITY,  /* of packets up to this number */
+	GRAFT_RETURNED, /* data that a function has recovered: it arrives once more, and is nowhere on a wire */
 	GRAFT_SAYS = 8, /* this one and those behind it: between the daemons at both ends */
 	GRAFT_KINDS = 16,
 };
@@ -161,11 +162,12 @@ struct graft_work {
 	__u8 is_sealed;	     /* the session: what leaves it is sealed behind the last function */
 	__u8 current;	     /* the place of the function that runs, in its program array */
 	__u8 again; /* at GRAFT_TX: one that wants to send a packet of its own behind this one; graft_follow() */
-	__u8 is_behind;	      /* it does so now, in this packet's place */
+	__u8 behind;	      /* it does so now, in this packet's place: 1 for the first time, 2, ... */
 	__u8 is_kept;	      /* at GRAFT_TX: a function has kept it */
 	__u8 was_given_up;    /* at GRAFT_RX: nobody waits for it any more */
 	__u8 is_marked_later; /* at GRAFT_RX: `number` leaves it to another function to say that it has come */
-	__u8 pad[5];
+	__u8 is_returned; /* at GRAFT_REPAIR: this host has recovered it, and has it arrive behind another one */
+	__u8 pad[4];
 	/* At GRAFT_TX, for the qdisc fq, which has a packet leave when it says. The verdict does it, as the packet may not leave at all. */
 	__u32 takes_ns;	 /* until the next one may leave; 0: no function paces */
 	__u32 spare_ns;	 /* of time in which nothing left, so much counts as if it were to come */

@@ -191,8 +191,8 @@ static __always_inline void begin(struct graft_work *work, const struct joint_se
 	work->epoch = epoch;
 	work->mark = config.mark;
 	work->number = 0;
-	work->is_numbered = work->is_late = work->is_behind = work->is_marked_later = 0;
-	work->again = work->is_kept = work->was_given_up = 0;
+	work->is_numbered = work->is_late = work->behind = work->is_marked_later = 0;
+	work->again = work->is_kept = work->was_given_up = work->is_returned = 0;
 	work->is_sealed = session->is_sealed;
 	work->limit = 0;
 	work->takes_ns = work->spare_ns = 0;
@@ -474,7 +474,8 @@ static __always_inline int follow(struct __sk_buff *skb, struct graft_work *work
 	if (failed)
 		return TC_ACT_SHOT;
 	skb->mark = 0;
-	work->is_behind = 1;
+	work->behind++;
+	work->current = again;
 	work->list = 0;
 	bpf_tail_call(skb, &programs_tx, again);
 	return drop(1);
@@ -504,12 +505,12 @@ int joint_tx_done(struct __sk_buff *skb)
 		return seal(skb, (struct seal_call){.session = work->session,
 						    .bytes = work->payload_bytes + GRAFT_FRAME_BYTES,
 						    .reason = reason,
-						    .is_behind = work->is_behind});
+						    .is_behind = work->behind});
 	}
 	conclude(work, GRAFT_TX, reason);
 	if (work->again && goes_on(reason))
 		return follow(skb, work);
-	return goes_on(reason) ? PASS_ON : drop(work->is_behind);
+	return goes_on(reason) ? PASS_ON : drop(work->behind);
 }
 
 /* Of what was to be sealed. */
@@ -570,6 +571,20 @@ static __always_inline int copy_head(struct xdp_md *ctx, struct net_head *head)
 	return bpf_xdp_load_bytes(ctx, 0, head->bytes, bytes);
 }
 
+static __always_inline enum graft_reason prove_xdp(struct xdp_md *ctx, struct graft_work *work,
+						   const struct joint_session *session,
+						   const struct udp_packet *packet)
+{
+	struct graft_frame frame;
+
+	work->payload_bytes = packet->udp_bytes - UDP_BYTES - GRAFT_FRAME_BYTES;
+	if (packet->udp_bytes < UDP_BYTES + GRAFT_FRAME_BYTES ||
+	    bpf_xdp_load_bytes(ctx, work->udp_at + packet->udp_bytes - GRAFT_FRAME_BYTES, &frame,
+			       sizeof(frame)))
+		return GRAFT_MALFORMED;
+	return prove(work, session, &frame, packet);
+}
+
 static __always_inline int receive(struct xdp_md *ctx, const int is_opened)
 {
 	__u32 zero = 0;
@@ -578,7 +593,6 @@ static __always_inline int receive(struct xdp_md *ctx, const int is_opened)
 	struct net_cursor cursor = {.source = NET_HEAD, .head = head};
 	struct udp_packet packet = {};
 	struct joint_session *session;
-	struct graft_frame frame;
 	enum graft_reason wrong;
 
 	if (!work || !head || copy_head(ctx, head) || find_udp_in(&cursor, &packet, work))
@@ -587,23 +601,20 @@ static __always_inline int receive(struct xdp_md *ctx, const int is_opened)
 	if (!session)
 		goto other;
 	begin(work, session, GRAFT_RX, 0);
-	if (session->is_sealed && !is_opened) {
+	if (!session->is_sealed || is_opened)
+		start_time(work, GRAFT_RX);
+	wrong = prove_xdp(ctx, work, session, &packet);
+	/* What this host has had arrive once more was opened before (XDP in the generic mode sees it again). */
+	if (session->is_sealed && !is_opened && (wrong || work->kind != GRAFT_RETURNED)) {
 		work->payload_bytes = packet.udp_bytes - UDP_BYTES;
 		bpf_tail_call(ctx, &stages_rx, STAGE_OPEN);
 		return graft_done(ctx, rx, work, GRAFT_NO_KEYS);
 	}
-	start_time(work, GRAFT_RX);
-	work->payload_bytes = packet.udp_bytes - UDP_BYTES - GRAFT_FRAME_BYTES;
-	if (packet.udp_bytes < UDP_BYTES + GRAFT_FRAME_BYTES ||
-	    bpf_xdp_load_bytes(ctx, work->udp_at + packet.udp_bytes - GRAFT_FRAME_BYTES, &frame,
-			       sizeof(frame)))
-		return graft_done(ctx, rx, work, GRAFT_MALFORMED);
-	wrong = prove(work, session, &frame, &packet);
 	if (wrong)
 		return graft_done(ctx, rx, work, wrong);
 	work->list = session->lists[work->epoch & 1][GRAFT_RX];
 	work->reason = GRAFT_LET_IN;
-	if (work->kind >= GRAFT_SAYS)
+	if (work->kind >= GRAFT_SAYS || work->kind == GRAFT_RETURNED)
 		work->list = 0;
 	return graft_next(ctx, rx, work);
 other:
@@ -634,6 +645,17 @@ static __always_inline int put_partial_checksum(struct __sk_buff *skb, const str
 	__u16 check = csum_fold(sum);
 
 	return bpf_skb_store_bytes(skb, CHECK_AT(work), &check, sizeof(check), 0);
+}
+
+/* By its mark this host knows that it was its own: nobody else says so. */
+static __always_inline int take_returned(struct __sk_buff *skb, struct graft_work *work)
+{
+	if (skb->mark != config.mark)
+		return -1;
+	skb->mark = 0;
+	work->kind = GRAFT_DATA;
+	work->is_returned = 1;
+	return 0;
 }
 
 SEC("tcx/ingress")
@@ -679,9 +701,11 @@ int joint_repair(struct __sk_buff *skb)
 		hear(work);
 		return graft_done(skb, repair, work, GRAFT_ANSWERED);
 	}
+	if (work->kind == GRAFT_RETURNED && take_returned(skb, work))
+		return graft_done(skb, repair, work, GRAFT_MALFORMED);
 	work->list = session->lists[work->epoch & 1][GRAFT_REPAIR];
 	work->list_id = frame.list;
-	work->reason = GRAFT_DELIVERED;
+	work->reason = work->is_returned ? GRAFT_RECOVERED : GRAFT_DELIVERED;
 	return graft_next(skb, repair, work);
 other:
 	count_other();

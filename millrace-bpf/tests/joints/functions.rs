@@ -6,25 +6,27 @@ use std::time::{Duration, Instant};
 
 use millrace_bpf::graft::joint::{Ends, FRAME_BYTES, Joint, Joints, Progress, Reason, Word};
 
-use crate::datagrams::{ETHERNET, PASS_ON, REDIRECT, SHOT, XDP_DROP, datagram, v4, v6};
+use crate::datagrams::{ETHERNET, PASS_ON, SHOT, XDP_DROP, datagram, v4, v6};
 use crate::net::{Capture, check_frame, inside, ip, root};
-use crate::{count, counted, joints_of, list, open, other_side};
+use crate::{counted, joints_of, list, open, other_side};
 
 /// `enum graft_kind`.
-const DATA: u8 = 0;
+pub const DATA: u8 = 0;
 const REQUEST: u8 = 1;
 const ACK: u8 = 3;
 const GONE: u8 = 4;
-const PARITY: u8 = 5;
+pub const RETURNED: u8 = 6;
 const ACK_BYTES: usize = 88;
 
 /// Two ends, and what their functions send.
-struct Pair {
-    namespace: String,
-    capture: Capture,
-    sender: Joints,
-    receiver: Joints,
-    ends: Ends,
+pub struct Pair {
+    pub namespace: String,
+    pub capture: Capture,
+    /// What arrives on the interface, as it has left or as a function has it arrive.
+    arriving: Capture,
+    pub sender: Joints,
+    pub receiver: Joints,
+    pub ends: Ends,
 }
 
 impl Drop for Pair {
@@ -35,15 +37,15 @@ impl Drop for Pair {
 
 /// What became of a packet at the receiver.
 #[derive(Debug)]
-struct Arrival {
-    reason: Reason,
-    frame: Vec<u8>,
+pub struct Arrival {
+    pub reason: Reason,
+    pub frame: Vec<u8>,
     /// Kinds and frames of what the receiver has sent.
-    sent: Vec<(u8, Vec<u8>)>,
+    pub sent: Vec<(u8, Vec<u8>)>,
 }
 
 impl Pair {
-    fn new(name: &str, ends: Ends, functions: &[&str], parameters: &[(&str, &str, u64)]) -> Self {
+    pub fn new(name: &str, ends: Ends, functions: &[&str], parameters: &[(&str, &str, u64)]) -> Self {
         Self::with(name, ends, functions, functions, parameters)
     }
 
@@ -63,7 +65,9 @@ impl Pair {
         open(&mut receiver, other_side(&ends), functions);
         let capture = Capture::on(&namespace, "lo");
         capture.only_outgoing();
-        Self { capture, namespace, sender, receiver, ends }
+        let arriving = Capture::on(&namespace, "lo");
+        arriving.only_incoming();
+        Self { capture, arriving, namespace, sender, receiver, ends }
     }
 
     /// Both ends take the other list, too, and send by it.
@@ -76,7 +80,7 @@ impl Pair {
     }
 
     /// An application sends; with what a function sends beside it.
-    fn send(&mut self, payload: &[u8]) -> (Reason, i32, Vec<(u8, Vec<u8>)>) {
+    pub fn send(&mut self, payload: &[u8]) -> (Reason, i32, Vec<(u8, Vec<u8>)>) {
         let before = counted(&mut self.sender, &self.ends);
         let frame = datagram(&self.ends, payload);
         let run = inside(&self.namespace, || self.sender.run(Joint::Tx, &frame)).expect("a run");
@@ -91,14 +95,18 @@ impl Pair {
     }
 
     /// What must leave alone, with its frame.
-    fn frame(&mut self, payload: &[u8]) -> Vec<u8> {
+    pub fn frame(&mut self, payload: &[u8]) -> Vec<u8> {
         let (reason, verdict, mut sent) = self.send(payload);
         assert_eq!((reason, verdict, sent.len()), (Reason::Sent, PASS_ON, 1));
         sent.remove(0).1
     }
 
-    fn at_receiver(&mut self, frame: &[u8]) -> Arrival {
-        arrive(&self.namespace, &mut self.receiver, &other_side(&self.ends), frame, &self.capture)
+    pub fn at_receiver(&mut self, frame: &[u8]) -> Arrival {
+        self.arriving.frames();
+        let there = other_side(&self.ends);
+        let mut arrival = arrive(&self.namespace, &mut self.receiver, &there, frame, &self.capture);
+        arrival.sent.extend(caught(&self.arriving).into_iter().filter(|(kind, _)| *kind == RETURNED));
+        arrival
     }
 
     fn at_sender(&mut self, frame: &[u8]) -> Arrival {
@@ -110,7 +118,7 @@ impl Pair {
         datagram(&self.ends, &self.sender.word(&self.ends, Word::Last(next)).expect("a word"))
     }
 
-    fn known(&self) -> Progress {
+    pub fn known(&self) -> Progress {
         self.sender.progress(&self.ends).expect("progress")
     }
 
@@ -145,24 +153,24 @@ fn udp_at(frame: &[u8]) -> usize {
     ETHERNET + if frame[12..14] == [8, 0] { 20 } else { 40 }
 }
 
-fn payload(frame: &[u8]) -> &[u8] {
+pub fn payload(frame: &[u8]) -> &[u8] {
     let at = udp_at(frame);
     let bytes = usize::from(u16::from_be_bytes([frame[at + 4], frame[at + 5]]));
     &frame[at + 8..at + bytes]
 }
 
-fn kind(frame: &[u8]) -> u8 {
+pub fn kind(frame: &[u8]) -> u8 {
     let payload = payload(frame);
     payload[payload.len() - FRAME_BYTES + 1] >> 1 & 15
 }
 
-fn number(frame: &[u8]) -> u32 {
+pub fn number(frame: &[u8]) -> u32 {
     let payload = payload(frame);
     let at = payload.len() - FRAME_BYTES + 4;
     u32::from_be_bytes(*payload[at..].first_chunk().expect("a number"))
 }
 
-fn kinds(sent: &[(u8, Vec<u8>)]) -> Vec<(u8, u32)> {
+pub fn kinds(sent: &[(u8, Vec<u8>)]) -> Vec<(u8, u32)> {
     sent.iter().map(|(kind, frame)| (*kind, number(frame))).collect()
 }
 
@@ -497,83 +505,6 @@ fn only_its_own_packets_are_given_up() {
         assert_eq!(pair.at_receiver(frame).reason, Reason::Delivered);
     }
     assert_eq!(pair.come().complete, 23);
-}
-
-/// One packet that is missing comes out of the parity packet, byte for byte, wherever it was in its block.
-#[test]
-fn parity_becomes_what_is_missing() {
-    if !root("parity_becomes_what_is_missing") {
-        return;
-    }
-    let sizes = [[10, 10, 10, 10], [1, 200, 33, 1001], [1424, 7, 1, 2]];
-    for ends in [v4(), v6()] {
-        for sizes in sizes {
-            let sizes = sizes.map(|bytes| if ends.local.is_ipv4() { bytes } else { bytes.min(1404) });
-            for lost in 0..4 {
-                let mut pair = Pair::new("fec", ends, &["number", "fec"], &[("fec", "packets", 4)]);
-                let payloads =
-                    sizes.map(|bytes| (0..bytes).map(|at| (at ^ (bytes * 7)) as u8).collect::<Vec<_>>());
-                let (frames, parity) = block(&mut pair, &payloads);
-                for (_, frame) in frames.iter().enumerate().filter(|(at, _)| *at != lost) {
-                    assert_eq!(pair.at_receiver(frame).reason, Reason::Delivered);
-                }
-                let got = pair.at_receiver(&parity);
-                assert_eq!(got.reason, Reason::Recovered, "{sizes:?}, {lost}");
-                let plain = datagram(&ends, &payloads[lost]);
-                assert_eq!(got.frame[..plain.len()], plain, "{sizes:?}, {lost}");
-                // Neither it nor the parity packet does anything more.
-                assert_eq!(pair.at_receiver(&frames[lost]).reason, Reason::Duplicate);
-                assert_eq!(pair.at_receiver(&parity).reason, Reason::Answered);
-            }
-        }
-    }
-}
-
-/// The frames of a block, and its parity packet, which leaves behind the last of them.
-fn block(pair: &mut Pair, payloads: &[Vec<u8>]) -> (Vec<Vec<u8>>, Vec<u8>) {
-    let (last, others) = payloads.split_last().expect("some");
-    let mut frames: Vec<_> = others.iter().map(|payload| pair.frame(payload)).collect();
-    let (reason, verdict, sent) = pair.send(last);
-    assert!(matches!(reason, Reason::Sent | Reason::Protected) && verdict == PASS_ON, "{reason:?}");
-    let end = payloads.len() as u32 - 1;
-    assert_eq!(kinds(&sent), [(DATA, end), (PARITY, end)]);
-    assert!(sent.iter().all(|(_, frame)| check_frame(frame)));
-    frames.push(sent[0].1.clone());
-    (frames, sent[1].1.clone())
-}
-
-#[test]
-fn parity_is_of_no_use_for_more_or_less_than_one() {
-    if !root("parity_is_of_no_use_for_more_or_less_than_one") {
-        return;
-    }
-    let payloads: Vec<_> = (0..4u8).map(|at| vec![at; 50]).collect();
-    let functions: &[&str] = &["number", "fec", "order"];
-    for (arrivals, want) in [
-        (&[0usize, 1, 2, 3][..], Reason::Answered),
-        (&[0, 3], Reason::Answered),
-        (&[], Reason::Answered),
-        // What order has no use for any more.
-        (&[0, 2, 3], Reason::Late),
-        (&[0, 1, 2], Reason::Recovered),
-    ] {
-        let mut pair = Pair::new("fecs", v4(), functions, &[("fec", "packets", 4)]);
-        let (frames, parity) = block(&mut pair, &payloads);
-        for at in arrivals {
-            assert_eq!(pair.at_receiver(&frames[*at]).reason, Reason::Delivered);
-        }
-        assert_eq!(pair.at_receiver(&parity).reason, want, "{arrivals:?}");
-    }
-    // Too long for the interface with what a parity packet has in addition: the packet itself has left, and the
-    // other one goes to no interface.
-    let mut pair = Pair::new("fecl", v4(), functions, &[("fec", "packets", 2)]);
-    pair.frame(b"short");
-    let (reason, verdict, sent) = pair.send(&[7; 1456]);
-    assert_eq!((reason, verdict, kinds(&sent)), (Reason::Sent, REDIRECT, vec![(DATA, 1)]));
-    assert_eq!(count(&mut pair.sender, &v4(), Reason::TooLong), 1);
-    // Too long itself: it has no number.
-    assert_eq!(pair.send(&[7; 1457]).0, Reason::TooLong);
-    assert_eq!(pair.known().next, 2);
 }
 
 /// It begins with a few packets, and what has come makes it grow. What else it does is native: tests/parsers.rs.

@@ -7,6 +7,7 @@ mod functions;
 #[path = "../support/net.rs"]
 mod net;
 mod paced;
+mod parity;
 mod sealed;
 mod shared;
 mod traffic;

@@ -30,7 +30,7 @@ const PHASE: usize = 1;
 const ALL: u64 = 1 << 47;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Cipher {
+pub enum Cipher {
     ChaCha20Poly1305,
     Aes128Gcm,
 }
@@ -122,7 +122,12 @@ fn pair(ends: Ends, cipher: Cipher, functions: &[&str]) -> (Joints, Joints) {
     pair_of(ends, cipher, functions, joints)
 }
 
-fn pair_of(ends: Ends, cipher: Cipher, functions: &[&str], make: impl Fn() -> Joints) -> (Joints, Joints) {
+pub fn pair_of(
+    ends: Ends,
+    cipher: Cipher,
+    functions: &[&str],
+    make: impl Fn() -> Joints,
+) -> (Joints, Joints) {
     let (mut sender, mut receiver) = (make(), make());
     let [there, back] = directions(cipher);
     for (joints, ends, directions) in

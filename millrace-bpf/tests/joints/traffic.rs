@@ -168,7 +168,14 @@ fn message(number: u32) -> Vec<u8> {
 
 fn number_of(bytes: &[u8]) -> u32 {
     let number = u32::from_be_bytes(*bytes.first_chunk().expect("a number"));
-    assert!(bytes == message(number), "message {number} is not as it was sent");
+    let sent = message(number);
+    let differs = bytes.iter().zip(&sent).position(|(one, other)| one != other);
+    assert!(
+        bytes == sent,
+        "message {number} is not as it was sent: {} bytes of {}, from {differs:?} on",
+        bytes.len(),
+        sent.len()
+    );
     number
 }
 

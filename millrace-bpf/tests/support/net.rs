@@ -207,6 +207,11 @@ impl Capture {
         self.filter(0xffff_f000 + 4, 4, [0xffff, 0]);
     }
 
+    /// What arrives alone.
+    pub fn only_incoming(&self) {
+        self.filter(0xffff_f000 + 4, 4, [0, 0xffff]);
+    }
+
     /// So many bytes where a word of the packet is as wanted, and so many where it is not.
     #[allow(unsafe_code)]
     fn filter(&self, word: u32, wanted: u32, [same, other]: [u32; 2]) {

@@ -12,8 +12,9 @@ const KEPT: &str = "kept_";
 /// What the kernel adds to an entry of a hash.
 const HASH_ENTRY: u64 = 48;
 
-/// Bytes of packets that are kept of a session: of what it has sent (`joint_kept.h`), and of what has come (`function_fec.bpf.c`).
-pub const KEPT_BYTES: u64 = (intf::WINDOW as u64 + 128) * 2072;
+/// Bytes of packets that are kept of a session: of what it has sent (`joint_kept.h`), and of what has come, with the parities of two
+/// blocks (`function_fec.bpf.c`).
+pub const KEPT_BYTES: u64 = (intf::WINDOW as u64 + 128) * 2072 + 2 * (24 + 4 * 2072);
 /// Of the keys of a sealed session: two of them, as long as one follows on the other.
 pub const SEALED_BYTES: u64 = 2 * super::seal::KEY_BYTES as u64;
 
