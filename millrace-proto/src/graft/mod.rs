@@ -7,6 +7,7 @@
 //! | [`evidence`] | what both ends saw in the TCP options of the same connections: downgrades |
 //! | [`carry`] | TCP connections as streams of a carrier |
 //! | [`probe`] | datagrams that find out what a path lets through |
+//! | [`parts`] | messages of applications as datagrams, and back |
 //! | [`measure`] | what packets that were sent and answered say of a path |
 //!
 //! The exchange is in `docs/design/0017-agreement.md`.
@@ -16,4 +17,5 @@ pub mod evidence;
 pub mod judge;
 pub mod measure;
 pub mod message;
+pub mod parts;
 pub mod probe;
