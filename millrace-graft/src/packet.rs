@@ -5,6 +5,7 @@
 
 pub mod agree;
 mod budget;
+pub mod choose;
 mod function;
 pub mod keys;
 mod losses;
@@ -12,11 +13,11 @@ mod runtime;
 mod settings;
 mod versions;
 
-pub use function::{Function, Functions};
+pub use function::{Function, Functions, Service};
 pub use keys::Cipher;
 pub use losses::Losses;
-pub use runtime::{Event, Runtime};
-pub use settings::{Graft, Session, Settings};
+pub use runtime::{Event, Runtime, Seen};
+pub use settings::{CANONICAL, Graft, Peer, Session, Settings};
 pub use versions::Version;
 
 use std::collections::BTreeMap;
@@ -34,6 +35,7 @@ pub struct Status {
     /// Interface, and `native` or `generic`.
     pub interfaces: BTreeMap<String, String>,
     pub sessions: Vec<SessionStatus>,
+    pub peers: Vec<PeerStatus>,
     /// What is not as it should be.
     pub trouble: Vec<String>,
 }
@@ -66,6 +68,23 @@ pub struct SessionStatus {
     /// sent, and of what the other one has.
     pub lost_sent: u64,
     pub lost_received: u64,
+}
+
+/// A peer with which applications have sessions.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+#[serde(default)]
+pub struct PeerStatus {
+    pub name: String,
+    pub remote: String,
+    /// Its daemon was heard of late.
+    pub is_there: bool,
+    /// The least of late; not known as long as nothing has come back.
+    pub round_trip_us: Option<u64>,
+    /// One way.
+    pub loss_percent: Option<f64>,
+    /// Sessions of the pool, and those that applications have.
+    pub seats: usize,
+    pub lent: usize,
 }
 
 /// How a session has changed its graft.

@@ -39,6 +39,22 @@ pub enum Event {
     Restarted { session: String },
 }
 
+/// What is known of a session, for who has lent it to an application.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Seen {
+    pub graft: String,
+    /// Datagrams pass: it is in clear, or has keys.
+    pub is_open: bool,
+    /// Nothing is under way that would keep it from changing its graft.
+    pub is_idle: bool,
+    pub round_trip: Option<Duration>,
+    /// Of the application's datagrams: those that left, those that came, and those that could not leave for want of room.
+    pub sent: u64,
+    pub delivered: u64,
+    pub refused: u64,
+    pub trouble: Option<String>,
+}
+
 /// All of it is taken back when this is dropped. To be used in one network namespace.
 pub struct Runtime {
     joints: Joints,
@@ -236,6 +252,34 @@ impl Runtime {
             status.sessions.push(session);
         }
         Ok(status)
+    }
+
+    /// `None`: there is no such session.
+    pub fn see(&mut self, ends: &Ends) -> Result<Option<Seen>, Error> {
+        let Some(live) = self.live.get(ends) else { return Ok(None) };
+        let trouble = live.trouble.clone().or_else(|| live.sealed.as_ref().and_then(Sealed::trouble));
+        let seen = Seen {
+            graft: live.graft.name.clone(),
+            is_open: live.is_open(),
+            is_idle: live.agreement.next().is_none(),
+            trouble: trouble.or_else(|| live.mute.clone()),
+            ..Seen::default()
+        };
+        let totals = self.totals(ends)?;
+        let refused = [Reason::WindowFull, Reason::TooFast];
+        let counts = self.joints.counts(ends)?;
+        let refused = counts.iter().filter(|(reason, _)| refused.contains(reason));
+        Ok(Some(Seen {
+            round_trip: self.joints.progress(ends)?.round_trip,
+            sent: totals.sent,
+            delivered: totals.delivered,
+            refused: refused.map(|(_, count)| count).sum(),
+            ..seen
+        }))
+    }
+
+    pub fn settings(&self) -> &Settings {
+        &self.settings
     }
 
     fn now(&self) -> Duration {
