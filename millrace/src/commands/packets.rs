@@ -3,7 +3,10 @@
 use std::{fmt::Write as _, path::PathBuf};
 
 use clap::Subcommand;
-use millrace_graft::packet::{Change, Settings, Status};
+use millrace_graft::{
+    message::DEFAULT_SOCKET as DEFAULT_MESSAGES_SOCKET,
+    packet::{Change, PeerStatus, Settings, Status},
+};
 
 use super::daemon;
 use crate::{
@@ -60,6 +63,9 @@ struct Run {
     /// Check the settings and exit
     #[arg(long)]
     check: bool,
+    /// Socket where applications ask for sessions with the peers of the settings; all users may, the settings say who gets any
+    #[arg(long, value_name = "PATH", default_value = DEFAULT_MESSAGES_SOCKET)]
+    messages_socket: PathBuf,
     #[command(flatten)]
     daemon: daemon::Flags,
 }
@@ -116,7 +122,7 @@ fn run_daemon(args: Run) -> anyhow::Result<()> {
         return print("the settings are usable\n");
     }
     let front = args.daemon.front();
-    args.daemon.run(packets::run(Setup { config: args.config, front }))
+    args.daemon.run(packets::run(Setup { config: args.config, messages: args.messages_socket, front }))
 }
 
 /// No wider than that.
@@ -148,6 +154,17 @@ fn text(status: &Status, width: usize) -> String {
         ("OVER BUDGET", Whole),
     ];
     table(&mut out, width, &head, rows);
+    if !status.peers.is_empty() {
+        let head = [
+            ("PEER", Name),
+            ("ADDRESS", Name),
+            ("THERE", Name),
+            ("ROUND TRIP", Whole),
+            ("LOSS", Whole),
+            ("LENT", Whole),
+        ];
+        table(&mut out, width, &head, status.peers.iter().map(peer));
+    }
     for session in &status.sessions {
         let mut packets = String::new();
         for (reason, count) in &session.packets {
@@ -159,4 +176,17 @@ fn text(status: &Status, width: usize) -> String {
         }
     }
     out
+}
+
+/// Not known: `-`.
+fn peer(peer: &PeerStatus) -> Vec<String> {
+    let unknown = || "-".to_owned();
+    vec![
+        peer.name.clone(),
+        peer.remote.clone(),
+        if peer.is_there { "yes" } else { "no" }.to_owned(),
+        peer.round_trip_us.map_or_else(unknown, |us| format!("{:.1} ms", us as f64 / 1e3)),
+        peer.loss_percent.map_or_else(unknown, |percent| format!("{percent:.1} %")),
+        format!("{} of {}", peer.lent, peer.seats),
+    ]
 }

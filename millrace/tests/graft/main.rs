@@ -4,6 +4,7 @@
 
 mod agreement;
 mod carried;
+mod messages;
 mod packets;
 mod site;
 
