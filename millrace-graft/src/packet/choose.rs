@@ -310,7 +310,8 @@ mod tests {
             (&["reliability"], fast(60.0), path(20, 0.0), "selective"),
         ];
         for (services, qos, path, wanted) in table {
-            let chosen = choose(&all(), &want(services, qos), &path, true).map(|offer| offer.graft.clone());
+            let offers = all();
+            let chosen = choose(&offers, &want(services, qos), &path, true).map(|offer| offer.graft.clone());
             assert_eq!(chosen, Ok(wanted.to_owned()), "{services:?} {qos:?}");
         }
     }
@@ -358,7 +359,8 @@ mod tests {
             let refused = choose(&all(), &want(services, qos), &path(20, 0.02), true).expect_err(wanted);
             assert!(refused.to_string().starts_with(wanted), "{refused}");
         }
-        let refused = choose(&all(), &want(&["encryption"], Qos::default()), &path(20, 0.0), false);
+        let offers = all();
+        let refused = choose(&offers, &want(&["encryption"], Qos::default()), &path(20, 0.0), false);
         assert!(matches!(refused, Err(Refused::Impossible(_))));
     }
 
@@ -366,7 +368,8 @@ mod tests {
     #[test]
     fn nothing_is_refused_for_what_is_not_known() {
         let qos = Qos { max_delay_ms: Some(1), min_throughput_mbit: Some(50.0), max_loss_percent: None };
-        let chosen = choose(&all(), &want(&["reliability"], qos), &Path::default(), true);
+        let offers = all();
+        let chosen = choose(&offers, &want(&["reliability"], qos), &Path::default(), true);
         assert_eq!(chosen.map(|offer| offer.graft.as_str()), Ok("selective"));
     }
 }

@@ -1,6 +1,7 @@
 //! Sessions in the kernel, and how their lists of functions change while datagrams pass.
 
 use std::collections::BTreeMap;
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use millrace_bpf::clock;
@@ -278,8 +279,9 @@ impl Runtime {
         }))
     }
 
-    pub fn settings(&self) -> &Settings {
-        &self.settings
+    /// What has to be kept for sessions to be sealed a moment longer than this is there.
+    pub fn egress(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.joints.egress()
     }
 
     fn now(&self) -> Duration {

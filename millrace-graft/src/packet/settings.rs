@@ -184,6 +184,10 @@ impl Settings {
         if self.interfaces.is_empty() {
             return wrong("interface names at least one".to_owned());
         }
+        let mut known = BTreeSet::new();
+        if let Some(twice) = self.peers.iter().find(|peer| !known.insert(&peer.name)) {
+            return wrong(format!("two peers are called {}", twice.name));
+        }
         for name in self.parameters.keys() {
             self.functions.find(name)?;
         }
@@ -208,10 +212,6 @@ impl Settings {
                 self.sessions.len(),
                 graft.name
             ));
-        }
-        let mut known = BTreeSet::new();
-        if let Some(twice) = self.peers.iter().find(|peer| !known.insert(&peer.name)) {
-            return wrong(format!("two peers are called {}", twice.name));
         }
         let (mut names, mut ends) = (BTreeSet::new(), BTreeSet::new());
         for session in &self.sessions {

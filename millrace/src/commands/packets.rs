@@ -10,7 +10,10 @@ use millrace_graft::{
 
 use super::daemon;
 use crate::{
-    graft::packets::{self, DEFAULT_SOCKET, Request, Setup},
+    graft::{
+        broker::keeper,
+        packets::{self, DEFAULT_SOCKET, Request, Setup},
+    },
     render::{
         Fit::{Name, Text, Whole},
         line, print, table, width,
@@ -27,6 +30,9 @@ pub struct Args {
 enum Verb {
     /// Hold sessions and their grafts in the kernel, as a settings file says
     Run(Run),
+    /// Holds what a daemon has lent, and ends it when the daemon is gone. Started by the daemon
+    #[command(hide = true)]
+    Keep,
     /// Show sessions, what became of their packets, and how long these took
     Status {
         #[command(flatten)]
@@ -80,6 +86,7 @@ struct SocketArg {
 pub fn run(args: Args) -> anyhow::Result<()> {
     match args.verb {
         Verb::Run(args) => run_daemon(args),
+        Verb::Keep => keeper::run(),
         Verb::Status { socket, json } => {
             let status = packets::ask(&socket.socket, &Request::Status)?.status.unwrap_or_default();
             print(&if json { serde_json::to_string_pretty(&status)? + "\n" } else { text(&status, width()) })

@@ -19,6 +19,7 @@
 mod desk;
 mod door;
 mod far;
+pub(crate) mod keeper;
 mod lease;
 mod quality;
 mod seat;
@@ -42,6 +43,7 @@ use self::{
     desk::Desk,
     door::Door,
     far::{Far, Say},
+    keeper::Keeper,
     lease::{Lease, SILENCE},
     seat::Seat,
 };
@@ -66,6 +68,7 @@ pub struct Broker {
     leases: BTreeMap<u64, Lease>,
     words: Receiver<(usize, Say)>,
     offers: Vec<Offer>,
+    keeper: Keeper,
     looked: Instant,
 }
 
@@ -98,6 +101,7 @@ impl Broker {
             leases: BTreeMap::new(),
             words,
             offers: offers(settings),
+            keeper: Keeper::start().context("the keeper of sockets")?,
             looked: Instant::now(),
         }))
     }
@@ -123,6 +127,9 @@ impl Broker {
 
     /// Does what there is to do; to be called all the time. `events`: what has happened to the runtime's sessions since the last time.
     pub fn step(&mut self, runtime: &mut Runtime, events: &[Event]) {
+        if !self.keeper.is_ready() || events.iter().any(|event| matches!(event, Event::Detached { .. })) {
+            self.keeper.guard(runtime.egress());
+        }
         for event in events {
             self.happened(runtime, event);
         }
@@ -139,6 +146,7 @@ impl Broker {
             self.look_at_quality(runtime);
             self.look_at_peers();
             self.rest(runtime);
+            self.look_at_keeper(runtime);
             self.desks.retain(|_, desk| !desk.is_tired(now));
         }
     }
@@ -180,6 +188,22 @@ impl Broker {
                 continue;
             }
             self.add_desk(Desk::new(control, caller));
+        }
+    }
+
+    /// Another one has to know all of it.
+    fn look_at_keeper(&mut self, runtime: &mut Runtime) {
+        if self.keeper.is_alive() {
+            return;
+        }
+        error!("the keeper of sockets has ended; another one is started");
+        match Keeper::start() {
+            Ok(keeper) => self.keeper = keeper,
+            Err(error) => return error!("the keeper of sockets: {error}"),
+        }
+        self.keeper.guard(runtime.egress());
+        for (ends, seat) in &self.seats {
+            seat.lent().into_iter().for_each(|socket| self.keeper.keep(ends, socket));
         }
     }
 

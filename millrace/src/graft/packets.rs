@@ -168,8 +168,9 @@ impl Observed for Daemon {
 
 /// Holds the runtime, and has what it does be known.
 struct Worker {
-    runtime: Runtime,
+    /// Ends the sockets that it has lent before what seals them goes.
     broker: Option<Broker>,
+    runtime: Runtime,
     config: PathBuf,
     asked: Receiver<Asked>,
     /// The latest; at first what it was started with.

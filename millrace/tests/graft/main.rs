@@ -5,6 +5,7 @@
 mod agreement;
 mod carried;
 mod messages;
+mod messages_c;
 mod packets;
 mod site;
 

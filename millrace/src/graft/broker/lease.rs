@@ -244,6 +244,8 @@ impl Broker {
     fn lend(&mut self, life: u64, control: Option<&Control>) -> Option<()> {
         let lease = self.leases.get_mut(&life)?;
         let socket = self.seats.get_mut(&lease.ends)?.lend(lease.user).ok()?;
+        // Before anybody can send by it.
+        self.keeper.keep(&lease.ends, socket);
         let opened = Opened {
             peer: self.peers.get(lease.peer)?.name.clone(),
             service: lease.service.clone(),
@@ -650,6 +652,7 @@ impl Broker {
     /// Nobody has it any more.
     fn let_go(&mut self, life: u64) {
         let Some(lease) = self.leases.remove(&life) else { return };
+        self.keeper.forget(&lease.ends);
         if let Some(seat) = self.seats.get_mut(&lease.ends) {
             seat.is_restless = lease.is_own;
             if let Err(error) = seat.take_back() {

@@ -6,6 +6,7 @@ use std::{io, net::UdpSocket, os::fd::AsFd, time::Instant};
 use millrace_bpf::{graft::joint::Ends, udp::end_for_all};
 use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Protocol, SockFilter, Socket, Type};
+use tracing::warn;
 
 const RETURN: u16 = 6; // BPF_RET | BPF_K: that many bytes of the packet
 
@@ -63,8 +64,9 @@ impl Seat {
         Ok(socket)
     }
 
-    pub fn socket(&self) -> Option<&Socket> {
-        self.socket.as_ref()
+    /// If an application has it.
+    pub fn lent(&self) -> Option<&Socket> {
+        self.socket.as_ref().filter(|_| matches!(self.state, State::Lent(_)))
     }
 
     /// Whoever holds it can do nothing with it from now on.
@@ -77,6 +79,12 @@ impl Seat {
     /// Whether this user still holds what was taken back.
     pub fn is_held_by(&mut self, user: u32) -> bool {
         self.state == State::Spent(user) && self.prepare().is_err()
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let _ = self.take_back();
     }
 }
 
