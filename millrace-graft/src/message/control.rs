@@ -72,7 +72,12 @@ impl Control {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut beside = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-        let got = recvmsg(&self.0, &mut [IoSliceMut::new(&mut text)], &mut beside, flags);
+        let mut receive = || recvmsg(&self.0, &mut [IoSliceMut::new(&mut text)], &mut beside, flags);
+        // Who went without having read everything is told first, and what it has said stands behind that.
+        let got = receive().or_else(|error| match error {
+            rustix::io::Errno::CONNRESET => receive(),
+            other => Err(other),
+        });
         let got = match got {
             Ok(got) if got.bytes > 0 => got,
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Received::Nothing,
@@ -131,6 +136,18 @@ mod tests {
         );
         drop(one);
         assert!(matches!(other.receive::<Word>(), Received::End));
+    }
+
+    /// Whoever goes may leave words unread.
+    #[test]
+    fn what_was_said_before_the_end_is_heard() {
+        let (one, other) = Control::pair().expect("a pair");
+        other.send(&Word::Listening, &[]).expect("sent");
+        one.send(&Request::Finish { messages: 7 }, &[]).expect("sent");
+        drop(one);
+        let heard = other.receive::<Request>();
+        assert!(matches!(heard, Received::Record(Request::Finish { messages: 7 }, _)), "{heard:?}");
+        assert!(matches!(other.receive::<Request>(), Received::End));
     }
 
     #[test]

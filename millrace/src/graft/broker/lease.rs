@@ -318,6 +318,12 @@ impl Broker {
                     lease.quality.hear(delivered);
                 }
             }
+            // It believes to have what this end knows nothing of.
+            Say::Report { life, .. } => {
+                let reason =
+                    "the daemon at the other end knows nothing of it: it was started anew".to_owned();
+                self.say(peer, &Say::Close { life, messages: None, reason });
+            }
             // Of what is over, or not for this end.
             _ => {}
         }

@@ -30,14 +30,17 @@ enum State {
 }
 
 impl Seat {
+    /// # Errors
+    /// Its address is not this host's, or the like. A port that is in use is no error: an application may hold it since a daemon of before.
     pub fn new(ends: Ends) -> io::Result<Self> {
-        Ok(Self {
-            ends,
-            socket: Some(closed(&ends)?),
-            state: State::Fresh,
-            released: None,
-            is_restless: false,
-        })
+        let (socket, state) = match closed(&ends) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                warn!("{} is in use: it is lent when whoever has it has closed it", ends.local);
+                (None, State::Spent(u32::MAX))
+            }
+            socket => (Some(socket?), State::Fresh),
+        };
+        Ok(Self { ends, socket, state, released: None, is_restless: false })
     }
 
     /// Somebody else's never: a socket that an application has had is replaced first.
