@@ -1,6 +1,7 @@
 //! What applications ask for, each at a desk of its own: a connection is a session, or a listener.
 
 use std::{
+    io,
     os::fd::BorrowedFd,
     time::{Duration, Instant},
 };
@@ -27,6 +28,7 @@ pub struct Desk {
     pub caller: Caller,
     pub role: Role,
     since: Instant,
+    is_deaf: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,7 +47,7 @@ pub enum Role {
 
 impl Desk {
     pub fn new(control: Control, caller: Caller) -> Self {
-        Self { control, caller, role: Role::New, since: Instant::now() }
+        Self { control, caller, role: Role::New, since: Instant::now(), is_deaf: false }
     }
 
     /// Of a session that came to a listener.
@@ -70,6 +72,10 @@ impl Broker {
         for desk in desks {
             for _ in 0..REQUESTS {
                 let Some(found) = self.desks.get(&desk) else { break };
+                if found.is_deaf {
+                    self.leave(desk);
+                    break;
+                }
                 match found.control.receive() {
                     Received::Nothing => break,
                     Received::Record(request, _) => self.serve(runtime, desk, request),
@@ -109,13 +115,12 @@ impl Broker {
         self.tell(desk, &Word::Refused { why, reason });
     }
 
-    /// Who does not read is let go; what it had ends when that is noticed.
+    /// Who does not read is let go.
     pub(super) fn tell(&mut self, desk: u64, word: &Word) {
-        if let Some(found) = self.desks.get(&desk)
-            && !found.tell(word, &[])
-        {
-            self.desks.remove(&desk);
-        }
+        let Some(found) = self.desks.get_mut(&desk) else { return };
+        // One that has gone may have said something before.
+        let told = found.control.send(word, &[]);
+        found.is_deaf |= told.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
     }
 
     fn listen(&mut self, desk: u64, peer: &str, service: String) -> Result<(), (Why, String)> {
