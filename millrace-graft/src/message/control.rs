@@ -4,7 +4,9 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, sendmsg,
@@ -13,6 +15,7 @@ use rustix::net::{
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::Error;
 use super::wire::RECORD_MAX;
 
 /// Descriptors in a record.
@@ -113,6 +116,19 @@ impl From<OwnedFd> for Control {
 impl AsFd for Control {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+/// Until there is something.
+pub(super) fn wait(descriptor: impl AsFd, what: PollFlags, until: Option<Instant>) -> Result<(), Error> {
+    let left = match until.map(|until| until.saturating_duration_since(Instant::now())) {
+        Some(Duration::ZERO) => return Err(Error::TimedOut),
+        left => left,
+    };
+    let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+    match poll(&mut [PollFd::new(&descriptor, what)], timeout.as_ref()) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(error) => Err(Error::Socket(error.into())),
     }
 }
 

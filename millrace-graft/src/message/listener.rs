@@ -4,9 +4,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::PollFlags;
 
-use super::control::{Control, Received};
+use super::control::{Control, Received, wait};
 use super::wire::{Request, Word};
 use super::{Error, Session};
 
@@ -63,18 +63,5 @@ impl Listener {
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.control.as_fd()
-    }
-}
-
-/// Until there is something.
-pub(super) fn wait(descriptor: impl AsFd, what: PollFlags, until: Option<Instant>) -> Result<(), Error> {
-    let left = match until.map(|until| until.saturating_duration_since(Instant::now())) {
-        Some(Duration::ZERO) => return Err(Error::TimedOut),
-        left => left,
-    };
-    let timeout = left.and_then(|left| Timespec::try_from(left).ok());
-    match poll(&mut [PollFd::new(&descriptor, what)], timeout.as_ref()) {
-        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-        Err(error) => Err(Error::Socket(error.into())),
     }
 }

@@ -15,8 +15,7 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
 
-use super::control::{self, Control};
-use super::listener::wait;
+use super::control::{self, Control, wait};
 use super::want::Want;
 use super::wire::{Opened, Request, Word};
 use super::{Error, Event};
@@ -178,7 +177,7 @@ impl Session {
     /// Until both ends have agreed; `None`: however long that takes.
     pub fn validate(&mut self, patience: Option<Duration>) -> Result<&Opened, Error> {
         self.check_process()?;
-        let until = self.is_blocking.then_some(patience).unwrap_or(Some(Duration::ZERO));
+        let until = if self.is_blocking { patience } else { Some(Duration::ZERO) };
         let until = until.map(|patience| Instant::now() + patience);
         loop {
             self.look();
@@ -254,9 +253,11 @@ impl Session {
                 return Ok(Received::Message(message));
             }
             // For who waits for an answer to what it believes to have sent.
-            match self.flush_until(Some(Instant::now())) {
-                Err(Error::Socket(error)) => return Err(Error::Socket(error)),
-                Ok(()) | Err(_) => {}
+            if let Err(Error::Socket(error)) = self.flush_until(Some(Instant::now())) {
+                return Err(Error::Socket(error));
+            }
+            if self.unsent.is_some() {
+                self.wake_after(AGAIN_MOST)?;
             }
             if self.is_all_here() {
                 self.incoming.assembly.end();

@@ -210,7 +210,7 @@ mod tests {
     #[test]
     fn messages_of_every_length_come_whole_in_any_order() {
         const ROOM: usize = HEADER_BYTES + 100;
-    for length in [0_usize, 1, 99, 100, 101, 200, 12_345] {
+        for length in [0_usize, 1, 99, 100, 101, 200, 12_345] {
             let bytes: Vec<u8> = (0..length).map(|at| at as u8).collect();
             let mut datagrams = all(7, &bytes, ROOM);
             assert!(datagrams.iter().all(|datagram| datagram.len() <= ROOM));

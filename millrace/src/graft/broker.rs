@@ -23,6 +23,7 @@ pub(crate) mod keeper;
 mod lease;
 mod quality;
 mod seat;
+mod watch;
 
 use std::{
     collections::BTreeMap,

@@ -6,17 +6,11 @@ use std::{
 };
 
 use millrace_graft::{
-    message::{By, Qos, Violation, wire::Word},
+    message::{Qos, Violation},
     packet::{
-        Runtime, Seen,
-        choose::{Offer, Path, choose},
+        Seen,
+        choose::{Offer, Path},
     },
-};
-use tracing::info;
-
-use super::{
-    Broker,
-    lease::{Lease, Stage},
 };
 
 /// Seconds that count.
@@ -85,7 +79,7 @@ impl Quality {
     }
 
     /// Part of what was sent of late.
-    fn loss(&self) -> Option<f64> {
+    pub fn loss(&self) -> Option<f64> {
         let (first, last) = (self.losses.front()?, self.losses.back()?);
         let sent = last.sent.saturating_sub(first.sent);
         (sent >= DATAGRAMS_MIN).then(|| last.lost.saturating_sub(first.lost) as f64 / sent as f64)
@@ -102,7 +96,7 @@ impl Quality {
     }
 
     /// What is not kept to.
-    fn violations(&self, qos: &Qos, offer: &Offer, path: &Path, datagram_bytes: usize) -> Vec<Violation> {
+    pub fn violations(&self, qos: &Qos, offer: &Offer, path: &Path, datagram_bytes: usize) -> Vec<Violation> {
         let violation = |what: &str, asked, measured| Violation { what: what.to_owned(), asked, measured };
         let mut found = Vec::new();
         if let (Some(most), Some(delay)) = (qos.max_delay(), offer.delay(path))
@@ -126,59 +120,16 @@ impl Quality {
     }
 
     /// Those that are new, or go on.
-    fn to_tell(&mut self, violations: &[Violation], now: Instant) -> Vec<Violation> {
+    pub fn due(&mut self, violations: &[Violation], now: Instant) -> Vec<Violation> {
         self.told.retain(|what, _| violations.iter().any(|violation| violation.what == *what));
         let is_due = |violation: &&Violation| {
             let told = self.told.get(&violation.what);
             told.is_none_or(|told| now.saturating_duration_since(*told) >= TELL_AGAIN)
         };
-        let due: Vec<_> = violations.iter().filter(is_due).cloned().collect();
-        self.told.extend(due.iter().map(|violation| (violation.what.clone(), now)));
-        due
+        let found: Vec<_> = violations.iter().filter(is_due).cloned().collect();
+        self.told.extend(found.iter().map(|violation| (violation.what.clone(), now)));
+        found
     }
-}
-
-impl Broker {
-    pub(super) fn look_at_quality(&mut self, runtime: &mut Runtime) {
-        let now = Instant::now();
-        let lives: Vec<_> = self.leases.keys().copied().collect();
-        for life in lives {
-            let Some(lease) = self.leases.get_mut(&life).filter(|lease| lease.stage == Stage::Open) else {
-                continue;
-            };
-            let Ok(Some(seen)) = runtime.see(&lease.ends) else { continue };
-            lease.quality.look(&seen);
-            let (Some(far), Some(peer)) = (self.fars.get(lease.peer), self.peers.get(lease.peer)) else {
-                continue;
-            };
-            let measured = far.path();
-            let path = Path {
-                round_trip: far.round_trip_now(),
-                loss: measured.loss.into_iter().chain(lease.quality.loss()).reduce(f64::max),
-            };
-            let Some(offer) = self.offers.iter().find(|offer| offer.graft == lease.graft) else { continue };
-            let violations = lease.quality.violations(&lease.want.qos, offer, &path, peer.datagram_bytes);
-            let told = lease.quality.to_tell(&violations, now);
-            let better = match violations.is_empty() || !lease.may_adapt() {
-                true => None,
-                false => better(&self.offers, lease, &path, peer.cipher.is_some()),
-            };
-            let (desk, graft) = (lease.desk, lease.graft.clone());
-            for violation in told {
-                info!(graft, ?violation, "a session does not keep to what was asked for");
-                desk.into_iter().for_each(|desk| self.tell(desk, &Word::Violated(violation.clone())));
-            }
-            if let Some(graft) = better {
-                self.change(runtime, life, graft, By::Adaption);
-            }
-        }
-    }
-}
-
-/// Another graft that keeps to it.
-fn better(offers: &[Offer], lease: &Lease, path: &Path, is_sealed: bool) -> Option<String> {
-    let others: Vec<_> = offers.iter().filter(|offer| offer.graft != lease.graft).cloned().collect();
-    choose(&others, &lease.want, path, is_sealed).ok().map(|offer| offer.graft.clone())
 }
 
 fn keep<T>(values: &mut VecDeque<T>, value: T) {
@@ -251,7 +202,7 @@ mod tests {
         let found = quality.violations(&QOS, &Offer::default(), &path, 1000);
         assert_eq!(found, [Violation { what: "max_delay".into(), asked: 100.0, measured: 101.0 }]);
         let told = |quality: &mut Quality, found: &[Violation], s| {
-            quality.to_tell(found, now + Duration::from_secs(s)).len()
+            quality.due(found, now + Duration::from_secs(s)).len()
         };
         assert_eq!(told(&mut quality, &found, 0), 1);
         assert_eq!(told(&mut quality, &found, 9), 0);
