@@ -8,6 +8,9 @@ use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Protocol, SockFilter, Socket, Type};
 use tracing::warn;
 
+/// A whole window of the longest datagrams fits before the other end has heard how much room there is: with what the kernel keeps about
+/// each, 256 take some 1.1 MB. The kernel doubles it.
+const RECEIVE_BYTES: usize = 1 << 20;
 const RETURN: u16 = 6; // BPF_RET | BPF_K: that many bytes of the packet
 
 pub struct Seat {
@@ -95,7 +98,8 @@ impl Drop for Seat {
 fn closed(ends: &Ends) -> io::Result<Socket> {
     let socket = connected(ends, |socket| {
         // Before it has an address: nothing can come in.
-        socket.attach_filter(&[SockFilter::new(RETURN, 0, 0, 0)])
+        socket.attach_filter(&[SockFilter::new(RETURN, 0, 0, 0)])?;
+        Ok(setsockopt(socket, sockopt::RcvBufForce, &RECEIVE_BYTES)?)
     })?;
     socket.set_nonblocking(true)?;
     Ok(socket)
