@@ -7,7 +7,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 # Seconds of fuzzing, shared by all targets.
 TIME ?= 60
 
-.PHONY: help setup build demo demo-graft lint test peers endurance fuzz model kernels soak bench pictures picture web web-test clean-lab install install-gate examples
+.PHONY: help setup build demo demo-graft lint test peers endurance fuzz model kernels soak bench pictures picture web web-test clean-lab install install-gate install-graft examples
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -94,12 +94,12 @@ PREFIX ?= /usr/local
 GATE_BUILD ?= target/release
 GATE_VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n1)
 
-install: build ## the binary, the gate's library, header and pkg-config file, the grafts' header (PREFIX, DESTDIR)
-	cargo build --release --locked -p millrace-gate
+install: build ## the binary; libraries, headers and pkg-config files of gate and grafts (PREFIX, DESTDIR)
+	cargo build --release --locked -p millrace-gate -p millrace-graft
 	install -D -m 755 target/release/millrace $(DESTDIR)$(PREFIX)/bin/millrace
 	install -D -m 644 millrace-bpf/src/bpf/graft.h $(DESTDIR)$(PREFIX)/include/millrace/graft.h
 	install -D -m 644 millrace-bpf/src/bpf/graft_packet.h $(DESTDIR)$(PREFIX)/include/millrace/graft_packet.h
-	$(MAKE) --no-print-directory install-gate
+	$(MAKE) --no-print-directory install-gate install-graft
 
 # What is built already, in GATE_BUILD. The soname is build.rs's.
 install-gate:
@@ -110,3 +110,13 @@ install-gate:
 	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(GATE_VERSION)|' millrace-gate/millrace-gate.pc.in \
 		>$(DESTDIR)$(PREFIX)/lib/pkgconfig/millrace-gate.pc
+
+# The same of the grafts.
+install-graft:
+	install -D -m 755 $(GATE_BUILD)/libmillrace_graft.so $(DESTDIR)$(PREFIX)/lib/libmillrace_graft.so.$(GATE_VERSION)
+	ln -sf libmillrace_graft.so.$(GATE_VERSION) $(DESTDIR)$(PREFIX)/lib/libmillrace_graft.so.0
+	ln -sf libmillrace_graft.so.0 $(DESTDIR)$(PREFIX)/lib/libmillrace_graft.so
+	install -D -m 644 millrace-graft/include/millrace_graft.h $(DESTDIR)$(PREFIX)/include/millrace_graft.h
+	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(GATE_VERSION)|' millrace-graft/millrace-graft.pc.in \
+		>$(DESTDIR)$(PREFIX)/lib/pkgconfig/millrace-graft.pc

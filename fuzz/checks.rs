@@ -23,6 +23,7 @@ use millrace_proto::{
         evidence,
         judge::{Wants, judge},
         message::{Message as Said, Side, Statement},
+        parts::{Assembly, Datagram as Piece, HEADER_BYTES as PIECE_HEADER},
         probe::{Kind, Probe},
         select::{
             cases::Cases,
@@ -50,11 +51,12 @@ use millrace_proto::{
 type Check = fn(&[u8]);
 
 /// Every check by the name of its fuzz target and of its directory of fixtures.
-pub const ALL: [(&str, Check); 13] = [
+pub const ALL: [(&str, Check); 14] = [
     ("fanout_datagram", fanout_datagram),
     ("graft_carry", graft_carry),
     ("graft_message", graft_message),
     ("graft_select", graft_select),
+    ("graft_parts", graft_parts),
     ("moq_message", moq_message),
     ("moq_loc", moq_loc),
     ("moq_object", moq_object),
@@ -493,4 +495,23 @@ fn pieces(mut bytes: &[u8], seed: u8) -> impl Iterator<Item = &[u8]> {
         bytes = rest;
         (!piece.is_empty()).then_some(piece)
     })
+}
+
+/// Datagrams of any content: what was understood is written as it was, and what is kept is bounded (`Assembly` gives up).
+pub fn graft_parts(data: &[u8]) {
+    let mut assembly = Assembly::default();
+    let mut rest = data;
+    while let Some((&length, behind)) = rest.split_first() {
+        let (datagram, behind) = behind.split_at(usize::from(length).min(behind.len()));
+        rest = behind;
+        let Some(piece) = Piece::read(datagram) else { continue };
+        assert_eq!(piece.write(), datagram);
+        if let Piece::Part(part) = piece {
+            assert!(part.part < part.parts && part.bytes.len() + PIECE_HEADER == datagram.len());
+            let whole = assembly.take(part);
+            assert!(whole.is_none_or(|whole| whole.len() <= data.len()));
+        }
+    }
+    assembly.end();
+    assert!(assembly.given_up() <= data.len() as u64);
 }

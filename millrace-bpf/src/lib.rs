@@ -50,7 +50,7 @@
 //! * `memory`, `relay`, `cost::buffer`: maps that are mapped into this process, which the kernel changes at the same time.
 //!   All of it is atomic, or in an `UnsafeCell` with one writer. `Shared` is the promise that a type is made of such.
 //! * `intf`, `crypto`: structures as bytes and back. `Plain` is the promise that all bytes are values, and none is padding.
-//! * `tc`, `xdp`, `raw`, `fork`, `programs`, `energy`, `gate::maps`, `graft`, `cost::{aio, uring}`: system calls, and functions of
+//! * `tc`, `udp`, `xdp`, `raw`, `fork`, `programs`, `energy`, `gate::maps`, `graft`, `cost::{aio, uring}`: system calls, and functions of
 //!   libbpf, that no crate wraps.
 //!
 //! # To add a program
@@ -92,6 +92,7 @@ pub mod softirqs;
 mod stack;
 pub mod syscalls;
 pub mod tc;
+pub mod udp;
 pub mod xdp;
 
 pub use error::Error;

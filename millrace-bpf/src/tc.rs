@@ -7,7 +7,7 @@ mod stale;
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 
 use libbpf_rs::query::LinkTypeInfo;
@@ -69,6 +69,14 @@ impl Attachment {
                 matches!(info, Ok(LinkTypeInfo::Tcx(tcx)) if tcx.ifindex != 0)
             }
             Inner::Clsact { filter } => filter.in_its_namespace(|filter| filter.is_in_place()),
+        }
+    }
+
+    /// Of its link: as long as somebody has it the program stays. `None`: the program stays anyway, until it is removed.
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        match &self.0 {
+            Inner::Tcx { link, .. } => Some(link.as_fd()),
+            Inner::Clsact { .. } => None,
         }
     }
 

@@ -22,7 +22,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`packet`] has functions on datagrams, as lists that are changed while they pass.
+//! [`packet`] has functions on datagrams, as lists that are changed while they pass; [`message`] is for applications that ask for such.
 //!
 //! Nothing is pinned: all of it ends with the [`Runtime`], but that sockets keep the congestion control that they have
 //! until they close. `docs/graft.md` has the settings, the manifest and how to write a graft; the design is in
@@ -31,6 +31,7 @@
 pub mod agreements;
 pub mod identity;
 pub mod manifest;
+pub mod message;
 pub mod packet;
 pub mod paths;
 mod pool;

@@ -6,6 +6,7 @@
 mod agenda;
 pub mod agree;
 mod budget;
+pub mod choose;
 mod function;
 pub mod keys;
 mod losses;
@@ -14,11 +15,11 @@ mod settings;
 mod versions;
 mod when;
 
-pub use function::{Function, Functions};
+pub use function::{Function, Functions, Service};
 pub use keys::Cipher;
 pub use losses::Losses;
-pub use runtime::{Event, Runtime};
-pub use settings::{Graft, Session, Settings};
+pub use runtime::{Event, Runtime, Seen};
+pub use settings::{CANONICAL, Graft, Peer, Session, Settings};
 pub use versions::Version;
 pub use when::When;
 
@@ -41,6 +42,7 @@ pub struct Status {
     pub sessions_max: u32,
     /// That all of them take in the kernel, whether they are there or not; but for keys, which come with sealed ones.
     pub memory_bytes: u64,
+    pub peers: Vec<PeerStatus>,
     /// What is not as it should be.
     pub trouble: Vec<String>,
 }
@@ -77,6 +79,23 @@ pub struct SessionStatus {
     /// sent, and of what the other one has.
     pub lost_sent: u64,
     pub lost_received: u64,
+}
+
+/// A peer with which applications have sessions.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+#[serde(default)]
+pub struct PeerStatus {
+    pub name: String,
+    pub remote: String,
+    /// Its daemon was heard of late.
+    pub is_there: bool,
+    /// The least of late; not known as long as nothing has come back.
+    pub round_trip_us: Option<u64>,
+    /// One way.
+    pub loss_percent: Option<f64>,
+    /// Sessions of the pool, and those that applications have.
+    pub seats: usize,
+    pub lent: usize,
 }
 
 /// How a session has changed its graft.

@@ -19,7 +19,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::io::Read as _;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, RingBufferBuilder, num_possible_cpus};
@@ -311,6 +311,14 @@ impl Joints {
 
     pub fn detach_from(&mut self, ifindex: i32) {
         self.places.retain(|place| place.ifindex != ifindex);
+    }
+
+    /// As long as somebody has all of these, what leaves goes on to be framed and sealed, though this process is gone: nobody says what
+    /// comes of it any more. It is for a moment in which sockets are closed.
+    pub fn egress(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let programs = ["programs_tx", "stages_tx"].into_iter().filter_map(|name| self.shared.get(name));
+        let links = self.places.iter().filter_map(|place| place.tc[1].descriptor());
+        programs.map(|map| map.as_fd()).chain(links)
     }
 
     // --- Functions ---

@@ -102,6 +102,39 @@ pub enum Service {
     Pacing,
 }
 
+impl Service {
+    pub const ALL: [Self; 9] = [
+        Self::Once,
+        Self::PartialOrder,
+        Self::Order,
+        Self::Reliability,
+        Self::PartialReliability,
+        Self::Recovery,
+        Self::FlowControl,
+        Self::CongestionControl,
+        Self::Pacing,
+    ];
+
+    /// As manifests have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Once => "once",
+            Self::PartialOrder => "partial-order",
+            Self::Order => "order",
+            Self::Reliability => "reliability",
+            Self::PartialReliability => "partial-reliability",
+            Self::Recovery => "recovery",
+            Self::FlowControl => "flow-control",
+            Self::CongestionControl => "congestion-control",
+            Self::Pacing => "pacing",
+        }
+    }
+
+    pub fn by_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|service| service.name() == name)
+    }
+}
+
 #[derive(Clone, Debug, Default)]
 pub struct Functions(BTreeMap<String, Function>);
 

@@ -1,6 +1,7 @@
 //! Sessions in the kernel, and how their lists of functions change while datagrams pass.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use millrace_bpf::clock;
@@ -45,6 +46,22 @@ pub enum Event {
     Keys { session: String },
     /// The other end was started anew: this one begins anew, too, with the graft that its settings name.
     Restarted { session: String },
+}
+
+/// What is known of a session, for who has lent it to an application.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Seen {
+    pub graft: String,
+    /// Datagrams pass: it is in clear, or has keys.
+    pub is_open: bool,
+    /// Nothing is under way that would keep it from changing its graft.
+    pub is_idle: bool,
+    pub round_trip: Option<Duration>,
+    /// Of the application's datagrams: those that left, those that came, and those that could not leave for want of room.
+    pub sent: u64,
+    pub delivered: u64,
+    pub refused: u64,
+    pub trouble: Option<String>,
 }
 
 /// All of it is taken back when this is dropped. To be used in one network namespace.
@@ -277,6 +294,35 @@ impl Runtime {
             status.sessions.push(session);
         }
         Ok(status)
+    }
+
+    /// `None`: there is no such session.
+    pub fn see(&mut self, ends: &Ends) -> Result<Option<Seen>, Error> {
+        let Some(live) = self.live.get(ends) else { return Ok(None) };
+        let trouble = live.trouble.clone().or_else(|| live.sealed.as_ref().and_then(Sealed::trouble));
+        let seen = Seen {
+            graft: live.graft.name.clone(),
+            is_open: live.is_open(),
+            is_idle: live.agreement.next().is_none(),
+            trouble: trouble.or_else(|| live.mute.clone()),
+            ..Seen::default()
+        };
+        let totals = self.totals(ends)?;
+        let refused = [Reason::WindowFull, Reason::TooFast];
+        let counts = self.joints.counts(ends)?;
+        let refused = counts.iter().filter(|(reason, _)| refused.contains(reason));
+        Ok(Some(Seen {
+            round_trip: self.joints.progress(ends)?.round_trip,
+            sent: totals.sent,
+            delivered: totals.delivered,
+            refused: refused.map(|(_, count)| count).sum(),
+            ..seen
+        }))
+    }
+
+    /// What has to be kept for sessions to be sealed a moment longer than this is there.
+    pub fn egress(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.joints.egress()
     }
 
     fn now(&self) -> Duration {

@@ -1,4 +1,6 @@
-//! Interfaces, grafts as lists of functions, and sessions, as TOML.
+//! Interfaces, grafts as lists of functions, sessions, and peers with pools of them, as TOML.
+
+pub mod peer;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -17,6 +19,11 @@ use super::when::When;
 use crate::Error;
 use crate::identity::Key;
 
+pub use peer::Peer;
+
+/// Framing alone: what sessions of a pool have while nobody uses them. It is there where there are peers.
+pub const CANONICAL: &str = "canonical";
+
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub interfaces: Vec<String>,
@@ -24,9 +31,11 @@ pub struct Settings {
     /// By function.
     pub parameters: BTreeMap<String, BTreeMap<String, u64>>,
     pub grafts: BTreeMap<String, Graft>,
+    /// Those of pools, too.
     pub sessions: Vec<Session>,
     /// At the same time: as many have their memory from the start.
     pub room: Room,
+    pub peers: Vec<Peer>,
     pub functions: Functions,
 }
 
@@ -80,6 +89,8 @@ struct Raw {
     graft: Vec<RawGraft>,
     #[serde(default)]
     session: Vec<RawSession>,
+    #[serde(default)]
+    peer: Vec<peer::Raw>,
 }
 
 fn default_sessions() -> u32 {
@@ -177,7 +188,13 @@ impl Settings {
                 return Err(Error::Settings(format!("two grafts are called {name}")));
             }
         }
+        let peers =
+            raw.peer.into_iter().map(|peer| peer.checked(directory)).collect::<Result<Vec<_>, _>>()?;
+        if !peers.is_empty() {
+            add_canonical(&mut grafts, &functions)?;
+        }
         let sessions = raw.session.into_iter().map(|session| session.checked(directory));
+        let pools = peers.iter().flat_map(Peer::sessions).map(Ok);
         let settings = Self {
             interfaces: raw.interface,
             mode: match raw.mode {
@@ -187,8 +204,9 @@ impl Settings {
             },
             parameters: raw.parameters,
             grafts,
-            sessions: sessions.collect::<Result<_, _>>()?,
+            sessions: sessions.chain(pools).collect::<Result<_, _>>()?,
             room: room(raw.sessions, raw.memory_mib)?,
+            peers,
             functions,
         };
         settings.check()?;
@@ -199,6 +217,10 @@ impl Settings {
         let wrong = |message: String| Err(Error::Settings(message));
         if self.interfaces.is_empty() {
             return wrong("interface names at least one".to_owned());
+        }
+        let mut known = BTreeSet::new();
+        if let Some(twice) = self.peers.iter().find(|peer| !known.insert(&peer.name)) {
+            return wrong(format!("two peers are called {}", twice.name));
         }
         for name in self.parameters.keys() {
             self.functions.find(name)?;
@@ -298,13 +320,16 @@ impl Settings {
         Ok(bytes)
     }
 
+    /// What a graft's function works with; `None`: the graft is without it.
+    pub fn parameter(&self, graft: &Graft, function: &str, parameter: &str) -> Option<u64> {
+        graft.functions.iter().find(|version| version.name == function)?;
+        let set = self.parameters.get(function).and_then(|values| values.get(parameter)).copied();
+        set.or_else(|| self.functions.find(function).ok()?.default_of(parameter))
+    }
+
     /// An acknowledgement has to come before a window is full.
     fn check_window(&self, graft: &Graft) -> Result<(), Error> {
-        let value = |function: &str, parameter: &str| {
-            graft.functions.iter().find(|version| version.name == function)?;
-            let set = self.parameters.get(function).and_then(|values| values.get(parameter)).copied();
-            set.or_else(|| self.functions.find(function).ok()?.default_of(parameter))
-        };
+        let value = |function, parameter| self.parameter(graft, function, parameter);
         match (value("acknowledge", "every"), value("window", "packets")) {
             (Some(every), Some(packets)) if every > packets => Err(Error::Settings(format!(
                 "graft {}: a window of {packets} packets would be full before {every} are acknowledged: acknowledge.every is no more \
@@ -410,14 +435,34 @@ impl RawGraft {
     }
 }
 
+fn add_canonical(grafts: &mut BTreeMap<String, Graft>, functions: &Functions) -> Result<(), Error> {
+    let raw = RawGraft {
+        name: CANONICAL.to_owned(),
+        functions: Vec::new(),
+        budget_ns: 0,
+        fallback: None,
+        swap: RawSwap::Stateful,
+    };
+    match grafts.insert(CANONICAL.to_owned(), raw.checked(functions)?) {
+        Some(other) if !other.functions.is_empty() => Err(Error::Settings(format!(
+            "graft {CANONICAL} is framing alone where there are peers: give this one another name"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+fn read_key(directory: &Path, file: &Path) -> Result<[u8; 16], Error> {
+    let path = directory.join(file);
+    let error = |message: String| Error::File { path: path.display().to_string(), message };
+    let text = std::fs::read_to_string(&path).map_err(|source| error(source.to_string()))?;
+    hex(text.trim()).ok_or_else(|| {
+        error("it is a key: 32 hexadecimal digits, such as `openssl rand -hex 16` makes".to_owned())
+    })
+}
+
 impl RawSession {
     fn checked(self, directory: &Path) -> Result<Session, Error> {
-        let path = directory.join(&self.key_file);
-        let error = |message: String| Error::File { path: path.display().to_string(), message };
-        let text = std::fs::read_to_string(&path).map_err(|source| error(source.to_string()))?;
-        let key = hex(text.trim()).ok_or_else(|| {
-            error("it is a key: 32 hexadecimal digits, such as `openssl rand -hex 16` makes".to_owned())
-        })?;
+        let key = read_key(directory, &self.key_file)?;
         if self.local.is_ipv4() != self.remote.is_ipv4() {
             return Err(Error::Settings(format!(
                 "session {}: local and remote are of different families",
@@ -587,6 +632,32 @@ mod tests {
         for sessions in [0, 16_385] {
             let error = parse(&format!("sessions = {sessions}\n{}", many(1))).expect_err("out of range");
             assert!(error.contains("sessions is from 1 to 16384"), "{error}");
+        }
+    }
+
+    const PEER: &str = "[[peer]]\nname = \"station\"\nlocal = \"10.0.0.1\"\nremote = \"10.0.0.7\"\nkey-file = \"key\"\nports = \"41000-41008\"\n";
+
+    #[test]
+    fn peers_bring_sessions_with_framing_alone() {
+        let settings = parse(&format!("{TEXT}\n{PEER}")).expect("settings");
+        assert_eq!(settings.sessions.len(), 10);
+        assert!(settings.sessions[1..].iter().all(|session| session.graft == CANONICAL));
+        assert!(settings.grafts[CANONICAL].functions.is_empty());
+        assert_eq!(settings.sessions[1].name, "station/41000");
+        let table = [
+            (format!("{TEXT}\n{PEER}{PEER}"), "two peers are called station"),
+            (
+                format!("{TEXT}\n{PEER}")
+                    .replace("10.0.0.1:7000", "10.0.0.1:41001")
+                    .replace("10.0.0.2:6000", "10.0.0.7:41001"),
+                "session station/41001 has the addresses and ports of another one",
+            ),
+            (format!("{TEXT}\n{PEER}").replace("newest", CANONICAL), "give this one another name"),
+            (format!("{TEXT}\n{PEER}").replace("41008", "41090"), "are more than sessions = 64"),
+        ];
+        for (text, wanted) in table {
+            let error = parse(&text).expect_err(wanted);
+            assert!(error.contains(wanted), "{error}");
         }
     }
 

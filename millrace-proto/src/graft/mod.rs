@@ -7,6 +7,7 @@
 //! | [`evidence`] | what both ends saw in the TCP options of the same connections: downgrades |
 //! | [`carry`] | TCP connections as streams of a carrier |
 //! | [`probe`] | datagrams that find out what a path lets through |
+//! | [`parts`] | messages of applications as datagrams, and back |
 //! | [`measure`] | what packets that were sent and answered say of a path |
 //! | [`select`] | by which arm a connection is best sent, as was learned |
 //!
@@ -17,5 +18,6 @@ pub mod evidence;
 pub mod judge;
 pub mod measure;
 pub mod message;
+pub mod parts;
 pub mod probe;
 pub mod select;

@@ -3,11 +3,17 @@
 use std::{fmt::Write as _, path::PathBuf};
 
 use clap::Subcommand;
-use millrace_graft::packet::{Change, Settings, Status};
+use millrace_graft::{
+    message::DEFAULT_SOCKET as DEFAULT_MESSAGES_SOCKET,
+    packet::{Change, PeerStatus, Settings, Status},
+};
 
 use super::daemon;
 use crate::{
-    graft::packets::{self, DEFAULT_SOCKET, Request, Setup},
+    graft::{
+        broker::keeper,
+        packets::{self, DEFAULT_SOCKET, Request, Setup},
+    },
     render::{
         Fit::{Name, Text, Whole},
         line, print, table, width,
@@ -24,6 +30,9 @@ pub struct Args {
 enum Verb {
     /// Hold sessions and their grafts in the kernel, as a settings file says
     Run(Run),
+    /// Holds what a daemon has lent, and ends it when the daemon is gone. Started by the daemon
+    #[command(hide = true)]
+    Keep,
     /// Show sessions, what became of their packets, and how long these took
     Status {
         #[command(flatten)]
@@ -60,6 +69,9 @@ struct Run {
     /// Check the settings and exit
     #[arg(long)]
     check: bool,
+    /// Socket where applications ask for sessions with the peers of the settings; all users may, the settings say who gets any
+    #[arg(long, value_name = "PATH", default_value = DEFAULT_MESSAGES_SOCKET)]
+    messages_socket: PathBuf,
     #[command(flatten)]
     daemon: daemon::Flags,
 }
@@ -74,6 +86,7 @@ struct SocketArg {
 pub fn run(args: Args) -> anyhow::Result<()> {
     match args.verb {
         Verb::Run(args) => run_daemon(args),
+        Verb::Keep => keeper::run(),
         Verb::Status { socket, json } => {
             let status = packets::ask(&socket.socket, &Request::Status)?.status.unwrap_or_default();
             print(&if json { serde_json::to_string_pretty(&status)? + "\n" } else { text(&status, width()) })
@@ -124,7 +137,7 @@ fn run_daemon(args: Run) -> anyhow::Result<()> {
         ));
     }
     let front = args.daemon.front();
-    args.daemon.run(packets::run(Setup { config: args.config, front }))
+    args.daemon.run(packets::run(Setup { config: args.config, messages: args.messages_socket, front }))
 }
 
 fn memory(bytes: u64) -> String {
@@ -168,6 +181,17 @@ fn text(status: &Status, width: usize) -> String {
         ("OVER BUDGET", Whole),
     ];
     table(&mut out, width, &head, rows);
+    if !status.peers.is_empty() {
+        let head = [
+            ("PEER", Name),
+            ("ADDRESS", Name),
+            ("THERE", Name),
+            ("ROUND TRIP", Whole),
+            ("LOSS", Whole),
+            ("LENT", Whole),
+        ];
+        table(&mut out, width, &head, status.peers.iter().map(peer));
+    }
     for session in &status.sessions {
         let mut packets = String::new();
         for (reason, count) in &session.packets {
@@ -179,4 +203,17 @@ fn text(status: &Status, width: usize) -> String {
         }
     }
     out
+}
+
+/// Not known: `-`.
+fn peer(peer: &PeerStatus) -> Vec<String> {
+    let unknown = || "-".to_owned();
+    vec![
+        peer.name.clone(),
+        peer.remote.clone(),
+        if peer.is_there { "yes" } else { "no" }.to_owned(),
+        peer.round_trip_us.map_or_else(unknown, |us| format!("{:.1} ms", us as f64 / 1e3)),
+        peer.loss_percent.map_or_else(unknown, |percent| format!("{percent:.1} %")),
+        format!("{} of {}", peer.lent, peer.seats),
+    ]
 }

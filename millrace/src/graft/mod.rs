@@ -1,6 +1,7 @@
 //! Grafts as they are run: a daemon that holds them, and what it is asked. What they are is in `millrace-graft`.
 
 mod agreement;
+pub(crate) mod broker;
 mod carry;
 pub(crate) mod control;
 pub(crate) mod daemon;

@@ -14,6 +14,7 @@ use std::{
 use anyhow::{Context as _, anyhow, bail};
 use millrace_bpf::clock;
 use millrace_graft::{
+    Error,
     packet::{Change, Event, Losses, Runtime, Settings, Status},
     status::Reload,
 };
@@ -22,7 +23,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tracing::{error, info, warn};
 
-use super::packet_metrics;
+use super::{broker::Broker, packet_metrics};
 use crate::{
     daemon::{Front, Observed, Signal, Signals, router},
     socket,
@@ -36,6 +37,8 @@ const PATIENCE: Duration = Duration::from_millis(10);
 
 pub struct Setup {
     pub config: PathBuf,
+    /// Where applications ask for sessions, if the settings have peers.
+    pub messages: PathBuf,
     pub front: Front,
 }
 
@@ -94,7 +97,7 @@ pub fn ask(socket: &Path, request: &Request) -> anyhow::Result<Answer> {
 pub async fn run(setup: Setup) -> anyhow::Result<()> {
     let mut signals = Signals::new()?;
     let socket = setup.front.bind(WHO)?;
-    let daemon = Arc::new(Daemon::start(setup.config)?);
+    let daemon = Arc::new(Daemon::start(setup.config, &setup.messages)?);
     let _http = setup.front.serve(router(daemon.clone())).await?;
     info!("ready");
     let asked = daemon.clone();
@@ -129,13 +132,14 @@ struct Daemon {
 }
 
 impl Daemon {
-    fn start(config: PathBuf) -> anyhow::Result<Self> {
+    fn start(config: PathBuf, messages: &Path) -> anyhow::Result<Self> {
         let settings = Settings::read(&config)?;
         raise_descriptors(&settings)?;
-        let runtime = Runtime::start(settings)?;
+        let runtime = Runtime::start(settings.clone())?;
+        let broker = Broker::start(&settings, messages)?;
         let (requests, asked) = channel();
         let reloaded = Reload { time_s: unix_time(), error: None };
-        let worker = Worker { runtime, config, asked, reloaded, waiting: None };
+        let worker = Worker { runtime, broker, config, asked, reloaded, waiting: None };
         let thread = std::thread::Builder::new().name("packets".into()).spawn(|| worker.run())?;
         Ok(Self { requests: Mutex::new(requests), thread })
     }
@@ -166,6 +170,8 @@ impl Observed for Daemon {
 
 /// Holds the runtime, and has what it does be known.
 struct Worker {
+    /// Ends the sockets that it has lent before what seals them goes.
+    broker: Option<Broker>,
     runtime: Runtime,
     config: PathBuf,
     asked: Receiver<Asked>,
@@ -192,7 +198,12 @@ impl Worker {
                 Err(TryRecvError::Disconnected) => return,
             }
             match self.runtime.step(PATIENCE) {
-                Ok(events) => events.into_iter().for_each(|event| self.happened(event)),
+                Ok(events) => {
+                    if let Some(broker) = &mut self.broker {
+                        broker.step(&mut self.runtime, &events);
+                    }
+                    events.into_iter().for_each(|event| self.happened(event));
+                }
                 Err(error) => {
                     error!("{error}");
                     std::thread::sleep(PATIENCE);
@@ -226,15 +237,24 @@ impl Worker {
         if let Some(error) = &self.reloaded.error {
             status.trouble.push(format!("the latest reload failed, the settings before stay: {error}"));
         }
-        Ok(Status { reload: Some(self.reloaded.clone()), ..status })
+        let peers = self.broker.as_ref().map(Broker::status).unwrap_or_default();
+        Ok(Status { reload: Some(self.reloaded.clone()), peers, ..status })
     }
 
     fn reload(&mut self) -> anyhow::Result<()> {
-        let done = Settings::read(&self.config).and_then(|settings| self.runtime.apply(settings));
+        let done = self.try_reload();
         let error = done.as_ref().err().map(ToString::to_string);
         self.reloaded = Reload { time_s: unix_time(), error };
         done?;
         info!("new settings");
+        Ok(())
+    }
+
+    fn try_reload(&mut self) -> Result<(), Error> {
+        let settings = Settings::read(&self.config)?;
+        Broker::check(self.broker.as_ref(), &settings).map_err(Error::Settings)?;
+        self.runtime.apply(settings.clone())?;
+        self.broker.iter_mut().for_each(|broker| broker.apply(&settings));
         Ok(())
     }
 

@@ -4,6 +4,8 @@
 
 mod agreement;
 mod carried;
+mod messages;
+mod messages_c;
 mod packets;
 mod site;
 

@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/* Lines of text as messages to a peer, and those of a peer as lines.
+ *
+ *	telemetry [-s SOCKET] listen PEER
+ *	telemetry [-s SOCKET] send PEER [SERVICES [MAX_DELAY_MS]]
+ *
+ * Both wait for what comes at one place, poll(), as programs with an event loop do.
+ */
+#include <millrace_graft.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define SERVICE "telemetry"
+
+static int fail(const char *what)
+{
+	fprintf(stderr, "%s: %s\n", what, millrace_graft_error());
+	return 1;
+}
+
+static void tell(const millrace_graft_event *event)
+{
+	switch (event->kind) {
+	case MILLRACE_GRAFT_EVENT_CHANGED:
+		fprintf(stderr, "both ends use graft %s now\n", event->text);
+		break;
+	case MILLRACE_GRAFT_EVENT_VIOLATED:
+		fprintf(stderr, "%s: %g was asked for, and it is %g\n", event->text, event->asked, event->measured);
+		break;
+	case MILLRACE_GRAFT_EVENT_LOST:
+		fprintf(stderr, "%llu messages came in part only\n", (unsigned long long)event->messages);
+		break;
+	case MILLRACE_GRAFT_EVENT_REFUSED:
+	case MILLRACE_GRAFT_EVENT_CLOSED:
+		fprintf(stderr, "%s\n", event->text);
+		break;
+	}
+}
+
+/* Until the other end has finished. */
+static int print_all(millrace_graft_session *session)
+{
+	struct pollfd wait = {.fd = millrace_graft_fd(session), .events = POLLIN};
+	static char message[MILLRACE_GRAFT_MESSAGE_MAX];
+	millrace_graft_event event;
+	size_t bytes;
+	int status;
+
+	millrace_graft_set_nonblocking(session, 1);
+	for (;;) {
+		while ((status = millrace_graft_recv(session, message, sizeof(message), &bytes)) == MILLRACE_GRAFT_OK) {
+			fwrite(message, 1, bytes, stdout);
+			putchar('\n');
+			fflush(stdout);
+		}
+		while (millrace_graft_next_event(session, &event) == MILLRACE_GRAFT_OK)
+			tell(&event);
+		if (status == MILLRACE_GRAFT_FINISHED)
+			return 0;
+		if (status != MILLRACE_GRAFT_AGAIN)
+			return fail("recv");
+		poll(&wait, 1, -1);
+	}
+}
+
+static int listen_to(const char *socket, const char *peer)
+{
+	millrace_graft_listener *listener;
+	millrace_graft_session *session;
+	int failed;
+
+	if (millrace_graft_listen(socket, peer, SERVICE, &listener))
+		return fail("listen");
+	fprintf(stderr, "listening\n");
+	if (millrace_graft_accept(listener, &session))
+		return fail("accept");
+	failed = print_all(session);
+	millrace_graft_close(session);
+	millrace_graft_listener_close(listener);
+	return failed;
+}
+
+static int send_lines(const char *socket, const char *peer, const char *services, const millrace_graft_qos *qos)
+{
+	millrace_graft_session *session;
+	millrace_graft_agreed agreed;
+	millrace_graft_event event;
+	char *line = NULL;
+	size_t room = 0;
+	ssize_t length;
+	int failed = 0;
+
+	if (millrace_graft_init(socket, peer, SERVICE, &session))
+		return fail("init");
+	if (millrace_graft_negotiate(session, services, qos) || millrace_graft_validate(session, 10000)) {
+		failed = fail("negotiate");
+		millrace_graft_close(session);
+		return failed;
+	}
+	if (!millrace_graft_agreement(session, &agreed))
+		fprintf(stderr, "graft %s: %s, %s\n", agreed.graft, agreed.services,
+			agreed.is_sealed ? "sealed" : "in clear");
+	while (!failed && (length = getline(&line, &room, stdin)) > 0) {
+		if (line[length - 1] == '\n')
+			length--;
+		if (millrace_graft_send(session, line, (size_t)length))
+			failed = fail("send");
+		while (millrace_graft_next_event(session, &event) == MILLRACE_GRAFT_OK)
+			tell(&event);
+	}
+	free(line);
+	if (millrace_graft_close(session))
+		failed = fail("close");
+	return failed;
+}
+
+int main(int argc, char **argv)
+{
+	millrace_graft_qos qos = {0};
+	const char *socket = NULL;
+
+	if (argc > 2 && !strcmp(argv[1], "-s")) {
+		socket = argv[2];
+		argc -= 2;
+		argv += 2;
+	}
+	if (argc == 3 && !strcmp(argv[1], "listen"))
+		return listen_to(socket, argv[2]);
+	if (argc >= 3 && argc <= 5 && !strcmp(argv[1], "send")) {
+		if (argc == 5) {
+			qos.asked = MILLRACE_GRAFT_MAX_DELAY;
+			qos.max_delay_ms = (uint32_t)strtoul(argv[4], NULL, 10);
+		}
+		return send_lines(socket, argv[2], argc > 3 ? argv[3] : NULL, &qos);
+	}
+	fprintf(stderr, "telemetry [-s SOCKET] listen PEER | send PEER [SERVICES [MAX_DELAY_MS]]\n");
+	return 2;
+}

@@ -1,0 +1,185 @@
+//! A connection between an application and its daemon: records of JSON, with descriptors beside them.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, sendmsg,
+    socket_with, socketpair,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::Error;
+use super::wire::RECORD_MAX;
+
+/// Descriptors in a record.
+const DESCRIPTORS_MAX: usize = 2;
+
+/// Never blocks.
+#[derive(Debug)]
+pub struct Control(OwnedFd);
+
+/// What came.
+#[derive(Debug)]
+pub enum Received<T> {
+    Record(T, Vec<OwnedFd>),
+    /// A record that is none of these.
+    Malformed(String),
+    Nothing,
+    /// The other end is gone.
+    End,
+}
+
+impl Control {
+    pub fn connect(path: &Path) -> io::Result<Self> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        connect(&socket, &SocketAddrUnix::new(path)?)?;
+        Ok(Self(socket))
+    }
+
+    pub fn pair() -> io::Result<(Self, Self)> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (one, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        Ok((Self(one), Self(other)))
+    }
+
+    /// # Errors
+    /// The other end is gone, or does not read (`WouldBlock`).
+    pub fn send(&self, record: &impl Serialize, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let text = serde_json::to_vec(record)?;
+        if text.len() > RECORD_MAX {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("longer than {RECORD_MAX} bytes"),
+            ));
+        }
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut beside = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() {
+            beside.push(SendAncillaryMessage::ScmRights(descriptors));
+        }
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        sendmsg(&self.0, &[IoSlice::new(&text)], &mut beside, flags)?;
+        Ok(())
+    }
+
+    pub fn receive<T: DeserializeOwned>(&self) -> Received<T> {
+        let mut text = [0; RECORD_MAX];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut beside = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        let mut receive = || recvmsg(&self.0, &mut [IoSliceMut::new(&mut text)], &mut beside, flags);
+        // Who went without having read everything is told first, and what it has said stands behind that.
+        let got = receive().or_else(|error| match error {
+            rustix::io::Errno::CONNRESET => receive(),
+            other => Err(other),
+        });
+        let got = match got {
+            Ok(got) if got.bytes > 0 => got,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Received::Nothing,
+            // There are no empty records.
+            Ok(_) | Err(_) => return Received::End,
+        };
+        // Closed when this is left, if nobody takes them.
+        let descriptors = beside.drain().flat_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(descriptors) => descriptors.collect(),
+            _ => Vec::new(),
+        });
+        let descriptors: Vec<_> = descriptors.collect();
+        if got.flags.contains(ReturnFlags::TRUNC) {
+            return Received::Malformed(format!("longer than {RECORD_MAX} bytes"));
+        }
+        match serde_json::from_slice(text.get(..got.bytes).unwrap_or_default()) {
+            Ok(record) => Received::Record(record, descriptors),
+            Err(error) => Received::Malformed(error.to_string()),
+        }
+    }
+
+    pub fn try_clone(&self) -> io::Result<Self> {
+        Ok(Self(self.0.try_clone()?))
+    }
+}
+
+impl From<OwnedFd> for Control {
+    fn from(descriptor: OwnedFd) -> Self {
+        Self(descriptor)
+    }
+}
+
+impl AsFd for Control {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Until there is something.
+pub(super) fn wait(descriptor: impl AsFd, what: PollFlags, until: Option<Instant>) -> Result<(), Error> {
+    let left = match until.map(|until| until.saturating_duration_since(Instant::now())) {
+        Some(Duration::ZERO) => return Err(Error::TimedOut),
+        left => left,
+    };
+    let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+    match poll(&mut [PollFd::new(&descriptor, what)], timeout.as_ref()) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(error) => Err(Error::Socket(error.into())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::wire::{Request, Why, Word};
+    use super::*;
+
+    #[test]
+    fn records_come_with_their_descriptors() {
+        let (one, other) = Control::pair().expect("a pair");
+        let (lent, _kept) = Control::pair().expect("a pair");
+        assert!(matches!(other.receive::<Word>(), Received::Nothing));
+        let said = Word::Refused { why: Why::Busy, reason: "later".to_owned() };
+        one.send(&said, &[lent.as_fd(), lent.as_fd()]).expect("sent");
+        one.send(&Word::Listening, &[]).expect("sent");
+        let Received::Record(word, descriptors) = other.receive::<Word>() else { panic!("a record") };
+        assert_eq!((word, descriptors.len()), (said, 2));
+        assert!(
+            matches!(other.receive::<Word>(), Received::Record(Word::Listening, none) if none.is_empty())
+        );
+        drop(one);
+        assert!(matches!(other.receive::<Word>(), Received::End));
+    }
+
+    /// Whoever goes may leave words unread.
+    #[test]
+    fn what_was_said_before_the_end_is_heard() {
+        let (one, other) = Control::pair().expect("a pair");
+        other.send(&Word::Listening, &[]).expect("sent");
+        one.send(&Request::Finish { messages: 7 }, &[]).expect("sent");
+        drop(one);
+        let heard = other.receive::<Request>();
+        assert!(matches!(heard, Received::Record(Request::Finish { messages: 7 }, _)), "{heard:?}");
+        assert!(matches!(other.receive::<Request>(), Received::End));
+    }
+
+    #[test]
+    fn garbage_is_malformed_and_bounded() {
+        use rustix::net::send;
+        let (one, other) = Control::pair().expect("a pair");
+        let long = vec![b' '; 3 * RECORD_MAX];
+        let table: [&[u8]; 6] =
+            [b"{", b"[1]", b"\xff\xfe", b"{\"do\":\"open\"}", b"{\"do\":\"finish\",\"messages\":-1}", &long];
+        for record in table {
+            send(&one, record, SendFlags::empty()).expect("sent");
+            assert!(matches!(other.receive::<Request>(), Received::Malformed(_)), "{record:?}");
+        }
+        assert!(matches!(other.receive::<Request>(), Received::Nothing));
+        // Who does not read holds nobody up.
+        let refused = (0..100_000).find_map(|_| one.send(&Word::Listening, &[]).err());
+        assert_eq!(refused.map(|error| error.kind()), Some(io::ErrorKind::WouldBlock));
+    }
+}

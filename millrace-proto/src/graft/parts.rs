@@ -1,0 +1,298 @@
+//! Messages of applications as datagrams: a message that is too long for one goes as parts, and the other end puts them together.
+//!
+//! What is incomplete is bounded in number and in bytes: for something new, the oldest goes, and is counted.
+//!
+//! ```text
+//!  0                   1                   2                   3
+//! |     kind      |       0       |             part              |
+//! |             parts             |            message ...
+//!       ... message, 32 bits      |  bytes ...
+//! ```
+
+use std::collections::VecDeque;
+
+pub const HEADER_BYTES: usize = 10;
+/// Of a message.
+pub const MESSAGE_MAX: usize = 1 << 20;
+/// Of which parts have come and others have not.
+pub const INCOMPLETE_MAX: usize = 64;
+/// In the parts of these, and in the tables that hold them.
+pub const INCOMPLETE_BYTES: usize = 4 << 20;
+
+const PART: u8 = 1;
+const END: u8 = 2;
+/// What a part costs beside its bytes.
+const PLACE_BYTES: usize = size_of::<Option<Box<[u8]>>>();
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Datagram<'a> {
+    Part(Part<'a>),
+    /// The last one: so many messages were sent, modulo 2^32.
+    End(u32),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part<'a> {
+    /// Counted from 0 by who sends, modulo 2^32.
+    pub message: u32,
+    pub part: u16,
+    /// Of the message; at least one.
+    pub parts: u16,
+    pub bytes: &'a [u8],
+}
+
+impl<'a> Datagram<'a> {
+    /// `None`: it is none.
+    pub fn read(datagram: &'a [u8]) -> Option<Self> {
+        let (header, bytes) = datagram.split_first_chunk::<HEADER_BYTES>()?;
+        let [kind, 0, p0, p1, n0, n1, m0, m1, m2, m3] = *header else { return None };
+        let message = u32::from_be_bytes([m0, m1, m2, m3]);
+        let (part, parts) = (u16::from_be_bytes([p0, p1]), u16::from_be_bytes([n0, n1]));
+        match kind {
+            // Only a message of one part may be empty.
+            PART if part < parts && (parts == 1 || !bytes.is_empty()) => {
+                Some(Self::Part(Part { message, part, parts, bytes }))
+            }
+            END if part == 0 && parts == 0 && bytes.is_empty() => Some(Self::End(message)),
+            _ => None,
+        }
+    }
+
+    pub fn write(&self) -> Vec<u8> {
+        let (kind, message, part, parts, bytes) = match *self {
+            Self::Part(Part { message, part, parts, bytes }) => (PART, message, part, parts, bytes),
+            Self::End(messages) => (END, messages, 0, 0, &[][..]),
+        };
+        let mut datagram = Vec::with_capacity(HEADER_BYTES + bytes.len());
+        datagram.extend([kind, 0]);
+        datagram.extend(part.to_be_bytes());
+        datagram.extend(parts.to_be_bytes());
+        datagram.extend(message.to_be_bytes());
+        datagram.extend(bytes);
+        datagram
+    }
+}
+
+/// How many parts a message has in datagrams of so many bytes; `None`: more than can be told, or there is no room.
+pub fn parts_of(message_bytes: usize, datagram_bytes: usize) -> Option<u16> {
+    let room = datagram_bytes.checked_sub(HEADER_BYTES).filter(|room| *room > 0)?;
+    if message_bytes > MESSAGE_MAX {
+        return None;
+    }
+    u16::try_from(message_bytes.div_ceil(room).max(1)).ok()
+}
+
+/// One of the parts that [`parts_of`] has counted.
+pub fn part(message: u32, bytes: &[u8], datagram_bytes: usize, part: u16) -> Option<Part<'_>> {
+    let parts = parts_of(bytes.len(), datagram_bytes)?;
+    let room = datagram_bytes - HEADER_BYTES;
+    let from = usize::from(part) * room;
+    let bytes = bytes.get(from..bytes.len().min(from + room))?;
+    (part < parts).then_some(Part { message, part, parts, bytes })
+}
+
+/// What has come, until it is whole.
+#[derive(Debug, Default)]
+pub struct Assembly {
+    /// The oldest first.
+    incomplete: VecDeque<Incomplete>,
+    bytes: usize,
+    given_up: u64,
+}
+
+#[derive(Debug)]
+struct Incomplete {
+    message: u32,
+    parts: Vec<Option<Box<[u8]>>>,
+    missing: usize,
+    bytes: usize,
+}
+
+impl Assembly {
+    /// The message, if this part completes it.
+    pub fn take(&mut self, part: Part<'_>) -> Option<Vec<u8>> {
+        if part.parts == 1 {
+            return Some(part.bytes.to_vec());
+        }
+        let at = self.place(&part)?;
+        let found = self.incomplete.get_mut(at)?;
+        let place = found.parts.get_mut(usize::from(part.part))?;
+        if place.is_some() {
+            return None;
+        }
+        *place = Some(part.bytes.into());
+        found.missing -= 1;
+        found.bytes += part.bytes.len();
+        self.bytes += part.bytes.len();
+        if found.bytes > MESSAGE_MAX {
+            self.drop_at(at);
+        } else if found.missing == 0 {
+            return self.finish(at);
+        }
+        self.make_room();
+        None
+    }
+
+    /// Messages that were dropped although a part of them had come.
+    pub fn given_up(&self) -> u64 {
+        self.given_up
+    }
+
+    /// All that is incomplete is dropped: nothing comes any more.
+    pub fn end(&mut self) {
+        while !self.incomplete.is_empty() {
+            self.drop_at(0);
+        }
+    }
+
+    /// Of the message that it belongs to, or where that begins.
+    fn place(&mut self, part: &Part<'_>) -> Option<usize> {
+        if let Some(at) = self.incomplete.iter().position(|known| known.message == part.message) {
+            // Its sender has changed its mind: there is no sense in either.
+            let is_alike =
+                self.incomplete.get(at).is_some_and(|known| known.parts.len() == usize::from(part.parts));
+            if !is_alike {
+                self.drop_at(at);
+            }
+            return is_alike.then_some(at);
+        }
+        let parts = vec![None; usize::from(part.parts)];
+        let bytes = parts.len() * PLACE_BYTES;
+        self.bytes += bytes;
+        let missing = parts.len();
+        self.incomplete.push_back(Incomplete { message: part.message, parts, missing, bytes: 0 });
+        self.make_room();
+        // Nothing is longer than what there is room for, so it is still there, as the last one.
+        self.incomplete.len().checked_sub(1)
+    }
+
+    fn make_room(&mut self) {
+        while self.incomplete.len() > INCOMPLETE_MAX || self.bytes > INCOMPLETE_BYTES {
+            self.drop_at(0);
+        }
+    }
+
+    fn drop_at(&mut self, at: usize) {
+        if self.remove(at).is_some() {
+            self.given_up += 1;
+        }
+    }
+
+    fn remove(&mut self, at: usize) -> Option<Incomplete> {
+        let gone = self.incomplete.remove(at)?;
+        self.bytes -= gone.bytes + gone.parts.len() * PLACE_BYTES;
+        Some(gone)
+    }
+
+    fn finish(&mut self, at: usize) -> Option<Vec<u8>> {
+        let whole = self.remove(at)?;
+        Some(whole.parts.into_iter().flatten().flatten().collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(message: u32, bytes: &[u8], room: usize) -> Vec<Vec<u8>> {
+        let parts = parts_of(bytes.len(), room).expect("parts");
+        let one = |at| Datagram::Part(part(message, bytes, room, at).expect("a part")).write();
+        (0..parts).map(one).collect()
+    }
+
+    fn feed(assembly: &mut Assembly, datagram: &[u8]) -> Option<Vec<u8>> {
+        match Datagram::read(datagram) {
+            Some(Datagram::Part(part)) => assembly.take(part),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn messages_of_every_length_come_whole_in_any_order() {
+        const ROOM: usize = HEADER_BYTES + 100;
+        for length in [0_usize, 1, 99, 100, 101, 200, 12_345] {
+            let bytes: Vec<u8> = (0..length).map(|at| at as u8).collect();
+            let mut datagrams = all(7, &bytes, ROOM);
+            assert!(datagrams.iter().all(|datagram| datagram.len() <= ROOM));
+            assert_eq!(datagrams.len(), length.div_ceil(100).max(1));
+            for _ in 0..2 {
+                datagrams.reverse();
+                let mut assembly = Assembly::default();
+                let (last, first) = datagrams.split_last().expect("one");
+                for datagram in first {
+                    assert_eq!(feed(&mut assembly, datagram), None);
+                    // Once more: it changes nothing.
+                    assert_eq!(feed(&mut assembly, datagram), None);
+                }
+                assert_eq!(feed(&mut assembly, last).expect("whole"), bytes);
+                assert_eq!((assembly.bytes, assembly.given_up), (0, 0));
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_too_long_is_not_sent() {
+        assert_eq!(parts_of(MESSAGE_MAX, 1400).map(usize::from), Some(MESSAGE_MAX.div_ceil(1390)));
+        assert_eq!(parts_of(MESSAGE_MAX + 1, 1400), None);
+        assert_eq!(parts_of(MESSAGE_MAX, HEADER_BYTES + 1), None, "more parts than are numbered");
+        assert_eq!(parts_of(0, HEADER_BYTES), None);
+        assert_eq!(part(0, &[1, 2, 3], HEADER_BYTES + 2, 2), None);
+    }
+
+    #[test]
+    fn an_end_says_how_many_there_were() {
+        let end = Datagram::End(0xdead_beef);
+        assert_eq!(Datagram::read(&end.write()), Some(end));
+    }
+
+    #[test]
+    fn what_is_none_is_none() {
+        let part = Datagram::Part(Part { message: 1, part: 1, parts: 2, bytes: b"x" }).write();
+        assert!(Datagram::read(&part).is_some());
+        // Byte by byte: kind, padding, part, parts.
+        for (at, value) in [(0, 0), (0, 3), (1, 1), (3, 2), (3, 9), (5, 0), (5, 1)] {
+            let mut changed = part.clone();
+            changed[at] = value;
+            assert_eq!(Datagram::read(&changed), None, "{at} {value}");
+        }
+        for length in 0..HEADER_BYTES {
+            assert_eq!(Datagram::read(&part[..length]), None);
+        }
+        assert_eq!(Datagram::read(&part[..HEADER_BYTES]), None, "an empty part of two");
+        let mut end = Datagram::End(3).write();
+        end.push(0);
+        assert_eq!(Datagram::read(&end), None);
+    }
+
+    /// Whoever sends only first parts has each of them forgotten again.
+    #[test]
+    fn what_is_incomplete_is_bounded() {
+        let mut assembly = Assembly::default();
+        for message in 0..10_000 {
+            let first = Part { message, part: 0, parts: u16::MAX, bytes: &[7; 1400] };
+            assert_eq!(assembly.take(first), None);
+            assert!(assembly.bytes <= INCOMPLETE_BYTES && assembly.incomplete.len() <= INCOMPLETE_MAX);
+        }
+        assert_eq!(assembly.given_up as usize, 10_000 - assembly.incomplete.len());
+        // A message that never ends.
+        let mut assembly = Assembly::default();
+        for at in 0..u16::MAX - 1 {
+            assert_eq!(
+                assembly.take(Part { message: 1, part: at, parts: u16::MAX, bytes: &[7; 1400] }),
+                None
+            );
+            assert!(assembly.bytes <= INCOMPLETE_BYTES);
+        }
+        assert!(assembly.given_up > 0);
+        assembly.end();
+        assert_eq!(assembly.bytes, 0);
+    }
+
+    #[test]
+    fn a_message_that_changes_its_length_is_dropped() {
+        let mut assembly = Assembly::default();
+        assert_eq!(assembly.take(Part { message: 1, part: 0, parts: 2, bytes: b"a" }), None);
+        assert_eq!(assembly.take(Part { message: 1, part: 1, parts: 3, bytes: b"b" }), None);
+        assert_eq!((assembly.bytes, assembly.given_up), (0, 1));
+    }
+}

@@ -1,0 +1,692 @@
+//! Sessions that applications ask for: two daemons in two namespaces, and applications without a privilege, in Rust and in C.
+
+use std::{
+    fs,
+    os::fd::AsFd as _,
+    path::PathBuf,
+    process::{Child, Command},
+    thread,
+    time::{Duration, Instant},
+};
+
+use millrace_graft::message::{
+    By, Error, Event, Listener, Preconnection, Received, Session, Want, Why, control,
+    wire::{Request, Word},
+};
+use nix::poll::{PollFd, PollFlags, poll};
+
+use crate::site::{CLIENT, LONG, SERVER, Site, inside, wait_for};
+
+const GRAFTS: &str = r#"
+interface = ["eth"]
+[parameters.repair]
+tries = 0
+retry_us = 20000
+[[graft]]
+name = "selective"
+functions = ["window", "number", "repair", "acknowledge"]
+[[graft]]
+name = "newest"
+functions = ["number", "order"]
+"#;
+
+/// A daemon in a namespace; killed when dropped.
+pub struct Host<'a> {
+    pub site: &'a Site,
+    pub side: usize,
+    process: Child,
+}
+
+fn settings(side: usize, more: &str) -> String {
+    let (local, remote) = if side == 0 { (CLIENT, SERVER) } else { (SERVER, CLIENT) };
+    format!(
+        "{GRAFTS}\n[[peer]]\nname = \"other\"\nlocal = \"{local}\"\nremote = \"{remote}\"\nkey-file = \"key\"\n\
+         ports = \"41000-41006\"\nusers = [\"nobody\"]\n{more}"
+    )
+}
+
+impl<'a> Host<'a> {
+    pub fn start(site: &'a Site, side: usize, more: &str) -> Self {
+        Self::start_with(site, side, &settings(side, more))
+    }
+
+    pub fn start_with(site: &'a Site, side: usize, settings: &str) -> Self {
+        fs::write(site.path("key"), "00112233445566778899aabbccddeeff").unwrap();
+        // Whoever may connect has to come to the socket first.
+        let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        fs::set_permissions(site.directory.path(), open).unwrap();
+        let (config, log) = (site.path(&format!("m{side}.toml")), site.path(&format!("m{side}.log")));
+        fs::write(&config, settings).unwrap();
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/run/netns/{}", site.namespaces[side]));
+        command.arg(env!("CARGO_BIN_EXE_millrace")).args([
+            "graft",
+            "packets",
+            "run",
+            "--http=off",
+            "--config",
+        ]);
+        command.arg(config).arg("--socket").arg(site.path(&format!("c{side}.sock")));
+        command.arg("--messages-socket").arg(socket(site, side)).stderr(fs::File::create(&log).unwrap());
+        let mut host = Self { site, side, process: command.spawn().unwrap() };
+        wait_for("daemon", || {
+            assert!(host.process.try_wait().unwrap().is_none(), "{}", host.log());
+            host.log().contains("ready").then_some(())
+        });
+        host
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.site.path(&format!("m{}.log", self.side))).unwrap()
+    }
+
+    pub fn verb(&self, args: &[&str]) -> (bool, String) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
+        command.args(["graft", "packets"]).args(args);
+        let output = command.arg("--socket").arg(self.site.path(&format!("c{}.sock", self.side))).output();
+        let output = output.unwrap();
+        (output.status.success(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
+    }
+
+    fn status(&self) -> millrace_graft::packet::Status {
+        serde_json::from_str(&self.verb(&["status", "--json"]).1).unwrap()
+    }
+
+    fn lent(&self) -> usize {
+        self.status().peers[0].lent
+    }
+
+    fn signal(&self, signal: nix::sys::signal::Signal) {
+        let id = nix::unistd::Pid::from_raw(self.process.id().cast_signed());
+        nix::sys::signal::kill(id, signal).unwrap();
+    }
+}
+
+impl Drop for Host<'_> {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        if thread::panicking() {
+            println!("--- {}\n{}", self.side, self.log());
+        }
+    }
+}
+
+fn socket(site: &Site, side: usize) -> PathBuf {
+    site.path(&format!("m{side}.sock"))
+}
+
+fn asks(site: &Site, side: usize, service: &str) -> Preconnection {
+    Preconnection::new("other", service).socket(socket(site, side))
+}
+
+/// Both daemons, with keys for all sessions.
+pub fn hosts<'a>(site: &'a Site, more: &str) -> [Host<'a>; 2] {
+    let hosts = [0, 1].map(|side| Host::start(site, side, more));
+    hosts.iter().for_each(wait_for_keys);
+    hosts
+}
+
+fn wait_for_keys(host: &Host<'_>) {
+    wait_for("keys, and the other end", || {
+        let status = host.status();
+        let is_ready = status.sessions.iter().all(|session| session.has_keys || session.sealed == "clear");
+        (is_ready && status.peers[0].round_trip_us.is_some()).then_some(())
+    });
+}
+
+fn accept(listener: &Listener) -> Session {
+    let mut session = listener.accept().unwrap();
+    session.set_timeout(Some(LONG));
+    session
+}
+
+/// A pair of sessions: of who asks for these services, and of who listens.
+fn pair(site: &Site, services: &[&str]) -> (Session, Session) {
+    let listener = asks(site, 1, "test").listen().unwrap();
+    let asked = services.iter().fold(asks(site, 0, "test"), |asks, service| asks.service(*service));
+    let mut near = asked.initiate().unwrap();
+    near.set_timeout(Some(LONG));
+    (near, accept(&listener))
+}
+
+fn message(session: &mut Session) -> Vec<u8> {
+    match session.receive().unwrap() {
+        Received::Message(bytes) => bytes,
+        Received::Finished => panic!("it has finished"),
+    }
+}
+
+fn event(session: &mut Session, wanted: impl Fn(&Event) -> bool) -> Event {
+    let (begin, mut others) = (Instant::now(), Vec::new());
+    loop {
+        match session.event().unwrap() {
+            Some(event) if wanted(&event) => return event,
+            other => others.extend(other),
+        }
+        assert!(begin.elapsed() < LONG, "only {others:?}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn messages_go_both_ways_and_both_ends_finish() {
+    let Some(site) = Site::new("messages") else { return };
+    let hosts = hosts(&site, "");
+    let (mut near, mut far) = pair(&site, &["reliability"]);
+    let agreed = near.agreed().unwrap().clone();
+    assert_eq!((agreed.graft.as_str(), agreed.is_sealed), ("selective", true));
+    assert_eq!(far.agreed().unwrap().graft, "selective");
+    near.send(b"there").unwrap();
+    assert_eq!(message(&mut far), b"there");
+    far.send(b"and back").unwrap();
+    assert_eq!(message(&mut near), b"and back");
+    // Of every length, more than a window of them.
+    let long: Vec<u8> = (0..1 << 20).map(|at: u32| (at % 251) as u8).collect();
+    let sent = long.clone();
+    let sender = thread::spawn(move || {
+        for length in [0, 1, 1190, 1191, 100_000, 1 << 20] {
+            near.send(&sent[..length]).unwrap();
+        }
+        near
+    });
+    let mut got: Vec<_> = (0..6).map(|_| message(&mut far).len()).collect();
+    let mut near = sender.join().unwrap();
+    got.sort_unstable();
+    assert_eq!(got, [0, 1, 1190, 1191, 100_000, 1 << 20]);
+    assert!(matches!(near.send(&vec![0; (1 << 20) + 1]), Err(Error::TooLong { .. })));
+
+    // One direction ends, the other one goes on.
+    near.finish().unwrap();
+    assert!(matches!(near.send(b"more"), Err(Error::Finished)));
+    assert_eq!(far.receive().unwrap(), Received::Finished);
+    far.send(b"goes on").unwrap();
+    assert_eq!(message(&mut near), b"goes on");
+    far.send(b"last").unwrap();
+    far.close().unwrap();
+    assert_eq!(message(&mut near), b"last");
+    assert_eq!(near.receive().unwrap(), Received::Finished);
+    event(&mut near, |event| matches!(event, Event::Closed { reason } if reason.contains("has closed it")));
+    near.close().unwrap();
+    for host in &hosts {
+        wait_for("both ends to let go", || (host.lent() == 0).then_some(()));
+    }
+    // Nothing is left for the next one.
+    let (mut near, mut far) = pair(&site, &["partial-order"]);
+    assert_eq!(near.agreed().unwrap().graft, "newest");
+    near.send(b"anew").unwrap();
+    assert_eq!(message(&mut far), b"anew");
+}
+
+#[test]
+fn what_cannot_be_had_is_refused_and_graft_changes_in_mid_session() {
+    let Some(site) = Site::new("renegotiate") else { return };
+    let _hosts = hosts(&site, "");
+    let refused = |asks: Preconnection, wanted: Why, words: &str| match asks.initiate() {
+        Err(Error::Refused { why, reason }) => {
+            assert_eq!(why, wanted, "{reason}");
+            assert!(reason.contains(words), "{reason}");
+        }
+        other => panic!("{other:?}"),
+    };
+    let asks = |service: &str| asks(&site, 0, "test").service(service);
+    refused(asks("order"), Why::Impossible, "no graft of the settings has order");
+    refused(asks("teleport"), Why::Impossible, "there is no service teleport");
+    refused(asks("encryption"), Why::Redundant, "sealed anyway");
+    refused(
+        asks("reliability").service("partial-reliability"),
+        Why::Redundant,
+        "has partial-reliability in it",
+    );
+    refused(asks("once").max_delay_ms(0), Why::Impossible, "half of the round trip that was measured");
+    refused(asks("once").max_loss_percent(-1.0), Why::Malformed, "max_loss");
+    refused(asks("reliability"), Why::Unknown, "no application listens for test");
+    let nobody = Preconnection::new("nobody", "test").socket(socket(&site, 0));
+    refused(nobody, Why::Unknown, "there are: other");
+
+    let (mut near, mut far) = pair(&site, &["partial-order"]);
+    let want = |service: &str| Want { services: [service.to_owned()].into(), ..Want::default() };
+    for (service, graft) in [("reliability", "selective"), ("partial-order", "newest")] {
+        let before = Instant::now();
+        near.renegotiate(want(service)).unwrap();
+        let (mut sent, mut got) = (0_u32, Vec::new());
+        far.set_nonblocking(true);
+        let mut read = |got: &mut Vec<_>| {
+            while let Ok(Received::Message(bytes)) = far.receive() {
+                got.push(u32::from_be_bytes(bytes.try_into().unwrap()));
+            }
+        };
+        // Nothing is lost by it: what was sent before, meanwhile and behind comes.
+        let changed = loop {
+            near.send(&sent.to_be_bytes()).unwrap();
+            sent += 1;
+            read(&mut got);
+            match near.event().unwrap() {
+                Some(Event::Changed { graft, by, .. }) => break (graft, by),
+                Some(other) => panic!("{other:?}"),
+                None => thread::sleep(Duration::from_millis(1)),
+            }
+            assert!(before.elapsed() < LONG);
+        };
+        assert_eq!(changed, (graft.to_owned(), By::Application));
+        for _ in 0..10 {
+            near.send(&sent.to_be_bytes()).unwrap();
+            sent += 1;
+        }
+        wait_for("all of them", || {
+            read(&mut got);
+            (got.len() >= sent as usize).then_some(())
+        });
+        got.sort_unstable();
+        assert!(got.iter().copied().eq(0..sent), "{sent} sent, {} came", got.len());
+        let theirs = event(&mut far, |event| matches!(event, Event::Changed { .. }));
+        assert!(matches!(theirs, Event::Changed { by: By::Other, graft: name, .. } if name == graft));
+    }
+    near.renegotiate(want("partial-order")).unwrap();
+    let refused = event(&mut near, |event| matches!(event, Event::Refused { .. }));
+    assert!(matches!(refused, Event::Refused { why: Why::Redundant, .. }), "{refused:?}");
+}
+
+/// What is asked of a listener says nothing of who may.
+#[test]
+fn only_who_may_gets_a_session_and_only_so_many() {
+    let Some(site) = Site::new("allowed") else { return };
+    let [near, _far] = hosts(&site, "sessions-per-user = 2\n");
+    assert!(unprivileged(&site, "daemon", "others").contains("NotAllowed"));
+    let listener = asks(&site, 1, "test").listen().unwrap();
+    let again = asks(&site, 1, "test").listen().expect_err("one listens");
+    assert!(matches!(again, Error::Refused { why: Why::Exhausted, .. }), "{again}");
+    let mut open: Vec<_> = (0..2).map(|_| asks(&site, 0, "test").initiate().unwrap()).collect();
+    let one_more = asks(&site, 0, "test").initiate().expect_err("two are open");
+    let reason = one_more.to_string();
+    assert!(reason.contains("sessions-per-user of the daemon's settings is 2"), "{reason}");
+    let mut theirs: Vec<_> = open.iter().map(|_| accept(&listener)).collect();
+    open.pop();
+    theirs.clear();
+    wait_for("room", || (near.lent() <= 1).then_some(()));
+    open.clear();
+    wait_for("all to be given back", || (near.lent() == 0).then_some(()));
+}
+
+/// Three may be opened by either end of a pool of six.
+#[test]
+fn a_pool_is_exhausted_and_recovers() {
+    let Some(site) = Site::new("exhausted") else { return };
+    let [near, far] = hosts(&site, "");
+    let listener = asks(&site, 1, "test").listen().unwrap();
+    let mut open: Vec<_> = (0..3).map(|_| asks(&site, 0, "test").initiate().unwrap()).collect();
+    let theirs: Vec<_> = open.iter().map(|_| accept(&listener)).collect();
+    let one_more = asks(&site, 0, "test").initiate().expect_err("three are open");
+    assert!(matches!(one_more, Error::Refused { why: Why::Exhausted, .. }), "{one_more}");
+    drop(theirs);
+    let closed = event(&mut open[0], |event| matches!(event, Event::Closed { .. }));
+    assert!(matches!(closed, Event::Closed { reason } if reason.contains("has gone")));
+    assert!(matches!(open[0].send(b"x"), Err(Error::Over(_))));
+    open.clear();
+    for host in [&near, &far] {
+        wait_for("all to be given back", || (host.lent() == 0).then_some(()));
+    }
+    let (mut near, mut far) = {
+        let near = asks(&site, 0, "test").initiate().unwrap();
+        (near, accept(&listener))
+    };
+    near.send(b"again").unwrap();
+    assert_eq!(message(&mut far), b"again");
+}
+
+/// A socket that somebody keeps is of no use, and its port is nobody else's.
+#[test]
+fn who_keeps_a_socket_has_nothing_by_it() {
+    let Some(site) = Site::new("kept") else { return };
+    let [near, _far] = hosts(&site, "");
+    let listener = asks(&site, 1, "test").listen().unwrap();
+    let (control, kept) = raw(&site, 0, "test");
+    let mut far = accept(&listener);
+    drop(control);
+    assert!(matches!(far.receive(), Err(Error::Over(_))));
+    wait_for("the end", || kept.send(b"more").is_err().then_some(()));
+    drop(far);
+    wait_for("the other end", || (near.lent() == 0).then_some(()));
+    // All that are left are the other two.
+    let open: Vec<_> = (0..2).map(|_| asks(&site, 0, "test").initiate().unwrap()).collect();
+    let one_more = asks(&site, 0, "test").initiate().expect_err("one is held");
+    assert!(matches!(one_more, Error::Refused { why: Why::Exhausted, .. }), "{one_more}");
+    drop(kept);
+    let third = asks(&site, 0, "test").initiate().unwrap();
+    drop((open, third));
+}
+
+/// What a session's socket is, without the library.
+fn raw(site: &Site, side: usize, service: &str) -> (control::Control, std::net::UdpSocket) {
+    let control = control::Control::connect(&socket(site, side)).unwrap();
+    let (peer, service, want) = ("other".to_owned(), service.to_owned(), Want::default());
+    control.send(&Request::Open { peer, service, want }, &[]).unwrap();
+    let socket = wait_for("a session", || match control.receive::<Word>() {
+        control::Received::Record(Word::Opened(_), mut descriptors) => descriptors.pop(),
+        control::Received::Nothing => None,
+        other => panic!("{other:?}"),
+    });
+    (control, socket.into())
+}
+
+/// Garbage at the daemon's socket, and in a session from an end that has agreed: both go on.
+#[test]
+fn garbage_does_nothing() {
+    use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketType, connect, send, socket as make};
+    let Some(site) = Site::new("garbage") else { return };
+    let [near, _far] = hosts(&site, "");
+    let address = SocketAddrUnix::new(socket(&site, 0)).unwrap();
+    let mut kept = Vec::new();
+    for record in [&b"{"[..], b"\xff\xff", b"{\"do\":\"finish\",\"messages\":1}", &[b'x'; 60_000], b"[]"] {
+        let one = make(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        connect(&one, &address).unwrap();
+        send(&one, record, SendFlags::empty()).unwrap();
+        kept.push(one);
+    }
+    // As many as may, and more: all but those of one user's share are let go.
+    kept.extend((0..200).map(|_| {
+        let one = make(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        let _ = connect(&one, &address);
+        one
+    }));
+    assert!(near.status().trouble.is_empty(), "{:?}", near.status().trouble);
+    drop(kept);
+    let listener = asks(&site, 1, "test").listen().unwrap();
+    let (control, hostile) = wait_for("room", || {
+        let asked = asks(&site, 0, "test").initiate();
+        drop(asked.ok()?);
+        Some(raw(&site, 0, "test"))
+    });
+    let mut far = accept(&listener);
+    while far.event().unwrap().is_none_or(|event| !matches!(event, Event::Closed { .. })) {}
+    let mut far = accept(&listener);
+    far.set_nonblocking(true);
+    // First parts of messages that never end, and what is no part of any.
+    let mut random = fastrand::Rng::with_seed(7);
+    for number in 0..3000_u32 {
+        let mut datagram = vec![1, 0, 0, 0, 0xff, 0xff];
+        datagram.extend(number.to_be_bytes());
+        datagram.extend([0; 1000]);
+        let _ = hostile.send(&datagram);
+        let _ = hostile.send(&std::iter::repeat_with(|| random.u8(..)).take(40).collect::<Vec<_>>());
+        let _ = hostile.send(&[]);
+        match far.receive() {
+            Err(Error::WouldBlock) | Ok(Received::Message(_)) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    let lost = wait_for("messages that are given up", || {
+        let _ = far.receive();
+        far.event().unwrap()
+    });
+    assert!(matches!(lost, Event::Lost(1..)), "{lost:?}");
+    hostile.send(&[&[1, 0, 0, 0, 0, 1, 0, 0, 0, 9][..], b"whole"].concat()).unwrap();
+    wait_for("a whole message", || match far.receive() {
+        Ok(Received::Message(bytes)) => (bytes == b"whole").then_some(()),
+        _ => None,
+    });
+    drop(control);
+}
+
+#[test]
+fn a_session_that_does_not_block_is_polled() {
+    let Some(site) = Site::new("polled") else { return };
+    let _hosts = hosts(&site, "");
+    let (mut near, mut far) = pair(&site, &["reliability"]);
+    near.set_nonblocking(true);
+    far.set_nonblocking(true);
+    assert!(matches!(far.receive(), Err(Error::WouldBlock)));
+    let readable = |session: &Session, ms: u16| {
+        poll(&mut [PollFd::new(session.as_fd(), PollFlags::POLLIN)], ms).unwrap() == 1
+    };
+    // What an end that agreed has said about it was read.
+    while readable(&far, 0) {
+        assert!(far.event().unwrap().is_none());
+    }
+    assert!(!readable(&far, 50), "nothing has come");
+    // Nobody reads: the window fills up.
+    let mut sent = 0_u32;
+    let message = |number: u32| [&number.to_be_bytes()[..], &[7; 5000]].concat();
+    let begin = Instant::now();
+    loop {
+        match near.send(&message(sent)) {
+            Ok(()) => sent += 1,
+            Err(Error::WouldBlock) => break,
+            Err(error) => panic!("{error}"),
+        }
+        assert!(begin.elapsed() < LONG, "it never fills");
+    }
+    assert!(readable(&near, 60_000), "time for another try");
+    let mut got = 0;
+    let (mut to_send, until) = (sent..sent + 200, Instant::now() + LONG);
+    let mut next = to_send.next();
+    while got < sent + 200 {
+        assert!(Instant::now() < until, "{got} of {sent}");
+        if let Some(number) = next
+            && near.send(&message(number)).is_ok()
+        {
+            next = to_send.next();
+        }
+        let _ = near.receive();
+        match far.receive() {
+            Ok(Received::Message(bytes)) => {
+                assert_eq!(bytes.len(), 5004);
+                got += 1;
+            }
+            Err(Error::WouldBlock) => assert!(readable(&far, 1000) || next.is_some() || got < sent + 200),
+            other => panic!("{other:?}"),
+        }
+    }
+    near.set_nonblocking(false);
+    near.set_timeout(Some(Duration::from_millis(20)));
+    assert!(matches!(near.receive(), Err(Error::TimedOut)));
+}
+
+// --- Without a privilege, and without the daemon ---
+
+/// This program as another user; what it says. `what`: of `as_an_application`.
+fn unprivileged(site: &Site, user: &str, what: &str) -> String {
+    let program = site.path("application");
+    if !program.exists() {
+        fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    }
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", user, "--regid", "nogroup", "--clear-groups", "--no-new-privs"]).arg(program);
+    command.args(["--exact", "messages::as_an_application", "--ignored", "--nocapture"]);
+    command.env("APPLICATION", what).env("SOCKETS", site.directory.path());
+    let output = command.output().unwrap();
+    let said = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+    assert!(output.status.success(), "{said}");
+    said
+}
+
+/// What `unprivileged` runs.
+#[test]
+#[ignore = "is run by others, as another user"]
+fn as_an_application() {
+    let Ok(what) = std::env::var("APPLICATION") else { return };
+    let directory = PathBuf::from(std::env::var("SOCKETS").unwrap());
+    let asks =
+        |side: usize| Preconnection::new("other", "test").socket(directory.join(format!("m{side}.sock")));
+    assert_ne!(nix::unistd::geteuid().as_raw(), 0);
+    if what == "others" {
+        let refused = asks(0).initiate().expect_err("not allowed");
+        assert!(refused.to_string().contains("name who may"), "{refused}");
+        return println!("{refused:?}");
+    }
+    let listener = asks(1).listen().unwrap();
+    let mut near = asks(0).service("reliability").initiate().unwrap();
+    let mut far = accept(&listener);
+    near.send(&[7; 50_000]).unwrap();
+    assert_eq!(message(&mut far), [7; 50_000]);
+    near.close().unwrap();
+    assert_eq!(far.receive().unwrap(), Received::Finished);
+    println!("all of it as user {}", nix::unistd::geteuid());
+}
+
+#[test]
+fn an_unprivileged_application_has_sessions() {
+    let Some(site) = Site::new("nobody") else { return };
+    let _hosts = hosts(&site, "");
+    assert!(unprivileged(&site, "nobody", "pair").contains("all of it as user 65534"));
+}
+
+/// Everything that leaves an interface.
+struct Capture(std::os::fd::OwnedFd);
+
+impl Capture {
+    fn new(site: &Site, side: usize) -> Self {
+        use nix::sys::socket::{
+            AddressFamily, SockFlag, SockProtocol, SockType, setsockopt, socket, sockopt,
+        };
+        let made = inside(&site.namespaces[side], || {
+            socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_NONBLOCK, SockProtocol::EthAll)
+                .unwrap()
+        });
+        setsockopt(&made, sockopt::RcvBufForce, &(64 << 20)).unwrap();
+        Self(made)
+    }
+
+    /// Packets in which these bytes stand.
+    fn count(&self, bytes: &[u8]) -> (usize, usize) {
+        let (mut all, mut with, mut buffer) = (0, 0, [0; 2048]);
+        while let Ok(got) = nix::sys::socket::recv(
+            std::os::fd::AsRawFd::as_raw_fd(&self.0),
+            &mut buffer,
+            nix::sys::socket::MsgFlags::empty(),
+        ) {
+            all += 1;
+            with += usize::from(buffer[..got].windows(bytes.len()).any(|window| window == bytes));
+        }
+        (all, with)
+    }
+}
+
+/// Whoever sends by the socket without asking anybody, as fast as it can, sends nothing in clear: neither while the daemon dies, nor
+/// afterwards.
+#[test]
+fn nothing_leaves_in_clear_when_the_daemon_is_killed() {
+    const SECRET: &[u8] = b"what nobody else is to read";
+    let Some(site) = Site::new("killed") else { return };
+    let [near, _far] = hosts(&site, "");
+    let listener = asks(&site, 1, "test").listen().unwrap();
+    let mut session = asks(&site, 0, "test").initiate().unwrap();
+    let mut far = accept(&listener);
+    let (control, socket) = raw(&site, 0, "test");
+    let local = socket.local_addr().unwrap();
+    let remote = socket.peer_addr().unwrap();
+    let capture = Capture::new(&site, 0);
+    let sender = thread::spawn(move || {
+        let mut sent = 0_u64;
+        loop {
+            match socket.send(SECRET) {
+                Ok(_) => sent += 1,
+                Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => return sent,
+                // A window, or a peer that has no socket any more.
+                Err(_) => {}
+            }
+        }
+    });
+    session.send(SECRET).unwrap();
+    assert_eq!(message(&mut far), SECRET);
+    thread::sleep(Duration::from_millis(100));
+    near.signal(nix::sys::signal::Signal::SIGKILL);
+    assert!(sender.join().unwrap() > 0);
+    let over = wait_for("the library to notice", || session.send(SECRET).err());
+    assert!(matches!(over, Error::Over(_)), "{over}");
+    event(
+        &mut session,
+        |event| matches!(event, Event::Closed { reason } if reason.contains("daemon is gone")),
+    );
+    let (all, clear) = capture.count(SECRET);
+    assert!(all > 0 && clear == 0, "{clear} of {all} packets in clear");
+    // That it would have been seen.
+    drop((session, control));
+    let plain =
+        inside(&site.namespaces[0], || wait_for("the port", || std::net::UdpSocket::bind(local).ok()));
+    wait_for("nothing to be attached any more", || {
+        let _ = plain.send_to(SECRET, remote);
+        (capture.count(SECRET).1 > 0).then_some(())
+    });
+    // The other end hears nothing any more.
+    event(
+        &mut far,
+        |event| matches!(event, Event::Closed { reason } if reason.contains("nothing was heard")),
+    );
+}
+
+/// The address goes: both ends hear that it is over.
+#[test]
+fn a_session_ends_when_an_address_goes() {
+    let Some(site) = Site::new("moved") else { return };
+    let _hosts = hosts(&site, "");
+    let (mut near, mut far) = pair(&site, &["reliability"]);
+    near.send(b"before").unwrap();
+    assert_eq!(message(&mut far), b"before");
+    crate::site::ip(&format!("-n {} addr del {CLIENT}/24 dev eth", site.namespaces[0]));
+    for session in [&mut near, &mut far] {
+        let closed = event(session, |event| matches!(event, Event::Closed { .. }));
+        assert!(
+            matches!(&closed, Event::Closed { reason } if reason.contains("an address has changed")),
+            "{closed:?}"
+        );
+        assert!(session.send(b"after").is_err());
+    }
+}
+
+/// The other end's daemon is started anew: it knows nothing of the session.
+#[test]
+fn a_session_ends_when_the_other_daemon_is_started_anew() {
+    let Some(site) = Site::new("anew") else { return };
+    let [near, far] = hosts(&site, "");
+    let (mut ours, _theirs) = pair(&site, &["reliability"]);
+    drop(far);
+    let far = Host::start(&site, 1, "");
+    event(&mut ours, |event| matches!(event, Event::Closed { .. }));
+    drop(ours);
+    wait_for_keys(&far);
+    wait_for("the first one to have let go", || (near.lent() == 0).then_some(()));
+    let (mut near, mut far) = pair(&site, &["reliability"]);
+    near.send(b"again").unwrap();
+    assert_eq!(message(&mut far), b"again");
+}
+
+/// A queue that is too short loses what comes too fast: more than was asked for is lost, and a graft comes that sends it again.
+#[test]
+fn what_is_not_kept_to_is_told_and_another_graft_comes() {
+    let Some(site) = Site::new("violated") else { return };
+    let _hosts = hosts(&site, "");
+    let listener = asks(&site, 1, "test").listen().unwrap();
+    let asked = asks(&site, 0, "test").service("once").max_loss_percent(1.0).adapt(true);
+    let mut near = asked.initiate().unwrap();
+    let mut far = accept(&listener);
+    assert_eq!(near.agreed().unwrap().graft, "newest");
+    let tc = |arguments: &str| {
+        let inside = format!("netns exec {} tc {arguments}", site.namespaces[0]);
+        crate::site::ip(&inside);
+    };
+    tc("qdisc add dev eth root tbf rate 1mbit burst 4k limit 6k");
+    let (begin, mut seen) = (Instant::now(), Vec::new());
+    near.set_nonblocking(true);
+    far.set_nonblocking(true);
+    while !seen.iter().any(|event| matches!(event, Event::Changed { .. })) {
+        let _ = near.send(&[7; 1000]);
+        let _ = far.receive();
+        seen.extend(near.event().unwrap());
+        thread::sleep(Duration::from_millis(1));
+        assert!(begin.elapsed() < LONG, "{seen:?}");
+    }
+    let violated =
+        |event: &Event| matches!(event, Event::Violated(it) if it.what == "max_loss" && it.measured > 1.0);
+    assert!(seen.iter().any(violated), "{seen:?}");
+    let changed = seen.iter().find(|event| matches!(event, Event::Changed { .. }));
+    assert!(
+        matches!(changed, Some(Event::Changed { graft, by: By::Adaption, .. }) if graft == "selective"),
+        "{seen:?}"
+    );
+    tc("qdisc del dev eth root");
+    near.set_nonblocking(false);
+    far.set_nonblocking(false);
+    near.send(b"goes on").unwrap();
+    while message(&mut far) != b"goes on" {}
+}

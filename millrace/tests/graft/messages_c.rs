@@ -1,0 +1,243 @@
+//! The message API from C: the example as its users build and run it, and what a fork does.
+
+use std::{
+    fs,
+    io::Write as _,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use crate::{
+    messages::{Host, hosts},
+    site::{Site, wait_for},
+};
+
+const GRAFT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../millrace-graft");
+
+/// Where the library was built.
+fn built() -> PathBuf {
+    std::env::current_exe().unwrap().parent().unwrap().to_owned()
+}
+
+fn has(tool: &str) -> bool {
+    let found = Command::new(tool).arg("--version").output().is_ok();
+    if !found {
+        println!("SKIP: there is no {tool}");
+    }
+    found
+}
+
+fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    let said = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+    assert!(output.status.success(), "{command:?}: {said}");
+    said
+}
+
+/// Installs the library as a package would, and builds a program against it as the example's Makefile does.
+fn build(site: &Site, source: &Path) -> PathBuf {
+    let root = site.path("root");
+    let mut install = Command::new("make");
+    install.arg("-C").arg(Path::new(GRAFT).join("..")).args(["--no-print-directory", "install-graft"]);
+    install.arg(format!("PREFIX={}", root.display())).arg(format!("GATE_BUILD={}", built().display()));
+    run(install.env_remove("MAKEFLAGS"));
+    let directory = site.path("program");
+    fs::create_dir_all(&directory).unwrap();
+    let name = "telemetry.c";
+    fs::copy(source, directory.join(name)).unwrap();
+    fs::copy(Path::new(GRAFT).join("examples/telemetry/Makefile"), directory.join("Makefile")).unwrap();
+    let mut make = Command::new("make");
+    make.arg("-C").arg(&directory).env("PKG_CONFIG_PATH", root.join("lib/pkgconfig"));
+    run(make.env("LDFLAGS", format!("-Wl,-rpath,{}", root.join("lib").display())).env_remove("MAKEFLAGS"));
+    directory.join("telemetry")
+}
+
+fn as_nobody(program: &Path) -> Command {
+    let mut command = Command::new("setpriv");
+    command
+        .args(["--reuid", "nobody", "--regid", "nogroup", "--clear-groups", "--no-new-privs"])
+        .arg(program);
+    command
+}
+
+fn socket(host: &Host<'_>) -> PathBuf {
+    host.site.path(&format!("m{}.sock", host.side))
+}
+
+#[test]
+fn the_example_sends_lines() {
+    if !has("cc") || !has("pkg-config") || !has("make") {
+        return;
+    }
+    let Some(site) = Site::new("example") else { return };
+    let [near, far] = hosts(&site, "");
+    let program = build(&site, &Path::new(GRAFT).join("examples/telemetry/telemetry.c"));
+    let telemetry = |host: &Host<'_>, args: &[&str]| {
+        let mut command = as_nobody(&program);
+        command.arg("-s").arg(socket(host)).args(args);
+        command
+    };
+    let said = telemetry(&near, &["send", "other", "teleport"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&said.stderr).contains("there is no service teleport"));
+    let log = site.path("listen.log");
+    let mut listening = telemetry(&far, &["listen", "other"]);
+    listening.stdout(Stdio::piped()).stderr(fs::File::create(&log).unwrap());
+    let listening = listening.spawn().unwrap();
+    wait_for("a listener", || fs::read_to_string(&log).unwrap().contains("listening").then_some(()));
+    let mut sending = telemetry(&near, &["send", "other", "reliability", "1000"]);
+    sending.stdin(Stdio::piped()).stderr(Stdio::piped());
+    let mut sending = sending.spawn().unwrap();
+    let lines: String = (0..500).map(|number| format!("line {number}\n")).collect();
+    sending.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+    let sent = sending.wait_with_output().unwrap();
+    let words = String::from_utf8_lossy(&sent.stderr).into_owned();
+    assert!(
+        sent.status.success() && words.contains("graft selective") && words.contains("sealed"),
+        "{words}"
+    );
+    let got = listening.wait_with_output().unwrap();
+    assert!(got.status.success(), "{}", fs::read_to_string(&log).unwrap());
+    let mut got: Vec<_> = String::from_utf8(got.stdout).unwrap().lines().map(str::to_owned).collect();
+    got.sort_by_key(|line| line[5..].parse::<u32>().unwrap());
+    assert_eq!(got, lines.lines().collect::<Vec<_>>());
+}
+
+const FORK: &str = r#"
+#include <millrace_graft.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MUST(status, call)                                                             \
+	do {                                                                           \
+		int got = (call);                                                      \
+		if (got != (status)) {                                                 \
+			printf("%d: %s: %d, %s\n", __LINE__, #call, got, millrace_graft_error()); \
+			return 1;                                                      \
+		}                                                                      \
+	} while (0)
+
+static int child(millrace_graft_session *session)
+{
+	char message[100];
+	size_t bytes;
+
+	MUST(MILLRACE_GRAFT_FORKED, millrace_graft_send(session, "child", 5));
+	MUST(MILLRACE_GRAFT_FORKED, millrace_graft_recv(session, message, sizeof(message), &bytes));
+	MUST(MILLRACE_GRAFT_FORKED, millrace_graft_finish(session));
+	MUST(MILLRACE_GRAFT_FORKED, millrace_graft_renegotiate(session, "once", NULL));
+	MUST(MILLRACE_GRAFT_OK, millrace_graft_close(session));
+	return 0;
+}
+
+int main(int argc, char **argv)
+{
+	millrace_graft_listener *listener;
+	millrace_graft_session *near, *far;
+	millrace_graft_agreed agreed;
+	millrace_graft_event event;
+	char message[100];
+	size_t bytes = 0;
+	int status;
+
+	if (argc != 3 || !millrace_graft_version()[0])
+		return 2;
+	MUST(MILLRACE_GRAFT_NO_DAEMON, millrace_graft_init("/nowhere", "other", "test", &near));
+	MUST(MILLRACE_GRAFT_INVALID, millrace_graft_init(argv[1], NULL, "test", &near));
+	MUST(MILLRACE_GRAFT_OK, millrace_graft_listen(argv[2], "other", "test", &listener));
+	MUST(MILLRACE_GRAFT_OK, millrace_graft_listener_set_nonblocking(listener, 1));
+	MUST(MILLRACE_GRAFT_AGAIN, millrace_graft_accept(listener, &far));
+	MUST(MILLRACE_GRAFT_OK, millrace_graft_listener_set_nonblocking(listener, 0));
+	MUST(MILLRACE_GRAFT_OK, millrace_graft_init(argv[1], "other", "test", &near));
+	MUST(MILLRACE_GRAFT_NOT_AGREED, millrace_graft_send(near, "early", 5));
+	MUST(MILLRACE_GRAFT_OK, millrace_graft_negotiate(near, "reliability once", NULL));
+	MUST(MILLRACE_GRAFT_NOT_AGREED, millrace_graft_send(near, "early", 5));
+	MUST(MILLRACE_GRAFT_OK, millrace_graft_validate(near, -1));
+	MUST(MILLRACE_GRAFT_OK, millrace_graft_agreement(near, &agreed));
+	if (strcmp(agreed.graft, "selective") || !strstr(agreed.services, "reliability") || !agreed.is_sealed)
+		return 3;
+	MUST(MILLRACE_GRAFT_OK, millrace_graft_accept(listener, &far));
+	switch (fork()) {
+	case 0:
+		_exit(child(near));
+	default:
+		wait(&status);
+		if (status)
+			return 4;
+	}
+	/* The child has closed it: the parent's is as it was. */
+	MUST(MILLRACE_GRAFT_OK, millrace_graft_send(near, "the parent's", 12));
+	MUST(MILLRACE_GRAFT_OK, millrace_graft_set_timeout(far, 30000));
+	MUST(MILLRACE_GRAFT_TOO_LONG, millrace_graft_recv(far, message, 5, &bytes));
+	if (bytes != 12)
+		return 5;
+	MUST(MILLRACE_GRAFT_OK, millrace_graft_recv(far, message, sizeof(message), &bytes));
+	if (bytes != 12 || memcmp(message, "the parent's", 12))
+		return 6;
+	MUST(MILLRACE_GRAFT_AGAIN, millrace_graft_next_event(far, &event));
+	MUST(MILLRACE_GRAFT_OK, millrace_graft_set_nonblocking(far, 1));
+	MUST(MILLRACE_GRAFT_AGAIN, millrace_graft_recv(far, message, sizeof(message), &bytes));
+	MUST(MILLRACE_GRAFT_OK, millrace_graft_set_nonblocking(far, 0));
+	MUST(MILLRACE_GRAFT_TOO_LONG, millrace_graft_send(near, message, MILLRACE_GRAFT_MESSAGE_MAX + 1));
+	MUST(MILLRACE_GRAFT_OK, millrace_graft_finish(near));
+	MUST(MILLRACE_GRAFT_FINISHED, millrace_graft_send(near, "late", 4));
+	MUST(MILLRACE_GRAFT_FINISHED, millrace_graft_recv(far, message, sizeof(message), &bytes));
+	MUST(MILLRACE_GRAFT_OK, millrace_graft_next_event(far, &event));
+	if (event.kind != MILLRACE_GRAFT_EVENT_FINISHED)
+		return 7;
+	MUST(MILLRACE_GRAFT_OK, millrace_graft_close(far));
+	MUST(MILLRACE_GRAFT_OK, millrace_graft_close(near));
+	millrace_graft_listener_close(listener);
+	puts("done");
+	return 0;
+}
+"#;
+
+/// Layouts and numbers of the header are those of the library, and a child leaves its parent's session alone.
+#[test]
+fn every_function_from_c_and_a_fork() {
+    if !has("cc") || !has("pkg-config") || !has("make") {
+        return;
+    }
+    let Some(site) = Site::new("fork") else { return };
+    let [near, far] = hosts(&site, "");
+    fs::write(site.path("fork.c"), FORK).unwrap();
+    let program = build(&site, &site.path("fork.c"));
+    let mut command = as_nobody(&program);
+    assert_eq!(run(command.arg(socket(&near)).arg(socket(&far))), "done\n");
+}
+
+#[test]
+fn the_header_is_c99_and_cplusplus() {
+    for (tool, standard, language) in [("cc", "-std=c99", "c"), ("c++", "-std=c++11", "c++")] {
+        if !has(tool) {
+            continue;
+        }
+        let mut command = Command::new(tool);
+        command.args([standard, "-Wall", "-Wextra", "-Werror", "-pedantic", "-x", language, "-fsyntax-only"]);
+        run(command.arg(Path::new(GRAFT).join("include/millrace_graft.h")));
+    }
+}
+
+/// The header and the library are written by hand, side by side.
+#[test]
+fn the_library_exports_what_the_header_declares() {
+    if !has("nm") {
+        return;
+    }
+    let mut names = Command::new("nm");
+    names.args(["-D", "--defined-only"]).arg(built().join("libmillrace_graft.so"));
+    let text = run(&mut names);
+    let mut exported: Vec<_> = text.lines().filter_map(|line| line.split(' ').nth(2)).collect();
+    exported.sort_unstable();
+    let header = fs::read_to_string(Path::new(GRAFT).join("include/millrace_graft.h")).unwrap();
+    let mut declared: Vec<_> = header
+        .lines()
+        .filter(|line| !line.starts_with([' ', '\t', '/']))
+        .filter_map(|line| line.split_once("millrace_graft_").filter(|(_, rest)| rest.contains('(')))
+        .map(|(_, rest)| format!("millrace_graft_{}", rest.split('(').next().unwrap()))
+        .collect();
+    declared.sort_unstable();
+    assert_eq!(exported, declared);
+}
