@@ -770,14 +770,16 @@ proptest! {
         prop_assert_eq!(as_others_write_it(draft, &bytes), Ok(bytes), "{} in {}", message.name(), draft);
     }
 
-    /// What they refuse of damaged messages of ours we may take, but what both take is the same.
+    /// What they refuse of damaged messages of ours we may take, but what both take is the same. By what they print, in which
+    /// integers of properties are numbers: we keep them in as many bytes as they came in, the others in as few as they need.
     #[test]
     fn others_make_the_same_of_damage((draft, message) in a_message(), at: prop::sample::Index, byte: u8) {
         let mut bytes = encode_in(draft, as_others_know_it(message)).unwrap();
         let at = at.index(bytes.len());
         bytes[at] = byte;
         if let (Ok(Some(ours)), Ok(theirs)) = (decode_in(draft, &bytes), as_others_write_it(draft, &bytes)) {
-            prop_assert_eq!(decode_in(draft, &theirs), Ok(Some(ours)));
+            let theirs = decode_in(draft, &theirs);
+            prop_assert_eq!(format!("{theirs:?}"), format!("{:?}", Ok::<_, DecodeError>(Some(ours))));
         }
     }
 }
