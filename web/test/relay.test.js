@@ -243,7 +243,7 @@ test("two broadcasts, chosen by keyboard", async () => {
       await page.keyboard.press("Enter");
       await page.locator("#broadcasts button[aria-current=true]", { hasText: name }).waitFor();
       await moves(page, 5);
-      assert.equal(await page.title(), `${name} - millrace relay`);
+      await titled(page, name);
     }
     assert.deepEqual(wrong, []);
   } finally {
@@ -287,6 +287,9 @@ const tabs = (page) =>
     address: location.hash,
   }));
 
+/** Once what the tab shows has been loaded. */
+const titled = (page, what) => page.waitForFunction((title) => document.title === title, `${what} - millrace relay`);
+
 test("tabs by keyboard and by address, on a phone too", async () => {
   const server = await relay();
   const publisher = publish("relay");
@@ -298,7 +301,7 @@ test("tabs by keyboard and by address, on a phone too", async () => {
   };
   try {
     await shows("Relay", "relay", "#relay");
-    assert.equal(await page.title(), "Relay - millrace relay");
+    await titled(page, "Relay");
     await page.locator("[role=tab][aria-selected=true]").focus();
     await page.keyboard.press("Home");
     await page.locator("#broadcasts button[aria-current=true]", { hasText: "relay" }).waitFor();
@@ -319,7 +322,7 @@ test("tabs by keyboard and by address, on a phone too", async () => {
       await page.evaluate((address) => (location.hash = address), address);
       await shows("Watch", "watch", address);
     }
-    assert.equal(await page.title(), "% - millrace relay");
+    await titled(page, "%");
     await page.evaluate(() => (location.hash = "#publish/studio%2Fone"));
     await shows("Publish", "publish", "#publish/studio%2Fone");
     assert.equal(await page.locator("input[name=name]").inputValue(), "studio/one");
