@@ -101,22 +101,12 @@ install: build ## the binary; libraries, headers and pkg-config files of gate an
 	install -D -m 644 millrace-bpf/src/bpf/graft_packet.h $(DESTDIR)$(PREFIX)/include/millrace/graft_packet.h
 	$(MAKE) --no-print-directory install-gate install-graft
 
-# What is built already, in GATE_BUILD. The soname is build.rs's.
-install-gate:
-	install -D -m 755 $(GATE_BUILD)/libmillrace_gate.so $(DESTDIR)$(PREFIX)/lib/libmillrace_gate.so.$(GATE_VERSION)
-	ln -sf libmillrace_gate.so.$(GATE_VERSION) $(DESTDIR)$(PREFIX)/lib/libmillrace_gate.so.0
-	ln -sf libmillrace_gate.so.0 $(DESTDIR)$(PREFIX)/lib/libmillrace_gate.so
-	install -D -m 644 millrace-gate/include/millrace_gate.h $(DESTDIR)$(PREFIX)/include/millrace_gate.h
+# What is built already, in GATE_BUILD. The sonames are build.rs's.
+install-gate install-graft: install-%:
+	install -D -m 755 $(GATE_BUILD)/libmillrace_$*.so $(DESTDIR)$(PREFIX)/lib/libmillrace_$*.so.$(GATE_VERSION)
+	ln -sf libmillrace_$*.so.$(GATE_VERSION) $(DESTDIR)$(PREFIX)/lib/libmillrace_$*.so.0
+	ln -sf libmillrace_$*.so.0 $(DESTDIR)$(PREFIX)/lib/libmillrace_$*.so
+	install -D -m 644 millrace-$*/include/millrace_$*.h $(DESTDIR)$(PREFIX)/include/millrace_$*.h
 	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig
-	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(GATE_VERSION)|' millrace-gate/millrace-gate.pc.in \
-		>$(DESTDIR)$(PREFIX)/lib/pkgconfig/millrace-gate.pc
-
-# The same of the grafts.
-install-graft:
-	install -D -m 755 $(GATE_BUILD)/libmillrace_graft.so $(DESTDIR)$(PREFIX)/lib/libmillrace_graft.so.$(GATE_VERSION)
-	ln -sf libmillrace_graft.so.$(GATE_VERSION) $(DESTDIR)$(PREFIX)/lib/libmillrace_graft.so.0
-	ln -sf libmillrace_graft.so.0 $(DESTDIR)$(PREFIX)/lib/libmillrace_graft.so
-	install -D -m 644 millrace-graft/include/millrace_graft.h $(DESTDIR)$(PREFIX)/include/millrace_graft.h
-	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig
-	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(GATE_VERSION)|' millrace-graft/millrace-graft.pc.in \
-		>$(DESTDIR)$(PREFIX)/lib/pkgconfig/millrace-graft.pc
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(GATE_VERSION)|' millrace-$*/millrace-$*.pc.in \
+		>$(DESTDIR)$(PREFIX)/lib/pkgconfig/millrace-$*.pc

@@ -85,6 +85,22 @@ fn absent(path: &Path, who: &str) -> String {
     }
 }
 
+/// Puts a socket there, in the place of any before. It is made under a name that nobody knows until its permissions are right.
+pub fn put<S>(path: &Path, make: impl FnOnce(&Path) -> anyhow::Result<S>) -> anyhow::Result<S> {
+    if let Some(directory) = path.parent() {
+        std::fs::create_dir_all(directory)?;
+    }
+    let new = path.with_extension(format!("{}.new", std::process::id()));
+    let made = make(&new).and_then(|socket| {
+        std::fs::rename(&new, path)?;
+        Ok(socket)
+    });
+    if made.is_err() {
+        let _ = std::fs::remove_file(&new);
+    }
+    made
+}
+
 /// A listening socket; its file goes when it is dropped.
 pub struct Socket {
     path: PathBuf,
@@ -105,17 +121,11 @@ impl Socket {
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
             Err(error) => return Err(error.into()),
         }
-        if let Some(directory) = path.parent() {
-            std::fs::create_dir_all(directory)?;
-        }
-        // Under a name that nobody knows until its permissions are right.
-        let new = path.with_extension(format!("{}.new", std::process::id()));
-        let listener = UnixListener::bind(&new)?;
-        let ready = permit(&new, group).and_then(|()| Ok(std::fs::rename(&new, path)?));
-        if ready.is_err() {
-            let _ = std::fs::remove_file(&new);
-        }
-        ready?;
+        let listener = put(path, |new| {
+            let listener = UnixListener::bind(new)?;
+            permit(new, group)?;
+            Ok(listener)
+        })?;
         Ok(Self { path: path.to_owned(), listener })
     }
 

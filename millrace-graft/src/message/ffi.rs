@@ -145,6 +145,22 @@ unsafe fn string<'a>(text: *const c_char, what: &str) -> Result<&'a str> {
     unsafe { optional(text, what)? }.ok_or_else(|| invalid(format!("{what} is null")))
 }
 
+/// The daemon's socket, the peer, and the service.
+///
+/// # Safety
+/// As [`optional`].
+unsafe fn whom<'a>(
+    socket: *const c_char,
+    peer: *const c_char,
+    service: *const c_char,
+) -> Result<(&'a str, &'a str, &'a str)> {
+    // SAFETY: as promised.
+    unsafe {
+        let socket = optional(socket, "socket")?.unwrap_or(DEFAULT_SOCKET);
+        Ok((socket, string(peer, "peer")?, string(service, "service")?))
+    }
+}
+
 /// # Safety
 /// `to` is null or may be written to.
 unsafe fn give<T>(to: *mut T, value: T, what: &str) -> Result<()> {
@@ -207,9 +223,7 @@ pub unsafe extern "C" fn millrace_graft_init(
 ) -> c_int {
     call(|| {
         // SAFETY: the caller's promise.
-        let socket = unsafe { optional(socket, "socket")? }.unwrap_or(DEFAULT_SOCKET);
-        // SAFETY: the caller's promise.
-        let (peer, service) = unsafe { (string(peer, "peer")?, string(service, "service")?) };
+        let (socket, peer, service) = unsafe { whom(socket, peer, service)? };
         if session.is_null() {
             return Err(invalid("session is null"));
         }
@@ -431,9 +445,7 @@ pub unsafe extern "C" fn millrace_graft_listen(
 ) -> c_int {
     call(|| {
         // SAFETY: the caller's promise.
-        let socket = unsafe { optional(socket, "socket")? }.unwrap_or(DEFAULT_SOCKET);
-        // SAFETY: the caller's promise.
-        let (peer, service) = unsafe { (string(peer, "peer")?, string(service, "service")?) };
+        let (socket, peer, service) = unsafe { whom(socket, peer, service)? };
         if listener.is_null() {
             return Err(invalid("listener is null"));
         }

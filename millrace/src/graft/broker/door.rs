@@ -17,6 +17,8 @@ use rustix::net::{
     sockopt::socket_peercred,
 };
 
+use crate::socket::put;
+
 const BACKLOG: i32 = 64;
 
 /// Its file goes when it is dropped.
@@ -46,21 +48,14 @@ impl Door {
             Err(error) if UnixStream::connect(path).is_err() => return Err(error.into()),
             Err(_) => bail!("another daemon answers on it; choose another with --messages-socket"),
         }
-        if let Some(directory) = path.parent() {
-            std::fs::create_dir_all(directory)?;
-        }
-        let new = path.with_extension(format!("{}.new", std::process::id()));
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        bind(&socket, &SocketAddrUnix::new(&new)?)?;
-        let ready = listen(&socket, BACKLOG)
-            .map_err(io::Error::from)
-            .and_then(|()| std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o666)))
-            .and_then(|()| std::fs::rename(&new, path));
-        if ready.is_err() {
-            let _ = std::fs::remove_file(&new);
-        }
-        ready?;
+        let socket = put(path, |new| {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+            bind(&socket, &SocketAddrUnix::new(new)?)?;
+            listen(&socket, BACKLOG)?;
+            std::fs::set_permissions(new, std::fs::Permissions::from_mode(0o666))?;
+            Ok(socket)
+        })?;
         Ok(Self { path: path.to_owned(), socket })
     }
 

@@ -73,6 +73,30 @@ pub enum Stage {
     Ending(Instant),
 }
 
+impl Lease {
+    /// One that the other end has asked for.
+    fn offered((peer, ends): (usize, Ends), service: String, (desk, user): (u64, u32)) -> Self {
+        Self {
+            peer,
+            ends,
+            service,
+            stage: Stage::Swapping(false),
+            is_own: false,
+            desk: Some(desk),
+            user,
+            graft: String::new(),
+            want: Want::default(),
+            since: Instant::now(),
+            said: None,
+            finish: None,
+            sent: None,
+            has_told_finish: false,
+            changing: None,
+            quality: Quality::default(),
+        }
+    }
+}
+
 struct Said {
     say: Say,
     next: Instant,
@@ -125,22 +149,12 @@ impl Broker {
         let life = random()?;
         let say = Say::Open { life, port: ends.local.port(), service: service.clone() };
         let lease = Lease {
-            peer,
-            ends,
-            service,
             stage: Stage::Asking,
             is_own: true,
-            desk: Some(desk),
-            user,
             graft,
             want,
-            since: Instant::now(),
             said: Some(Said::new(say)),
-            finish: None,
-            sent: None,
-            has_told_finish: false,
-            changing: None,
-            quality: Quality::default(),
+            ..Lease::offered((peer, ends), service, (desk, user))
         };
         self.leases.insert(life, lease);
         self.desks.entry(desk).and_modify(|desk| desk.role = Role::Session(life));
@@ -218,25 +232,7 @@ impl Broker {
         if seat.is_none_or(|seat| seat.prepare().is_err()) {
             return Err((Why::Busy, "its socket is still held by an application there".to_owned()));
         }
-        let lease = Lease {
-            peer,
-            ends,
-            service,
-            stage: Stage::Swapping(false),
-            is_own: false,
-            desk: Some(desk),
-            user,
-            graft: String::new(),
-            want: Want::default(),
-            since: Instant::now(),
-            said: None,
-            finish: None,
-            sent: None,
-            has_told_finish: false,
-            changing: None,
-            quality: Quality::default(),
-        };
-        self.leases.insert(life, lease);
+        self.leases.insert(life, Lease::offered((peer, ends), service, (desk, user)));
         Ok(())
     }
 
