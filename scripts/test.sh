@@ -4,6 +4,9 @@
 #
 # Most tests wait for something most of the time, so two programs run at once, and beside the first ones the peers are
 # built. Logs: target/test, and target/web for the web pages.
+#
+# Programs that take minutes, to be begun first: else the last one would run alone.
+longest='kernel_relay|kernel|breakdown|graft|bench'
 . "$(dirname "$0")/lib.sh"
 
 logs=$ROOT/target/test
@@ -30,13 +33,12 @@ run() {
     [ "$status" = 0 ] || echo "$title" >>"$logs/failed"
 }
 
+# Those on standard input, so many at a time.
 run_all() {
-    local line
-    while read -r line; do
-        # shellcheck disable=SC2086 # four words
-        run $line
-    done
+    xargs -r -L 1 -P "$1" bash -euo pipefail -c 'run "$@"' run
 }
+export -f run
+export logs
 
 doc_tests() {
     cargo test --workspace --locked --doc >"$logs/doc.log" 2>&1 || { cat "$logs/doc.log"; echo doc >>"$logs/failed"; }
@@ -65,12 +67,10 @@ say "testing (everything that is said is kept in target/test), and building peer
 peers &
 peers=$!
 is_interop='/(interop|kernel_interop)-[0-9a-f]*$'
-# The binary's tests, and beside them everybody else's.
-grep " test \| bin " "$logs/programs" | grep "^$ROOT/millrace " | grep -vE "$is_interop" | run_all &
-binary=$!
-grep -vxFf <(grep " test \| bin " "$logs/programs" | grep "^$ROOT/millrace ") "$logs/programs" | run_all
+others=$(grep -vE "$is_interop" "$logs/programs")
+{ grep -E " ($longest) " <<<"$others"; grep -vE " ($longest) " <<<"$others"; } | run_all 2
 doc_tests
-wait "$binary" "$peers"
+wait "$peers"
 
 say "README and docs, word for word"
 scripts/walk.py target/debug/millrace >"$logs/docs.log" 2>&1 || { grep -A 20 ^FAILED "$logs/docs.log"; echo "README and docs" >>"$logs/failed"; }
@@ -79,7 +79,7 @@ tail -n 1 "$logs/docs.log"
 say "interoperation, and the web pages in headless Chromium (target/web/test.log, screenshots beside it)"
 web &
 web=$!
-grep -E "$is_interop" "$logs/programs" | run_all
+grep -E "$is_interop" "$logs/programs" | run_all 1
 wait "$web"
 
 # A passing test's own output is only of interest where it says that something was skipped.

@@ -14,12 +14,23 @@ use millrace_proto::plane::congestion::{
 use quinn::congestion::{Controller, ControllerFactory};
 
 /// Makes the controllers of an endpoint's connections.
-#[derive(Debug)]
-pub struct Bbr;
+#[derive(Debug, Default)]
+pub struct Bbr {
+    is_lossy: bool,
+}
+
+impl Bbr {
+    /// For transfers: see [`Model::over_lossy_paths`].
+    pub fn over_lossy_paths() -> Self {
+        Self { is_lossy: true }
+    }
+}
 
 impl ControllerFactory for Bbr {
     fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
-        Box::new(Path::new(now, current_mtu, fastrand::u64(..)))
+        let model = Model::new(u64::from(current_mtu), now, fastrand::u64(..));
+        let model = if self.is_lossy { model.over_lossy_paths() } else { model };
+        Box::new(Path::new(now, model))
     }
 }
 
@@ -46,8 +57,7 @@ struct Path {
 }
 
 impl Path {
-    fn new(now: Instant, mtu: u16, seed: u64) -> Self {
-        let model = Model::new(u64::from(mtu), now, seed);
+    fn new(now: Instant, model: Model) -> Self {
         Self {
             initial_window: model.window(),
             model,
@@ -215,7 +225,7 @@ mod tests {
     #[test]
     fn losses_do_not_take_the_window_from_live_media() {
         let start = Instant::now();
-        let mut path = Path::new(start, 1280, 1);
+        let mut path = Path::new(start, Model::new(1280, start, 1));
         let needed = 10 * PACKET;
         let least = media(&mut path, start, 3000, |number| number % 50 == 7);
         assert!(least > needed, "{least}");
@@ -226,7 +236,7 @@ mod tests {
     #[test]
     fn what_quinn_no_longer_counts_is_forgotten() {
         let start = Instant::now();
-        let mut path = Path::new(start, 1280, 1);
+        let mut path = Path::new(start, Model::new(1280, start, 1));
         // Packets that ask for no ACK, then one that does.
         (0..100).for_each(|number| path.on_sent(start + Duration::from_millis(number), 40, number));
         let last = start + Duration::from_millis(100);
@@ -242,7 +252,7 @@ mod tests {
     #[test]
     fn packets_sent_at_once_are_acknowledged_one_by_one() {
         let start = Instant::now();
-        let mut path = Path::new(start, 1280, 1);
+        let mut path = Path::new(start, Model::new(1280, start, 1));
         path.on_sent(start, 3 * PACKET, 2);
         path.acked(start + RTT, start, PACKET);
         path.acked(start + RTT, start, PACKET);

@@ -172,7 +172,7 @@ pub(crate) fn transport() -> quinn::TransportConfig {
         .max_concurrent_bidi_streams(quinn::VarInt::from_u32(1024))
         .datagram_receive_buffer_size(Some(4 << 20))
         .datagram_send_buffer_size(4 << 20)
-        .congestion_controller_factory(Arc::new(congestion::Bbr));
+        .congestion_controller_factory(Arc::new(congestion::Bbr::default()));
     transport
 }
 

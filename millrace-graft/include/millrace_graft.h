@@ -53,7 +53,8 @@ typedef enum millrace_graft_status {
 	MILLRACE_GRAFT_OVER = -9,     /* the session is over */
 	MILLRACE_GRAFT_FORKED = -10,  /* it is the parent's */
 	MILLRACE_GRAFT_SYSTEM = -11,  /* a socket refused */
-	MILLRACE_GRAFT_INTERNAL = -12 /* a fault of the library */
+	MILLRACE_GRAFT_INTERNAL = -12,	/* a fault of the library */
+	MILLRACE_GRAFT_INCOMPLETE = -13 /* of a stream: the other end has finished, and not all has come */
 } millrace_graft_status;
 
 /* Bits of millrace_graft_qos.asked. */
@@ -123,6 +124,12 @@ int millrace_graft_send(millrace_graft_session *session, const void *message, si
 
 /* The next message. One that has more bytes than `room` stays for the next call, and `bytes` says how many. */
 int millrace_graft_recv(millrace_graft_session *session, void *message, size_t room, size_t *bytes);
+
+/* The same session as a stream of bytes, at both ends, where its graft has reliability and order: else MILLRACE_GRAFT_INVALID. `written` may
+ * be less than `bytes`, as of write(2); `read` has 0 bytes when the other end has finished and all has come.
+ */
+int millrace_graft_write(millrace_graft_session *session, const void *from, size_t bytes, size_t *written);
+int millrace_graft_read(millrace_graft_session *session, void *to, size_t room, size_t *bytes);
 
 /* Other services or another quality, in the middle of the traffic. An event says what came of it. */
 int millrace_graft_renegotiate(millrace_graft_session *session, const char *services,

@@ -27,6 +27,7 @@ mod ffi;
 mod listener;
 mod preconnection;
 mod session;
+mod stream;
 pub mod want;
 pub mod wire;
 
@@ -35,6 +36,7 @@ use std::path::PathBuf;
 pub use listener::Listener;
 pub use preconnection::Preconnection;
 pub use session::{Received, Session};
+pub use stream::Stream;
 pub use want::{Qos, Want};
 pub use wire::{By, Opened, Violation, Why};
 
@@ -78,6 +80,13 @@ pub enum Error {
     Finished,
     #[error("the session is over: {0}")]
     Over(String),
+    #[error(
+        "graft {graft} has no {missing}, without which a stream would have gaps: ask for reliability and order"
+    )]
+    NotAStream { graft: String, missing: &'static str },
+    /// Of a stream.
+    #[error("the other end has finished, and not all of what it has sent has come")]
+    Incomplete,
     #[error("the session belongs to the process that opened it, and this one was forked from it")]
     Forked,
     #[error("the daemon says something else than was expected: {0}")]

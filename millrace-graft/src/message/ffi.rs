@@ -12,10 +12,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::time::Duration;
 
+use super::stream::{self, Rest};
 use super::{DEFAULT_SOCKET, Error, Event, Listener, Preconnection, Qos, Received, Session, Want};
 
 const NAME_MAX: usize = 64;
 const TEXT_MAX: usize = 256;
+/// Of one call.
+const READ_MAX: usize = 64 << 10;
 const MAX_DELAY: u32 = 1;
 const MIN_THROUGHPUT: u32 = 2;
 const MAX_LOSS: u32 = 4;
@@ -26,6 +29,14 @@ pub struct Held {
     session: Session,
     /// A message that there was no room for.
     message: Option<Vec<u8>>,
+    /// Where it is read as a stream.
+    rest: Rest,
+}
+
+impl From<Session> for Held {
+    fn from(session: Session) -> Self {
+        Self { session, message: None, rest: Rest::default() }
+    }
 }
 
 /// `millrace_graft_qos`.
@@ -73,6 +84,7 @@ enum Status {
     Forked = -10,
     System = -11,
     Internal = -12,
+    Incomplete = -13,
 }
 
 struct Failure(Status, String);
@@ -88,6 +100,8 @@ impl From<Error> for Failure {
             Error::TooLong { .. } => Status::TooLong,
             Error::Finished => Status::Finished,
             Error::Over(_) => Status::Over,
+            Error::NotAStream { .. } => Status::Invalid,
+            Error::Incomplete => Status::Incomplete,
             Error::Forked => Status::Forked,
             Error::Protocol(_) => Status::Internal,
             Error::Socket(_) => Status::System,
@@ -173,6 +187,17 @@ unsafe fn give<T>(to: *mut T, value: T, what: &str) -> Result<()> {
 }
 
 /// # Safety
+/// `from` is null or has as many bytes, for as long as the result is used.
+unsafe fn slice<'a>(from: *const c_void, bytes: usize, what: &str) -> Result<&'a [u8]> {
+    match (from.is_null(), bytes) {
+        (_, 0) => Ok(&[]),
+        (true, _) => Err(invalid(format!("{what} is null"))),
+        // SAFETY: the caller's promise.
+        (false, _) => Ok(unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) }),
+    }
+}
+
+/// # Safety
 /// As [`optional`]; `qos` is null or points to one.
 unsafe fn want(services: *const c_char, qos: *const AskedQos) -> Result<Want> {
     // SAFETY: the caller's promise.
@@ -227,7 +252,7 @@ pub unsafe extern "C" fn millrace_graft_init(
         if session.is_null() {
             return Err(invalid("session is null"));
         }
-        let made = Held { session: Session::new(Path::new(socket), peer, service)?, message: None };
+        let made = Held::from(Session::new(Path::new(socket), peer, service)?);
         // SAFETY: the caller's promise.
         unsafe { give(session, Box::into_raw(Box::new(made)), "session") }
     })
@@ -289,13 +314,7 @@ pub unsafe extern "C" fn millrace_graft_send(
 ) -> c_int {
     call(|| {
         // SAFETY: the caller's promise.
-        let held = unsafe { valid(session, "session")? };
-        let message = match (message.is_null(), bytes) {
-            (_, 0) => &[][..],
-            (true, _) => return Err(invalid("message is null")),
-            // SAFETY: the caller's promise.
-            (false, _) => unsafe { std::slice::from_raw_parts(message.cast::<u8>(), bytes) },
-        };
+        let (held, message) = unsafe { (valid(session, "session")?, slice(message, bytes, "message")?) };
         Ok(held.session.send(message)?)
     })
 }
@@ -339,6 +358,52 @@ pub unsafe extern "C" fn millrace_graft_recv(
             unsafe { std::ptr::copy_nonoverlapping(got.as_ptr(), message.cast::<u8>(), got.len()) };
         }
         Ok(())
+    })
+}
+
+/// # Safety
+/// See the module; `from` is null or has as many bytes, and `written` may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millrace_graft_write(
+    session: *mut Held,
+    from: *const c_void,
+    bytes: usize,
+    written: *mut usize,
+) -> c_int {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let (held, from) = unsafe { (valid(session, "session")?, slice(from, bytes, "from")?) };
+        if written.is_null() {
+            return Err(invalid("written is null"));
+        }
+        let taken = stream::write(&mut held.session, from)?;
+        // SAFETY: the caller's promise.
+        unsafe { give(written, taken, "written") }
+    })
+}
+
+/// # Safety
+/// See the module; `to` is null or has room for as many bytes, and `bytes` may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millrace_graft_read(
+    session: *mut Held,
+    to: *mut c_void,
+    room: usize,
+    bytes: *mut usize,
+) -> c_int {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let held = unsafe { valid(session, "session")? };
+        if bytes.is_null() || to.is_null() || room == 0 {
+            return Err(invalid("to or bytes is null, or there is no room"));
+        }
+        // What a caller's memory has been is never read.
+        let mut buffer = vec![0; room.min(READ_MAX)];
+        let got = stream::read(&mut held.session, &mut held.rest, &mut buffer)?;
+        // SAFETY: the caller's promise; `got` is at most `room`.
+        unsafe { std::ptr::copy_nonoverlapping(buffer.as_ptr(), to.cast::<u8>(), got) };
+        // SAFETY: the caller's promise.
+        unsafe { give(bytes, got, "bytes") }
     })
 }
 
@@ -465,7 +530,7 @@ pub unsafe extern "C" fn millrace_graft_accept(listener: *mut Listener, session:
         if session.is_null() {
             return Err(invalid("session is null"));
         }
-        let held = Held { session: listener.accept()?, message: None };
+        let held = Held::from(listener.accept()?);
         // SAFETY: the caller's promise.
         unsafe { give(session, Box::into_raw(Box::new(held)), "session") }
     })

@@ -280,6 +280,12 @@ impl Session {
         }
     }
 
+    /// Messages that the other end has sent before it finished, and that have not come.
+    pub fn missing(&self) -> u32 {
+        let all = self.incoming.all.map_or(0, |(all, _)| all.wrapping_sub(self.incoming.count));
+        u32::try_from(all.cast_signed()).unwrap_or(0)
+    }
+
     /// What has become of it since the last call.
     pub fn event(&mut self) -> Result<Option<Event>, Error> {
         self.check_process()?;

@@ -36,9 +36,9 @@ pub struct Args {
     /// TCP flows that are measured as the relays' are, by their congestion control
     #[arg(long, value_delimiter = ',', default_value = "cubic,bbr", value_name = "NAME")]
     tcp: Vec<String>,
-    /// Datagrams by the packet function `congestion` that are measured as TCP flows are
+    /// Others that are measured as TCP flows are
     #[arg(skip)]
-    datagrams: Option<Datagrams>,
+    others: Vec<Other>,
     #[command(flatten)]
     bottleneck: Bottleneck,
 }
@@ -70,8 +70,8 @@ pub struct Bottleneck {
 
 impl Args {
     /// No relays.
-    pub fn of_grafts(controls: Vec<String>, datagrams: Option<Datagrams>, bottleneck: Bottleneck) -> Self {
-        Self { relays: Vec::new(), tcp: controls, datagrams, bottleneck }
+    pub fn of_grafts(controls: Vec<String>, others: Vec<Other>, bottleneck: Bottleneck) -> Self {
+        Self { relays: Vec::new(), tcp: controls, others, bottleneck }
     }
 }
 
@@ -119,19 +119,27 @@ enum Flow {
     Relay(Contender),
     /// With this congestion control.
     Tcp(String),
-    Datagrams(Datagrams),
+    Other(Other),
 }
 
-/// Sends as many datagrams as the path carries for so long, from the relay's host of a site to the subscribers', over IPv4. With the round
-/// trip in ms.
-pub type Datagrams = fn(&Site, u32, Duration) -> anyhow::Result<()>;
+/// What is neither.
+#[derive(Debug, Clone, Copy)]
+pub struct Other {
+    pub label: &'static str,
+    /// As JSON has it.
+    pub kind: &'static str,
+    pub control: &'static str,
+    /// Sends as much as the path carries for so long, from the relay's host of a site to the subscribers', over IPv4. With the round trip
+    /// in ms.
+    pub send: fn(&Site, u32, Duration) -> anyhow::Result<()>,
+}
 
 impl Flow {
     fn label(&self) -> String {
         match self {
             Self::Relay(contender) => contender.label(),
             Self::Tcp(control) => format!("tcp ({control})"),
-            Self::Datagrams(_) => "datagrams (congestion)".to_owned(),
+            Self::Other(other) => other.label.to_owned(),
         }
     }
 }
@@ -164,7 +172,7 @@ impl Row {
         let (relay, engine, control) = match &self.flow {
             Flow::Relay(relay) => (relay.relay(), relay.engine(), relay.congestion_control()),
             Flow::Tcp(control) => ("tcp", None, Some(control.as_str())),
-            Flow::Datagrams(_) => ("packet-graft", None, Some("congestion")),
+            Flow::Other(other) => (other.kind, None, Some(other.control)),
         };
         let round = |round: &Result<Shared, String>| match round {
             Ok(shared) => json!({
@@ -237,9 +245,8 @@ impl Args {
 
     fn rows(&self) -> Vec<Row> {
         let relays = self.relays.iter().map(|relay| Flow::Relay(*relay));
-        let datagrams = self.datagrams.map(Flow::Datagrams);
-        let flows: Vec<Flow> =
-            relays.chain(self.tcp.iter().cloned().map(Flow::Tcp)).chain(datagrams).collect();
+        let others = self.others.iter().copied().map(Flow::Other);
+        let flows: Vec<Flow> = relays.chain(self.tcp.iter().cloned().map(Flow::Tcp)).chain(others).collect();
         let row = |buffer: f64, flow: &Flow| Row { flow: flow.clone(), buffer, rounds: Vec::new() };
         let buffers = self.bottleneck.buffers.iter();
         buffers.flat_map(|buffer| flows.iter().map(move |flow| row(*buffer, flow))).collect()
@@ -257,30 +264,30 @@ impl Args {
     }
 
     fn round(&self, site: &Site, flow: &Flow) -> anyhow::Result<Shared> {
-        if let Flow::Datagrams(send) = flow {
+        if let Flow::Other(other) = flow {
             let seconds = WARM_UP.as_secs_f64() + self.bottleneck.seconds + SPARE_SECONDS;
             let sending = Duration::from_secs_f64(seconds);
             return std::thread::scope(|scope| {
-                let datagrams = scope.spawn(|| send(site, self.bottleneck.rtt_ms, sending));
+                let other = scope.spawn(|| (other.send)(site, self.bottleneck.rtt_ms, sending));
                 let shared = self.beside_cubic(site, flow);
-                datagrams.join().map_err(|_| anyhow!("the sender of datagrams panicked"))??;
+                other.join().map_err(|_| anyhow!("the sender panicked"))??;
                 shared
             });
         }
         self.beside_cubic(site, flow)
     }
 
-    /// Datagrams come from somebody else.
+    /// What others send comes from somebody else.
     fn beside_cubic(&self, site: &Site, flow: &Flow) -> anyhow::Result<Shared> {
         let relay = match flow {
             Flow::Relay(contender) => Some(self.start_relay(site, *contender)?),
-            Flow::Tcp(_) | Flow::Datagrams(_) => None,
+            Flow::Tcp(_) | Flow::Other(_) => None,
         };
         let (from, to) = (site.relay()?, site.subscribers()?);
         // The measured flow comes over IPv4, the other over IPv6: the receiving host counts them apart.
         let measured = match flow {
             Flow::Tcp(control) => Some(Saturating::start(from, to, to.addr_v4().into(), control)?),
-            Flow::Relay(_) | Flow::Datagrams(_) => None,
+            Flow::Relay(_) | Flow::Other(_) => None,
         };
         let cubic = Saturating::start(from, to, to.addr_v6().into(), "cubic")?;
         std::thread::sleep(WARM_UP);

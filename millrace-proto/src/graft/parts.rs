@@ -1,6 +1,7 @@
 //! Messages of applications as datagrams: a message that is too long for one goes as parts, and the other end puts them together.
 //!
-//! What is incomplete is bounded in number and in bytes: for something new, the oldest goes, and is counted.
+//! What is incomplete is bounded in number and in bytes: for something new, the oldest goes, and is counted. A part may come twice: whoever sends it is told of
+//! no room where the queue behind the joints has dropped it, tries again, and the graft repairs the first one, too.
 //!
 //! ```text
 //!  0                   1                   2                   3
@@ -18,6 +19,9 @@ pub const MESSAGE_MAX: usize = 1 << 20;
 pub const INCOMPLETE_MAX: usize = 64;
 /// In the parts of these, and in the tables that hold them.
 pub const INCOMPLETE_BYTES: usize = 4 << 20;
+
+/// Of a message that is so many behind the newest nothing comes any more: datagrams that are 1024 behind are dropped, and each is of one message.
+const SEEN: u32 = 2048;
 
 const PART: u8 = 1;
 const END: u8 = 2;
@@ -98,6 +102,15 @@ pub struct Assembly {
     incomplete: VecDeque<Incomplete>,
     bytes: usize,
     given_up: u64,
+    seen: Seen,
+}
+
+/// Which of the latest messages are done with: whole, or given up.
+#[derive(Debug)]
+struct Seen {
+    /// One more than the newest.
+    next: u32,
+    done: [u64; SEEN as usize / 64],
 }
 
 #[derive(Debug)]
@@ -111,7 +124,11 @@ struct Incomplete {
 impl Assembly {
     /// The message, if this part completes it.
     pub fn take(&mut self, part: Part<'_>) -> Option<Vec<u8>> {
+        if self.seen.is_done(part.message) {
+            return None;
+        }
         if part.parts == 1 {
+            self.seen.note(part.message);
             return Some(part.bytes.to_vec());
         }
         let at = self.place(&part)?;
@@ -173,7 +190,8 @@ impl Assembly {
     }
 
     fn drop_at(&mut self, at: usize) {
-        if self.remove(at).is_some() {
+        if let Some(gone) = self.remove(at) {
+            self.seen.note(gone.message);
             self.given_up += 1;
         }
     }
@@ -186,7 +204,50 @@ impl Assembly {
 
     fn finish(&mut self, at: usize) -> Option<Vec<u8>> {
         let whole = self.remove(at)?;
+        self.seen.note(whole.message);
         Some(whole.parts.into_iter().flatten().flatten().collect())
+    }
+}
+
+impl Default for Seen {
+    fn default() -> Self {
+        Self { next: 0, done: [0; SEEN as usize / 64] }
+    }
+}
+
+impl Seen {
+    fn place(message: u32) -> (usize, u64) {
+        let at = message % SEEN;
+        ((at / 64) as usize, 1 << (at % 64))
+    }
+
+    /// What is too far behind is, too.
+    fn is_done(&self, message: u32) -> bool {
+        let ahead = message.wrapping_sub(self.next);
+        if ahead.cast_signed() >= 0 {
+            return false;
+        }
+        let (word, bit) = Self::place(message);
+        ahead.wrapping_neg() > SEEN || self.done.get(word).is_none_or(|word| word & bit != 0)
+    }
+
+    fn note(&mut self, message: u32) {
+        let ahead = message.wrapping_sub(self.next);
+        if ahead.cast_signed() >= 0 {
+            // Those that it passes over have not come.
+            for passed in 0..=ahead.min(SEEN - 1) {
+                self.set(message.wrapping_sub(passed), false);
+            }
+            self.next = message.wrapping_add(1);
+        }
+        self.set(message, true);
+    }
+
+    fn set(&mut self, message: u32, done: bool) {
+        let (word, bit) = Self::place(message);
+        if let Some(word) = self.done.get_mut(word) {
+            *word = if done { *word | bit } else { *word & !bit };
+        }
     }
 }
 
@@ -227,6 +288,38 @@ mod tests {
                 assert_eq!(feed(&mut assembly, last).expect("whole"), bytes);
                 assert_eq!((assembly.bytes, assembly.given_up), (0, 0));
             }
+        }
+    }
+
+    /// In any order, with numbers that begin anew at 2^32, and each of them twice, at once or later.
+    #[test]
+    fn what_comes_twice_counts_once() {
+        for parts in [1, 3] {
+            let mut assembly = Assembly::default();
+            let mut take = |message: u32| {
+                let bytes = [message as u8; 250];
+                let room = HEADER_BYTES + bytes.len().div_ceil(parts);
+                all(message, &bytes, room).iter().filter_map(|datagram| feed(&mut assembly, datagram)).count()
+            };
+            let numbers: Vec<u32> = (0..5000).map(|at: u32| at ^ 7).collect();
+            for (at, number) in numbers.iter().enumerate() {
+                assert_eq!(take(*number), 1, "{number}");
+                assert_eq!(take(*number), 0, "{number}");
+                assert_eq!(take(numbers[at.saturating_sub(1000)]), 0, "{number}");
+            }
+            assert_eq!(take(2951), 0, "far behind");
+            // Far ahead, and then what was passed over.
+            assert_eq!(take(9000), 1);
+            assert_eq!((take(8999), take(8999)), (1, 0));
+            assert_eq!((take(9000 - 2047), take(9000 - 2048)), (1, 0));
+            assert_eq!((assembly.bytes, assembly.given_up), (0, 0));
+        }
+        let mut assembly =
+            Assembly { seen: Seen { next: u32::MAX - 1, ..Seen::default() }, ..Assembly::default() };
+        for number in [u32::MAX, 1, 0, u32::MAX - 1] {
+            let datagrams = all(number, b"x", 100);
+            assert_eq!(feed(&mut assembly, &datagrams[0]).as_deref(), Some(&b"x"[..]), "{number}");
+            assert_eq!(feed(&mut assembly, &datagrams[0]), None, "{number}");
         }
     }
 

@@ -156,4 +156,6 @@ fn minimum_window(mtu: u64) -> u64 {
 }
 
 #[cfg(test)]
+mod link;
+#[cfg(test)]
 mod tests;

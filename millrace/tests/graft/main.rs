@@ -8,6 +8,7 @@ mod messages;
 mod messages_c;
 mod packets;
 mod site;
+mod streams;
 
 use std::{
     fs,

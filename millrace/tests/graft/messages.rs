@@ -116,7 +116,7 @@ fn socket(site: &Site, side: usize) -> PathBuf {
     site.path(&format!("m{side}.sock"))
 }
 
-fn asks(site: &Site, side: usize, service: &str) -> Preconnection {
+pub fn asks(site: &Site, side: usize, service: &str) -> Preconnection {
     Preconnection::new("other", service).socket(socket(site, side))
 }
 
@@ -135,14 +135,14 @@ fn wait_for_keys(host: &Host<'_>) {
     });
 }
 
-fn accept(listener: &Listener) -> Session {
+pub fn accept(listener: &Listener) -> Session {
     let mut session = listener.accept().unwrap();
     session.set_timeout(Some(LONG));
     session
 }
 
 /// A pair of sessions: of who asks for these services, and of who listens.
-fn pair(site: &Site, services: &[&str]) -> (Session, Session) {
+pub fn pair(site: &Site, services: &[&str]) -> (Session, Session) {
     let listener = asks(site, 1, "test").listen().unwrap();
     let asked = services.iter().fold(asks(site, 0, "test"), |asks, service| asks.service(*service));
     let mut near = asked.initiate().unwrap();
@@ -157,7 +157,7 @@ fn message(session: &mut Session) -> Vec<u8> {
     }
 }
 
-fn event(session: &mut Session, wanted: impl Fn(&Event) -> bool) -> Event {
+pub fn event(session: &mut Session, wanted: impl Fn(&Event) -> bool) -> Event {
     let (begin, mut others) = (Instant::now(), Vec::new());
     loop {
         match session.event().unwrap() {

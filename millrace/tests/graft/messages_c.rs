@@ -131,6 +131,35 @@ static int child(millrace_graft_session *session)
 	return 0;
 }
 
+static int stream(const char *socket, millrace_graft_listener *listener)
+{
+	millrace_graft_session *near, *far;
+	char piece[8];
+	size_t bytes;
+
+	MUST(MILLRACE_GRAFT_OK, millrace_graft_init(socket, "other", "test", &near));
+	MUST(MILLRACE_GRAFT_OK, millrace_graft_negotiate(near, "reliability order", NULL));
+	MUST(MILLRACE_GRAFT_OK, millrace_graft_validate(near, -1));
+	MUST(MILLRACE_GRAFT_OK, millrace_graft_accept(listener, &far));
+	MUST(MILLRACE_GRAFT_OK, millrace_graft_write(near, "a stream", 8, &bytes));
+	if (bytes != 8)
+		return 10;
+	MUST(MILLRACE_GRAFT_OK, millrace_graft_finish(near));
+	MUST(MILLRACE_GRAFT_INVALID, millrace_graft_read(far, piece, 0, &bytes));
+	MUST(MILLRACE_GRAFT_OK, millrace_graft_read(far, piece, 3, &bytes));
+	if (bytes != 3 || memcmp(piece, "a s", 3))
+		return 11;
+	MUST(MILLRACE_GRAFT_OK, millrace_graft_read(far, piece, sizeof(piece), &bytes));
+	if (bytes != 5 || memcmp(piece, "tream", 5))
+		return 12;
+	MUST(MILLRACE_GRAFT_OK, millrace_graft_read(far, piece, sizeof(piece), &bytes));
+	if (bytes)
+		return 13;
+	MUST(MILLRACE_GRAFT_OK, millrace_graft_close(near));
+	MUST(MILLRACE_GRAFT_OK, millrace_graft_close(far));
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
 	millrace_graft_listener *listener;
@@ -179,6 +208,7 @@ int main(int argc, char **argv)
 	MUST(MILLRACE_GRAFT_OK, millrace_graft_set_nonblocking(far, 1));
 	MUST(MILLRACE_GRAFT_AGAIN, millrace_graft_recv(far, message, sizeof(message), &bytes));
 	MUST(MILLRACE_GRAFT_OK, millrace_graft_set_nonblocking(far, 0));
+	MUST(MILLRACE_GRAFT_INVALID, millrace_graft_write(near, "no order", 8, &bytes));
 	MUST(MILLRACE_GRAFT_TOO_LONG, millrace_graft_send(near, message, MILLRACE_GRAFT_MESSAGE_MAX + 1));
 	MUST(MILLRACE_GRAFT_OK, millrace_graft_finish(near));
 	MUST(MILLRACE_GRAFT_FINISHED, millrace_graft_send(near, "late", 4));
@@ -188,6 +218,7 @@ int main(int argc, char **argv)
 		return 7;
 	MUST(MILLRACE_GRAFT_OK, millrace_graft_close(far));
 	MUST(MILLRACE_GRAFT_OK, millrace_graft_close(near));
+	MUST(0, stream(argv[1], listener));
 	millrace_graft_listener_close(listener);
 	puts("done");
 	return 0;
@@ -201,7 +232,7 @@ fn every_function_from_c_and_a_fork() {
         return;
     }
     let Some(site) = Site::new("fork") else { return };
-    let [near, far] = hosts(&site, "");
+    let [near, far] = hosts(&site, crate::streams::IN_ORDER);
     fs::write(site.path("fork.c"), FORK).unwrap();
     let program = build(&site, &site.path("fork.c"));
     let mut command = as_nobody(&program);

@@ -61,11 +61,11 @@ enum Command {
 
 #[derive(Debug, clap::Args)]
 struct Fairness {
-    /// Congestion controls, grafts or the kernel's; `congestion`: datagrams by the packet function
+    /// Congestion controls, grafts or the kernel's; `congestion`: datagrams by the packet function; `carried`: TCP, carried
     #[arg(
         long,
         value_delimiter = ',',
-        default_value = "mr_hybla,mr_longhaul,mr_pcc,mr_westwood,cubic,bbr,congestion",
+        default_value = "mr_hybla,mr_longhaul,mr_pcc,mr_westwood,cubic,bbr,congestion,carried",
         value_name = "NAME"
     )]
     controls: Vec<String>,
@@ -73,17 +73,32 @@ struct Fairness {
     bottleneck: fairness::Bottleneck,
 }
 
+/// What `fairness` has beside TCP's congestion controls.
+const OTHERS: [(&str, fairness::Other); 2] = [
+    (
+        "congestion",
+        fairness::Other {
+            label: "datagrams (congestion)",
+            kind: "packet-graft",
+            control: "congestion",
+            send: repair::saturate,
+        },
+    ),
+    ("carried", fairness::Other { label: "carried", kind: "carried", control: "bbr", send: apps::saturate }),
+];
+
 pub fn run(args: Args) -> anyhow::Result<()> {
     match args.command {
         Command::Apps(args) => apps::run(args),
         Command::Deploy(args) => deploy::run(args),
         Command::Fct(args) => fct::run(args),
         Command::Fairness(Fairness { controls, bottleneck }) => {
-            let (datagrams, controls): (Vec<_>, Vec<_>) =
-                controls.into_iter().partition(|control| control == "congestion");
+            let others = OTHERS.iter().filter(|(name, _)| controls.iter().any(|control| control == name));
+            let others = others.map(|(_, other)| *other).collect();
+            let is_tcp = |control: &String| !OTHERS.iter().any(|(name, _)| control == name);
+            let controls: Vec<_> = controls.iter().filter(|control| is_tcp(control)).cloned().collect();
             let _grafts = register(&controls)?;
-            let datagrams = datagrams.first().map(|_| repair::saturate as fairness::Datagrams);
-            fairness::run(fairness::Args::of_grafts(controls, datagrams, bottleneck))
+            fairness::run(fairness::Args::of_grafts(controls, others, bottleneck))
         }
         Command::Negotiate(args) => negotiate::run(args),
         Command::Reconfigure(args) => reconfigure::run(args),

@@ -3,15 +3,17 @@
 //!
 //! Names are the draft's, sections too. In bytes where the draft counts packets. Four things differ for live media, which
 //! fills a path seldom and with few packets: see [`Bbr::update_min_rtt`], [`Bbr::is_too_much`], [`Bbr::update_ack_aggregation`]
-//! and [`Bbr::check_full_bw`].
+//! and [`Bbr::check_full_bw`]. A fifth is for transfers over paths that lose much: [`Bbr::over_lossy_paths`].
 
 mod filter;
+mod path_loss;
 mod probe;
 
 use std::time::{Duration, Instant};
 
 use super::{Acked, Controller, Delivered, LostPacket, Sending, initial_window};
 use filter::WindowedMax;
+use path_loss::PathLoss;
 use probe::{AckPhase, Phase};
 
 const STARTUP_PACING_GAIN: f64 = 2.77;
@@ -119,6 +121,8 @@ pub struct Bbr {
 
     cycle: probe::Cycle,
     undo: Option<Undo>,
+    /// Where it is not taken for too much in flight.
+    path_loss: Option<PathLoss>,
 }
 
 impl Bbr {
@@ -165,7 +169,15 @@ impl Bbr {
             extra_acked_delivered: 0,
             cycle: probe::Cycle::new(now, seed),
             undo: None,
+            path_loss: None,
         }
+    }
+
+    /// Loss that the path has even while there is no queue is the path's own, and no reason to send less. The draft takes more than
+    /// [`LOSS_THRESHOLD`] for too much in flight, whatever it is of, and each round with a loss for a sign of less bandwidth.
+    #[must_use]
+    pub fn over_lossy_paths(self) -> Self {
+        Self { path_loss: Some(PathLoss::default()), ..self }
     }
 }
 
@@ -193,9 +205,10 @@ impl Controller for Bbr {
         }
         self.loss_in_round = true;
         self.lost_something = true;
+        self.path_loss.iter_mut().for_each(|path| path.on_lost(lost.size));
         self.cycle.on_lost(lost);
         if self.cycle.samples && self.is_too_much(lost.lost, lost.in_flight, lost.app_limited) {
-            self.too_much_in_flight(lost.now, inflight_at_loss(lost), lost.app_limited, lost.delivered);
+            self.too_much_in_flight(lost.now, self.inflight_at_loss(lost), lost.app_limited, lost.delivered);
         }
     }
 
@@ -302,7 +315,29 @@ impl Bbr {
     /// who does not fill the path.
     fn is_too_much(&self, lost: u64, in_flight: u64, app_limited: bool) -> bool {
         let noise = if app_limited { 2 } else { 1 } * self.mtu;
-        lost > ((in_flight as f64 * LOSS_THRESHOLD) as u64).max(noise)
+        lost > ((in_flight as f64 * LOSS_THRESHOLD) as u64).max(noise) + self.of_path(in_flight)
+    }
+
+    /// Bytes of those in flight that may be lost for no reason of the sender's.
+    fn of_path(&self, in_flight: u64) -> u64 {
+        self.path_loss.as_ref().map_or(0, |path| path.of(in_flight, self.mtu))
+    }
+
+    /// Bytes in flight at which losses became too many (section 5.5.10.2).
+    fn inflight_at_loss(&self, lost: &LostPacket) -> u64 {
+        let before = lost.in_flight.saturating_sub(lost.size) as f64;
+        let lost_before = lost.lost.saturating_sub(lost.size + self.of_path(lost.in_flight)) as f64;
+        let prefix = (LOSS_THRESHOLD * before - lost_before) / (1.0 - LOSS_THRESHOLD);
+        (before + prefix.max(0.0)) as u64
+    }
+
+    /// What is lost of what is sent no faster than the path delivers, or has been found to deliver more and more, is not lost for the rate.
+    fn is_steady(&self) -> bool {
+        match self.state {
+            State::Startup => self.full_bw_rounds == 0,
+            State::ProbeBw(phase) => phase != Phase::Up,
+            State::Drain | State::ProbeRtt => false,
+        }
     }
 
     fn start_round(&mut self, delivered: u64) {
@@ -318,7 +353,11 @@ impl Bbr {
             self.loss_round_delivered = delivered.total;
         }
         self.round_start = sample.prior_delivered >= self.next_round_delivered;
+        self.path_loss.iter_mut().for_each(|path| path.on_delivered(delivered.acked, delivered.rtt));
         if self.round_start {
+            let is_steady = self.is_steady();
+            let (min_rtt, mtu) = (self.min_rtt, self.mtu);
+            self.path_loss.iter_mut().for_each(|path| path.end_round(min_rtt, is_steady, mtu));
             self.start_round(delivered.total);
             self.rounds += 1;
             self.cycle.rounds_since_probe += 1;
@@ -337,7 +376,9 @@ impl Bbr {
         }
         self.check_startup_losses(delivered);
         let is_probing = matches!(self.state, State::Startup | State::ProbeBw(Phase::Refill | Phase::Up));
-        if self.loss_in_round && !is_probing {
+        let sample = &delivered.sample;
+        let is_path = self.of_path(sample.in_flight) >= sample.lost.max(1);
+        if self.loss_in_round && !is_probing && !is_path {
             let scaled = |bound: u64, start: u64| {
                 let bound = if bound == UNBOUNDED { start } else { bound };
                 (BETA * bound as f64) as u64
@@ -454,10 +495,13 @@ impl Bbr {
         rtt > min + QUEUE.max(min / 2)
     }
 
-    /// Losses of who does not fill the path are not its doing, and no reason to stop looking for its bandwidth.
+    /// Losses of who does not fill the path are not its doing, and no reason to stop looking for its bandwidth. Over a lossy path they are none as
+    /// long as the bandwidth grows.
     fn check_startup_losses(&mut self, delivered: &Delivered) {
         let sample = &delivered.sample;
+        let grows = self.path_loss.is_some() && self.full_bw_rounds == 0;
         if self.state == State::Startup
+            && !grows
             && self.losses_in_round >= STARTUP_FULL_LOSSES
             && !sample.app_limited
             && self.is_too_much(sample.lost, sample.in_flight, sample.app_limited)
@@ -555,12 +599,4 @@ impl Bbr {
         };
         self.cwnd = self.cwnd.min(bound.min(self.inflight_shortterm)).max(self.minimum());
     }
-}
-
-/// Bytes in flight at which losses became too many (section 5.5.10.2).
-fn inflight_at_loss(lost: &LostPacket) -> u64 {
-    let before = lost.in_flight.saturating_sub(lost.size) as f64;
-    let lost_before = lost.lost.saturating_sub(lost.size) as f64;
-    let prefix = (LOSS_THRESHOLD * before - lost_before) / (1.0 - LOSS_THRESHOLD);
-    (before + prefix.max(0.0)) as u64
 }

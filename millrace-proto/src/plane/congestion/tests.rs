@@ -1,3 +1,4 @@
+use super::link::{self, Link};
 use super::*;
 
 const MTU: u64 = 1000;
@@ -195,4 +196,64 @@ fn pacing_is_a_quarter_faster_than_the_window() {
     let reno = NewReno::new(MTU);
     assert_eq!(reno.pacing_rate(RTT), 125_000);
     assert!(reno.pacing_rate(Duration::ZERO) > 0);
+}
+
+fn bbr(now: Instant, seed: u64) -> Bbr {
+    Bbr::new(link::MTU, now, seed)
+}
+
+/// So many parts of what the path holds wait in front of it; `loss` at random.
+fn path(rtt_ms: u64, mbit: u64, queue: f64, loss: f64) -> Link {
+    let rate = mbit * 125_000;
+    let holds = rate as f64 * rtt_ms as f64 / 1000.0;
+    Link { rate, rtt: Duration::from_millis(rtt_ms), queue: (holds * queue) as u64, loss }
+}
+
+/// The plain controller, and the one over lossy paths.
+fn alone(path: &Link) -> [link::Outcome; 2] {
+    let now = Instant::now();
+    [bbr(now, 3), bbr(now, 3).over_lossy_paths()].map(|controller| {
+        path.run(now, vec![Box::new(controller)], Duration::from_secs(5), Duration::from_secs(35)).remove(0)
+    })
+}
+
+#[test]
+fn what_a_path_loses_anyway_does_not_slow_it_down() {
+    for (rtt_ms, mbit, queue, loss) in [
+        (100, 100, 1.0, 0.05),
+        (20, 20, 1.0, 0.05),
+        (600, 20, 1.0, 0.05),
+        (100, 50, 0.3, 0.08),
+        (100, 20, 1.0, 0.01),
+    ] {
+        let [plain, lossy] = alone(&path(rtt_ms, mbit, queue, loss));
+        assert!(lossy.share > 0.8, "{rtt_ms} ms, {mbit} Mbit/s, {queue}, {loss}: {lossy:?}");
+        assert!(plain.share < lossy.share, "{rtt_ms} ms, {mbit} Mbit/s, {queue}, {loss}: {plain:?}");
+    }
+}
+
+/// What drops all above a rate loses without a queue, too: that is no path's own loss.
+#[test]
+fn a_rate_that_is_kept_by_drops_is_found() {
+    for packets in [3, 10, 30] {
+        let path = Link { queue: packets * link::MTU, ..path(40, 20, 0.0, 0.0) };
+        let [plain, lossy] = alone(&path);
+        assert!(lossy.share > 0.6, "{packets}: {plain:?} {lossy:?}");
+        assert!(lossy.lost < 0.05, "{packets}: {plain:?} {lossy:?}");
+    }
+}
+
+#[test]
+fn what_a_queue_loses_slows_it_down() {
+    let now = Instant::now();
+    for (rtt_ms, queue) in [(40, 0.1), (40, 0.25), (40, 1.0), (40, 4.0), (100, 0.25), (100, 1.0)] {
+        let path = path(rtt_ms, 20, queue, 0.0);
+        let beside: [Box<dyn Controller>; 2] = [Box::new(Cubic::new(link::MTU, now)), Box::new(bbr(now, 7))];
+        for theirs in beside {
+            let ours = Box::new(bbr(now, 3).over_lossy_paths());
+            let shares = path.run(now, vec![ours, theirs], Duration::from_secs(10), Duration::from_secs(70));
+            let share = shares[0].share / (shares[0].share + shares[1].share);
+            assert!((0.35..0.65).contains(&share), "{rtt_ms} ms, {queue}: {shares:?}");
+        }
+    }
 }

@@ -60,7 +60,7 @@ fn transport(carry: &Carry) -> Arc<TransportConfig> {
         .send_window(SEND_WINDOW)
         .keep_alive_interval(Some(KEEP_ALIVE))
         .max_idle_timeout(IDLE.try_into().ok())
-        .congestion_controller_factory(Arc::new(Bbr));
+        .congestion_controller_factory(Arc::new(Bbr::over_lossy_paths()));
     Arc::new(transport)
 }
 

@@ -2,6 +2,7 @@
 
 mod application;
 mod rows;
+mod saturate;
 
 use std::fs;
 use std::path::PathBuf;
@@ -59,6 +60,8 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
+
+pub use saturate::saturate;
 
 /// How an application's connections get to the other host.
 #[derive(Debug, Clone, PartialEq)]

@@ -172,20 +172,34 @@ pub fn read(got: &[u8], base: Instant, bytes: usize) -> Option<(u64, f64)> {
     is_whole.then(|| (number, now_ns.saturating_sub(sent_ns) as f64 / 1e6))
 }
 
-fn receive(to: &UdpSocket, base: Instant, bytes: usize, is_over: &AtomicBool) -> Outcome {
-    let (mut outcome, mut seen, mut newest) = (Outcome::default(), BTreeSet::new(), 0);
-    let mut buffer = [0; 2048];
-    while !is_over.load(Ordering::Relaxed) {
-        let Ok(got) = to.recv(&mut buffer) else { continue };
-        match read(&buffer[..got], base, bytes) {
-            Some((number, delay_ms)) if seen.insert(number) => {
+/// What comes at the receiver.
+#[derive(Default)]
+pub struct Receiving {
+    pub outcome: Outcome,
+    seen: BTreeSet<u64>,
+    newest: u64,
+}
+
+impl Receiving {
+    pub fn take(&mut self, got: &[u8], base: Instant, bytes: usize) {
+        let outcome = &mut self.outcome;
+        match read(got, base, bytes) {
+            Some((number, delay_ms)) if self.seen.insert(number) => {
                 outcome.received += 1;
-                outcome.disordered += u64::from(number < newest);
+                outcome.disordered += u64::from(number < self.newest);
                 outcome.delays_ms.push(delay_ms);
-                newest = newest.max(number);
+                self.newest = self.newest.max(number);
             }
             _ => outcome.wrong += 1,
         }
     }
-    outcome
+}
+
+fn receive(to: &UdpSocket, base: Instant, bytes: usize, is_over: &AtomicBool) -> Outcome {
+    let (mut receiving, mut buffer) = (Receiving::default(), [0; 2048]);
+    while !is_over.load(Ordering::Relaxed) {
+        let Ok(got) = to.recv(&mut buffer) else { continue };
+        receiving.take(&buffer[..got], base, bytes);
+    }
+    receiving.outcome
 }

@@ -1,4 +1,4 @@
-//! The delay of messages at a rate: full reliability, a bounded part of it, parity, and TCP.
+//! The delay of messages at a rate: full reliability, a bounded part of it, parity, QUIC's datagrams, and TCP.
 
 use std::io::{Read as _, Write as _};
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use anyhow::{anyhow, ensure};
 use serde_json::{Value, json};
 
 use super::datagrams::{Graft, Outcome, Pace, Run, message, read};
-use super::{Args, site};
+use super::{Args, quic, site};
 use crate::bench::graft::flow::Flow;
 use crate::bench::site::Site;
 use crate::bench::stats::Percentiles;
@@ -21,19 +21,21 @@ const PROTECTED: u64 = 8;
 enum Arm {
     Functions { name: &'static str, functions: &'static [&'static str] },
     Tcp(&'static str),
+    Quic,
 }
 
-const ARMS: [Arm; 6] = [
+const ARMS: [Arm; 7] = [
     Arm::Functions { name: "repair", functions: &["window", "number", "repair", "acknowledge"] },
     Arm::Functions { name: "gobackn", functions: &["window", "gobackn", "number", "acknowledge"] },
     Arm::Functions { name: "partial", functions: &["window", "number", "partial", "acknowledge"] },
     Arm::Functions { name: "fec", functions: &["number", "fec"] },
     Arm::Tcp("cubic"),
     Arm::Tcp("bbr"),
+    Arm::Quic,
 ];
 
 pub fn run(args: &Args) -> anyhow::Result<(Vec<Value>, String)> {
-    let site = site(args.delay_rtt_ms, args.delay_loss)?;
+    let site = site(args.delay_rtt_ms, args.delay_loss, None)?;
     let progress = Progress::of(ARMS.len() * args.rounds);
     let mut outcomes: Vec<Vec<Outcome>> = ARMS.iter().map(|_| Vec::new()).collect();
     for round in 1..=args.rounds {
@@ -57,6 +59,7 @@ impl Args {
         let outcome = match arm {
             Arm::Functions { functions, .. } => self.functions(site, functions)?,
             Arm::Tcp(control) => self.tcp(site, control)?,
+            Arm::Quic => quic::measure(site, &self.plan())?,
         };
         ensure!(outcome.wrong == 0, "{}: {} messages were not as they were sent", arm.name(), outcome.wrong);
         Ok(outcome)
@@ -123,6 +126,7 @@ impl Arm {
         match self {
             Self::Functions { name, .. } => (*name).to_owned(),
             Self::Tcp(control) => format!("TCP {control}"),
+            Self::Quic => "QUIC datagrams".to_owned(),
         }
     }
 
@@ -146,7 +150,7 @@ impl Arm {
         };
         let functions = match self {
             Self::Functions { functions, .. } => json!(functions),
-            Self::Tcp(_) => Value::Null,
+            Self::Tcp(_) | Self::Quic => Value::Null,
         };
         json!({
             "part": "delay", "arm": self.name(), "functions": functions, "rtt_ms": args.delay_rtt_ms,

@@ -2,6 +2,7 @@
 
 pub mod datagrams;
 mod delay;
+mod quic;
 mod saturate;
 mod window;
 
@@ -29,6 +30,9 @@ pub struct Args {
     /// Round trips of windows
     #[arg(long, value_delimiter = ',', default_value = "50,300", value_name = "MS")]
     rtt_ms: Vec<u32>,
+    /// The link of windows carries one in a round trip, and no more; without, it has no rate
+    #[arg(long)]
+    filled: bool,
     /// Round trip of messages
     #[arg(long, default_value_t = 300, value_name = "MS")]
     delay_rtt_ms: u32,
@@ -82,9 +86,21 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 
 pub use saturate::saturate;
 
-/// Two ends with a link between them, which loses in the direction of the data.
-fn site(rtt_ms: u32, loss: f64) -> anyhow::Result<Site> {
+/// A window of packets, of so many bytes on the wire each.
+#[derive(Clone, Copy)]
+struct Fill {
+    packets: u32,
+    bytes: u64,
+}
+
+/// Two ends with a link between them, which loses in the direction of the data, and may carry no more than so many packets in a round trip.
+fn site(rtt_ms: u32, loss: f64, fills: Option<Fill>) -> anyhow::Result<Site> {
     let mut topology = Topology::standard(1, 1);
+    if let Some(Fill { packets, bytes }) = fills {
+        let rate = u64::from(packets) * bytes * 8 * 1000 / u64::from(rtt_ms).max(1);
+        let rate = format!("rate={rate}bit queue-packets={packets}");
+        topology.impair(SUBSCRIBERS_LINK, Directions::Forward, &rate)?;
+    }
     topology.impair(SUBSCRIBERS_LINK, Directions::Both, &format!("delay={}us", u64::from(rtt_ms) * 500))?;
     topology.impair(SUBSCRIBERS_LINK, Directions::Forward, &format!("loss={loss}%"))?;
     Site::new(&topology)

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use std::time::Duration;
 
 use super::datagrams::{Graft, Outcome, Pace, Run};
-use super::{Args, site};
+use super::{Args, Fill, site};
 use crate::bench::site::Site;
 use crate::bench::stats::Spread;
 use crate::bench::table::columns;
@@ -13,6 +13,9 @@ use crate::progress::Progress;
 
 const SELECTIVE: &[&str] = &["window", "number", "repair", "acknowledge"];
 const GO_BACK: &[&str] = &["window", "gobackn", "number", "acknowledge"];
+
+/// Ethernet's, IPv4's and UDP's headers, and the frame of a session in clear.
+const AROUND_BYTES: usize = 14 + 20 + 8 + 16;
 
 /// On one path, with one window: by list, one figure a round.
 #[derive(Default)]
@@ -36,8 +39,8 @@ pub fn run(args: &Args) -> anyhow::Result<(Vec<Value>, String)> {
     let mut lines = vec![head];
     for rtt_ms in &args.rtt_ms {
         for loss in &args.loss {
-            let site = site(*rtt_ms, *loss)?;
             for window in &args.windows {
+                let site = site(*rtt_ms, *loss, args.filled.then(|| args.fill(*window)))?;
                 let cell = args.cell(&site, *rtt_ms, *window, &progress)?;
                 rows.push(cell.json(args, *rtt_ms, *loss, *window));
                 lines.push(cell.line(*rtt_ms, *loss, *window));
@@ -49,6 +52,10 @@ pub fn run(args: &Args) -> anyhow::Result<(Vec<Value>, String)> {
 }
 
 impl Args {
+    fn fill(&self, packets: u32) -> Fill {
+        Fill { packets, bytes: (self.bytes + AROUND_BYTES) as u64 }
+    }
+
     /// Both lists in turn, so that what changes on the machine over time meets both.
     fn cell(&self, site: &Site, rtt_ms: u32, window: u32, progress: &Progress) -> anyhow::Result<Cell> {
         let mut cell = Cell::default();
@@ -148,7 +155,7 @@ impl Cell {
                 .collect::<Vec<_>>()
         };
         json!({
-            "part": "window", "rtt_ms": rtt_ms, "loss_percent": loss, "window": window, "bytes": args.bytes,
+            "part": "window", "filled": args.filled, "rtt_ms": rtt_ms, "loss_percent": loss, "window": window, "bytes": args.bytes,
             "seconds": args.seconds, "selective_repeat": rounds(&self.selective),
             "go_back_n": rounds(&self.go_back), "ratio": selective / go_back, "formula": formula(loss, window),
         })

@@ -1,0 +1,27 @@
+//! As much as a carrier takes, by iperf3: for measurements of others beside it.
+
+use std::time::Duration;
+
+use anyhow::ensure;
+
+use super::application::Server;
+use crate::bench::graft::carrying::Carrying;
+use crate::bench::site::Site;
+
+/// From the relay's host to the subscribers' of the site, over IPv4.
+///
+/// # Errors
+/// Also where it was not carried.
+pub fn saturate(site: &Site, _rtt_ms: u32, sending: Duration) -> anyhow::Result<()> {
+    let [_, port] = Server::Iperf.ports();
+    let pair = Carrying::new(site.relay()?, site.subscribers()?, site.directory(), &[port])?;
+    let _servers = Server::Iperf.start(&pair.server, site.directory())?;
+    let _brokers = pair.start()?;
+    let mut command = pair.client.node.command("iperf3");
+    command.args(["-c", &pair.server.node.addr_v4().to_string(), "-p", &port.to_string()]);
+    command.args(["-t", &sending.as_secs().to_string()]);
+    let done = pair.client.cgroup.command(&command).output()?;
+    let errors = String::from_utf8_lossy(&done.stdout);
+    ensure!(done.status.success(), "iperf3 ended with {}: {}", done.status, errors.trim());
+    pair.check_led(1)
+}

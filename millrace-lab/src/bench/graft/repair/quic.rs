@@ -1,0 +1,85 @@
+//! The same messages as QUIC datagrams (RFC 9221): encrypted, congestion-controlled, and not repaired.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::anyhow;
+use quinn::{ClientConfig, Connection, Endpoint, EndpointConfig, ServerConfig, TokioRuntime};
+use rustls::RootCertStore;
+use tokio::time::sleep_until;
+
+use super::datagrams::{Outcome, Pace, Receiving, Run, message};
+use crate::bench::site::Site;
+use crate::lab::Node;
+
+const NAME: &str = "localhost";
+
+/// By quinn, from one node to the other.
+pub fn measure(site: &Site, run: &Run) -> anyhow::Result<Outcome> {
+    let (near, far) = (site.relay()?, site.subscribers()?);
+    let (client, server) = configs()?;
+    let (from, to) = (socket(near)?, socket(far)?);
+    let at = to.local_addr()?;
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?.block_on(async {
+        let mut from = endpoint(from, None)?;
+        from.set_default_client_config(client);
+        let to = endpoint(to, Some(server))?;
+        traffic(run, &from, &to, at).await
+    })
+}
+
+fn socket(node: &Node) -> anyhow::Result<UdpSocket> {
+    Ok(node.enter(|| UdpSocket::bind((node.addr_v4(), 0)))??)
+}
+
+fn endpoint(socket: UdpSocket, server: Option<ServerConfig>) -> anyhow::Result<Endpoint> {
+    Ok(Endpoint::new(EndpointConfig::default(), server, socket, Arc::new(TokioRuntime))?)
+}
+
+fn configs() -> anyhow::Result<(ClientConfig, ServerConfig)> {
+    let made = rcgen::generate_simple_self_signed([NAME.to_owned()])?;
+    let (certificate, key) = (made.cert.der().clone(), made.signing_key.into());
+    let mut roots = RootCertStore::empty();
+    roots.add(certificate.clone())?;
+    Ok((
+        ClientConfig::with_root_certificates(Arc::new(roots))?,
+        ServerConfig::with_single_cert(vec![certificate], key)?,
+    ))
+}
+
+async fn traffic(run: &Run, from: &Endpoint, to: &Endpoint, at: SocketAddr) -> anyhow::Result<Outcome> {
+    let accept = async {
+        to.accept().await.ok_or_else(|| anyhow!("the endpoint is closed"))?.await.map_err(Into::into)
+    };
+    let connect = async { Ok::<_, anyhow::Error>(from.connect(at, NAME)?.await?) };
+    let (near, far) = tokio::try_join!(connect, accept)?;
+    let base = Instant::now();
+    let receiving = tokio::spawn(receive(far, base, run.bytes));
+    let sent = send(run, &near, base).await?;
+    tokio::time::sleep(run.grace).await;
+    // Its reading ends.
+    to.close(0_u32.into(), b"");
+    Ok(Outcome { sent, ..receiving.await? })
+}
+
+async fn send(run: &Run, near: &Connection, base: Instant) -> anyhow::Result<u64> {
+    let Pace::Rate(rate) = run.pace else { return Err(anyhow!("QUIC's datagrams are sent at a rate")) };
+    let mut number = 0;
+    while base.elapsed() < run.sending {
+        let due = base + Duration::from_secs(number) / rate;
+        sleep_until(due.into()).await;
+        // Waits for room, where the congestion controller has none.
+        near.send_datagram_wait(message(number, base, run.bytes).into()).await?;
+        number += 1;
+    }
+    Ok(number)
+}
+
+async fn receive(far: Connection, base: Instant, bytes: usize) -> Outcome {
+    let mut receiving = Receiving::default();
+    while let Ok(got) = far.read_datagram().await {
+        receiving.take(&got, base, bytes);
+    }
+    receiving.outcome
+}

@@ -1,0 +1,187 @@
+//! A bottleneck, for tests: flows that always have something to send share a rate and a queue, which loses what does not fit, and a wire
+//! that loses at random.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BinaryHeap},
+    time::{Duration, Instant},
+};
+
+use super::{Acked, Controller, Delivered, Delivery, LostPacket, Sending, Snapshot};
+
+pub const MTU: u64 = 1250;
+
+pub struct Link {
+    /// Bytes per second.
+    pub rate: u64,
+    pub rtt: Duration,
+    /// Bytes.
+    pub queue: u64,
+    pub loss: f64,
+}
+
+/// What became of a flow.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Of the link's rate.
+    pub share: f64,
+    /// Of what it has sent.
+    pub lost: f64,
+}
+
+struct Flow {
+    controller: Box<dyn Controller>,
+    delivery: Delivery,
+    under_way: BTreeMap<u64, (Instant, Snapshot)>,
+    next: u64,
+    may_send: Instant,
+    /// Losses of what was sent before count as one.
+    recovers: Option<Instant>,
+    /// Bytes.
+    acked: u64,
+    lost: u64,
+}
+
+impl Link {
+    /// From `warm` on until `end`.
+    pub fn run(
+        &self,
+        start: Instant,
+        controllers: Vec<Box<dyn Controller>>,
+        warm: Duration,
+        end: Duration,
+    ) -> Vec<Outcome> {
+        let mut flows: Vec<_> =
+            controllers.into_iter().map(|controller| Flow::new(controller, start)).collect();
+        let mut acks: BinaryHeap<Reverse<(Instant, usize, u64)>> = BinaryHeap::new();
+        let (mut now, mut free, mut random) = (start, start, 0x2545_f491_4f6c_dd1d_u64);
+        let mut before = vec![(0, 0); flows.len()];
+        let mut is_warm = false;
+        while now < start + end {
+            if !is_warm && now >= start + warm {
+                is_warm = true;
+                before = flows.iter().map(|flow| (flow.acked, flow.lost)).collect();
+            }
+            for (index, flow) in flows.iter_mut().enumerate() {
+                while let Some(number) = flow.send(now, self.rtt) {
+                    random = random
+                        .wrapping_mul(6_364_136_223_846_793_005)
+                        .wrapping_add(1_442_695_040_888_963_407);
+                    let is_lost = ((random >> 11) as f64 / (1_u64 << 53) as f64) < self.loss;
+                    let waiting = free.saturating_duration_since(now).as_secs_f64() * self.rate as f64;
+                    if is_lost || waiting as u64 + MTU > self.queue {
+                        continue;
+                    }
+                    free = free.max(now) + Duration::from_secs_f64(MTU as f64 / self.rate as f64);
+                    acks.push(Reverse((free + self.rtt, index, number)));
+                }
+            }
+            let soonest = flows.iter().filter(|flow| flow.has_room()).map(|flow| flow.may_send).min();
+            let ack = acks.peek().map(|Reverse((at, ..))| *at);
+            match (ack, soonest) {
+                (Some(ack), soonest) if soonest.is_none_or(|at| ack <= at) => {
+                    if let Some(Reverse((at, index, number))) = acks.pop() {
+                        now = at;
+                        flows[index].on_ack(now, self.rtt, number);
+                    }
+                }
+                (_, Some(soonest)) => now = now.max(soonest),
+                // All that was under way is lost.
+                _ => {
+                    now += 3 * self.rtt;
+                    flows.iter_mut().for_each(|flow| flow.on_lost(now, u64::MAX));
+                }
+            }
+        }
+        let capacity = self.rate as f64 * (end - warm).as_secs_f64();
+        let outcome = |(flow, (acked, lost)): (&Flow, (u64, u64))| {
+            let (acked, lost) = ((flow.acked - acked) as f64, (flow.lost - lost) as f64);
+            Outcome { share: acked / capacity, lost: lost / (acked + lost) }
+        };
+        flows.iter().zip(before).map(outcome).collect()
+    }
+}
+
+impl Flow {
+    fn new(controller: Box<dyn Controller>, start: Instant) -> Self {
+        Self {
+            controller,
+            delivery: Delivery::new(start),
+            under_way: BTreeMap::new(),
+            next: 0,
+            may_send: start,
+            recovers: None,
+            acked: 0,
+            lost: 0,
+        }
+    }
+
+    fn in_flight(&self) -> u64 {
+        self.under_way.len() as u64 * MTU
+    }
+
+    fn has_room(&self) -> bool {
+        self.in_flight() + MTU <= self.controller.window()
+    }
+
+    fn send(&mut self, now: Instant, rtt: Duration) -> Option<u64> {
+        if self.may_send > now || !self.has_room() {
+            return None;
+        }
+        let in_flight = self.in_flight();
+        self.controller.on_sent(&Sending { now, in_flight, app_limited: false });
+        let snapshot = self.delivery.on_sent(now, in_flight, MTU);
+        let pause = MTU as f64 / self.controller.pacing_rate(rtt).max(1) as f64;
+        self.may_send = now + Duration::from_secs_f64(pause);
+        self.under_way.insert(self.next, (now, snapshot));
+        self.next += 1;
+        Some(self.next - 1)
+    }
+
+    fn on_ack(&mut self, now: Instant, rtt: Duration, number: u64) {
+        let was_full = !self.has_room();
+        let Some((sent, snapshot)) = self.under_way.remove(&number) else { return };
+        self.on_lost(now, number.saturating_sub(2));
+        self.acked += MTU;
+        self.delivery.on_acked(now, sent, MTU, snapshot);
+        let (trip, in_flight) = (now - sent, self.in_flight());
+        if self.recovers.is_none_or(|since| sent > since) {
+            let acked = Acked { bytes: MTU, sent, rtt: trip, smoothed_rtt: trip, app_limited: false };
+            self.controller.on_ack(now, &acked);
+        }
+        if let Some(sample) = self.delivery.sample(rtt) {
+            let total = self.delivery.delivered();
+            let delivered = Delivered {
+                now,
+                acked: MTU,
+                total,
+                sample,
+                rtt: Some(trip),
+                in_flight,
+                window_limited: was_full,
+            };
+            self.controller.on_delivered(&delivered);
+        }
+    }
+
+    /// All below `number` that is still under way.
+    fn on_lost(&mut self, now: Instant, number: u64) {
+        let later = self.under_way.split_off(&number);
+        for (sent, snapshot) in std::mem::replace(&mut self.under_way, later).into_values() {
+            self.lost += MTU;
+            self.delivery.on_lost(MTU);
+            self.controller.on_lost(&LostPacket {
+                now,
+                size: MTU,
+                in_flight: snapshot.in_flight,
+                lost: self.delivery.lost_since(&snapshot),
+                app_limited: false,
+                delivered: self.delivery.delivered(),
+            });
+            if self.recovers.is_none_or(|since| sent > since) {
+                self.recovers = Some(now);
+                self.controller.on_congestion(now);
+            }
+        }
+    }
+}

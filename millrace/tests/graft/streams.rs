@@ -1,0 +1,107 @@
+//! Sessions of applications as streams of bytes.
+
+use std::{
+    io::{ErrorKind, Read as _, Write as _},
+    thread,
+};
+
+use millrace_graft::message::{Error, Event, Session, Stream, Want};
+
+use crate::messages::{event, hosts, pair};
+use crate::site::{Site, ip};
+
+/// Go-Back-N, beside what `hosts` has.
+pub const IN_ORDER: &str = "[[graft]]\nname = \"all\"\nfunctions = [\"window\", \"gobackn\", \"number\", \"acknowledge\"]\n\
+                        [parameters.gobackn]\nretry_us = 20000\n";
+
+fn streams(site: &Site) -> (Stream, Stream) {
+    let (near, far) = pair(site, &["reliability", "order"]);
+    (Stream::new(near).unwrap(), Stream::new(far).unwrap())
+}
+
+/// Bytes that say where they are.
+fn bytes(from: usize, to: usize) -> Vec<u8> {
+    (from..to).map(|at| (at ^ at >> 8 ^ at >> 16) as u8).collect()
+}
+
+/// In pieces of every size.
+fn write_all(to: &mut Stream, all: usize) {
+    let mut at = 0;
+    for size in (1..).map(|number: usize| number * 7919 % 40_000 + 1) {
+        let end = all.min(at + size);
+        to.write_all(&bytes(at, end)).unwrap();
+        at = end;
+        if at == all {
+            return to.flush().unwrap();
+        }
+    }
+}
+
+fn read_to_end(from: &mut Stream, all: usize) {
+    let mut got = Vec::new();
+    from.read_to_end(&mut got).unwrap();
+    assert_eq!(got.len(), all);
+    assert!(got == bytes(0, all), "other bytes");
+}
+
+/// Both ways at once, over a queue that is too short and loses what it says that it has no room for; one direction ends first.
+#[test]
+fn bytes_come_once_and_in_order_and_directions_end_by_themselves() {
+    let Some(site) = Site::new("stream") else { return };
+    let _hosts = hosts(&site, IN_ORDER);
+    let (mut near, mut far) = streams(&site);
+    for namespace in &site.namespaces {
+        ip(&format!("netns exec {namespace} tc qdisc add dev eth root tbf rate 40mbit burst 8k limit 16k"));
+    }
+    const THERE: usize = 1_500_000;
+    const BACK: usize = 300_000;
+    let reading = thread::spawn(move || {
+        read_to_end(&mut far, THERE);
+        // The other one has finished, and hears nevertheless.
+        write_all(&mut far, BACK);
+        far.close().unwrap();
+    });
+    write_all(&mut near, THERE);
+    near.finish().unwrap();
+    let error = near.write(b"more").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::BrokenPipe, "{error}");
+    read_to_end(&mut near, BACK);
+    reading.join().unwrap();
+    assert_eq!(near.read(&mut [0; 10]).unwrap(), 0, "still the end");
+}
+
+#[test]
+fn a_stream_wants_reliability_and_order_as_long_as_it_is_one() {
+    let Some(site) = Site::new("no-stream") else { return };
+    let _hosts = hosts(&site, IN_ORDER);
+    let refused = |session: Session, missing: &str| {
+        let error = Stream::new(session).map(drop).unwrap_err();
+        assert!(matches!(&error, Error::NotAStream { .. }) && error.to_string().contains(missing), "{error}");
+    };
+    let (near, far) = pair(&site, &["reliability"]);
+    refused(near, "selective has no order");
+    drop(far);
+    let (mut near, _far) = streams(&site);
+    assert_eq!(near.write(&[1; 20_000]).unwrap(), 16_384);
+    let want = Want { services: ["partial-order".to_owned()].into(), ..Want::default() };
+    near.session().renegotiate(want).unwrap();
+    event(near.session(), |event| matches!(event, Event::Changed { .. }));
+    let error = near.write(b"more").unwrap_err();
+    assert!(error.to_string().contains("newest has no reliability"), "{error}");
+}
+
+/// Nobody takes what was cut off for all of it.
+#[test]
+fn a_stream_that_is_cut_off_does_not_end() {
+    let Some(site) = Site::new("cut") else { return };
+    let _hosts = hosts(&site, IN_ORDER);
+    let (mut near, mut far) = streams(&site);
+    near.write_all(b"the beginning").unwrap();
+    let mut got = [0; 13];
+    far.read_exact(&mut got).unwrap();
+    assert_eq!(&got, b"the beginning");
+    // As when its process dies.
+    drop(near);
+    let error = far.read(&mut got).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
+}
