@@ -78,6 +78,7 @@ enum graft_reason {
 	GRAFT_OUT_OF_TURN, /* behind one that is missing, where order is full */
 	GRAFT_PAUSED,	   /* not sent: the session was about to begin anew */
 	GRAFT_TOO_FAST,	   /* not sent: as much waits for its turn as may */
+	GRAFT_SOCKET_FULL, /* its socket has no room: it has not come, and may come again */
 	GRAFT_REASONS,
 };
 

@@ -287,7 +287,8 @@ impl Runtime {
             }
             if is_out_of_step(&counts) {
                 status.trouble.push(format!(
-                    "session {}: what comes is of an epoch or of numbers that are not taken here: start both ends anew",
+                    "session {}: what comes is of an epoch, of numbers or of a list that are not taken here: both ends need the same functions and `parity`; \
+                     if they have them, start both anew",
                     session.name
                 ));
             }

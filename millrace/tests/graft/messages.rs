@@ -457,11 +457,12 @@ fn a_session_that_does_not_block_is_polled() {
         assert!(begin.elapsed() < LONG, "it never fills");
     }
     assert!(readable(&near, 60_000), "time for another try");
-    let mut got = 0;
+    // All of it comes, though nobody has read so far.
+    let mut got = std::collections::BTreeSet::new();
     let (mut to_send, until) = (sent..sent + 200, Instant::now() + LONG);
     let mut next = to_send.next();
-    while got < sent + 200 {
-        assert!(Instant::now() < until, "{got} of {sent}");
+    while got.len() < sent as usize + 200 {
+        assert!(Instant::now() < until, "{} of {}", got.len(), sent + 200);
         if let Some(number) = next
             && near.send(&message(number)).is_ok()
         {
@@ -470,10 +471,10 @@ fn a_session_that_does_not_block_is_polled() {
         let _ = near.receive();
         match far.receive() {
             Ok(Received::Message(bytes)) => {
-                assert_eq!(bytes.len(), 5004);
-                got += 1;
+                let number = u32::from_be_bytes(*bytes.first_chunk().unwrap());
+                assert!(bytes == message(number) && got.insert(number), "message {number}");
             }
-            Err(Error::WouldBlock) => assert!(readable(&far, 1000) || next.is_some() || got < sent + 200),
+            Err(Error::WouldBlock) => {}
             other => panic!("{other:?}"),
         }
     }

@@ -240,7 +240,9 @@ impl Live {
 impl Why {
     pub fn text(self) -> &'static str {
         match self {
-            Self::Refused => "the other end has no such list of the same functions",
+            Self::Refused => {
+                "the other end has no such list of the same functions, or other values of parameters that both need alike (such as parity of fec)"
+            }
             Self::Silent => "the other end does not answer",
             Self::Busy => "another swap is under way",
             Self::NoState => "a function cannot go on with what the version before it knew",
