@@ -93,6 +93,22 @@ pub enum Why {
     Busy,
 }
 
+impl Why {
+    /// As records have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Malformed => "malformed",
+            Self::Unknown => "unknown",
+            Self::NotAllowed => "not_allowed",
+            Self::Redundant => "redundant",
+            Self::Impossible => "impossible",
+            Self::Exhausted => "exhausted",
+            Self::Unreachable => "unreachable",
+            Self::Busy => "busy",
+        }
+    }
+}
+
 /// Who has changed a session's graft.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]

@@ -238,7 +238,8 @@ impl Worker {
             status.trouble.push(format!("the latest reload failed, the settings before stay: {error}"));
         }
         let peers = self.broker.as_ref().map(Broker::status).unwrap_or_default();
-        Ok(Status { reload: Some(self.reloaded.clone()), peers, ..status })
+        let refusals = self.broker.as_ref().map(Broker::refusals).unwrap_or_default();
+        Ok(Status { reload: Some(self.reloaded.clone()), peers, refusals, ..status })
     }
 
     fn reload(&mut self) -> anyhow::Result<()> {

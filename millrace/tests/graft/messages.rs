@@ -34,7 +34,7 @@ functions = ["number", "order"]
 pub struct Host<'a> {
     pub site: &'a Site,
     pub side: usize,
-    process: Child,
+    pub process: Child,
 }
 
 fn settings(side: usize, more: &str) -> String {
@@ -88,7 +88,7 @@ impl<'a> Host<'a> {
         (output.status.success(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
     }
 
-    fn status(&self) -> millrace_graft::packet::Status {
+    pub fn status(&self) -> millrace_graft::packet::Status {
         serde_json::from_str(&self.verb(&["status", "--json"]).1).unwrap()
     }
 
@@ -96,7 +96,7 @@ impl<'a> Host<'a> {
         self.status().peers[0].lent
     }
 
-    fn signal(&self, signal: nix::sys::signal::Signal) {
+    pub fn signal(&self, signal: nix::sys::signal::Signal) {
         let id = nix::unistd::Pid::from_raw(self.process.id().cast_signed());
         nix::sys::signal::kill(id, signal).unwrap();
     }
@@ -116,7 +116,7 @@ fn socket(site: &Site, side: usize) -> PathBuf {
     site.path(&format!("m{side}.sock"))
 }
 
-fn asks(site: &Site, side: usize, service: &str) -> Preconnection {
+pub fn asks(site: &Site, side: usize, service: &str) -> Preconnection {
     Preconnection::new("other", service).socket(socket(site, side))
 }
 
@@ -127,7 +127,7 @@ pub fn hosts<'a>(site: &'a Site, more: &str) -> [Host<'a>; 2] {
     hosts
 }
 
-fn wait_for_keys(host: &Host<'_>) {
+pub fn wait_for_keys(host: &Host<'_>) {
     wait_for("keys, and the other end", || {
         let status = host.status();
         let is_ready = status.sessions.iter().all(|session| session.has_keys || session.sealed == "clear");
@@ -135,14 +135,14 @@ fn wait_for_keys(host: &Host<'_>) {
     });
 }
 
-fn accept(listener: &Listener) -> Session {
+pub fn accept(listener: &Listener) -> Session {
     let mut session = listener.accept().unwrap();
     session.set_timeout(Some(LONG));
     session
 }
 
 /// A pair of sessions: of who asks for these services, and of who listens.
-fn pair(site: &Site, services: &[&str]) -> (Session, Session) {
+pub fn pair(site: &Site, services: &[&str]) -> (Session, Session) {
     let listener = asks(site, 1, "test").listen().unwrap();
     let asked = services.iter().fold(asks(site, 0, "test"), |asks, service| asks.service(*service));
     let mut near = asked.initiate().unwrap();
@@ -150,14 +150,14 @@ fn pair(site: &Site, services: &[&str]) -> (Session, Session) {
     (near, accept(&listener))
 }
 
-fn message(session: &mut Session) -> Vec<u8> {
+pub fn message(session: &mut Session) -> Vec<u8> {
     match session.receive().unwrap() {
         Received::Message(bytes) => bytes,
         Received::Finished => panic!("it has finished"),
     }
 }
 
-fn event(session: &mut Session, wanted: impl Fn(&Event) -> bool) -> Event {
+pub fn event(session: &mut Session, wanted: impl Fn(&Event) -> bool) -> Event {
     let (begin, mut others) = (Instant::now(), Vec::new());
     loop {
         match session.event().unwrap() {
@@ -357,7 +357,7 @@ fn who_keeps_a_socket_has_nothing_by_it() {
 }
 
 /// What a session's socket is, without the library.
-fn raw(site: &Site, side: usize, service: &str) -> (control::Control, std::net::UdpSocket) {
+pub fn raw(site: &Site, side: usize, service: &str) -> (control::Control, std::net::UdpSocket) {
     let control = control::Control::connect(&socket(site, side)).unwrap();
     let (peer, service, want) = ("other".to_owned(), service.to_owned(), Want::default());
     control.send(&Request::Open { peer, service, want }, &[]).unwrap();
@@ -533,10 +533,10 @@ fn an_unprivileged_application_has_sessions() {
 }
 
 /// Everything that leaves an interface.
-struct Capture(std::os::fd::OwnedFd);
+pub struct Capture(std::os::fd::OwnedFd);
 
 impl Capture {
-    fn new(site: &Site, side: usize) -> Self {
+    pub fn new(site: &Site, side: usize) -> Self {
         use nix::sys::socket::{
             AddressFamily, SockFlag, SockProtocol, SockType, setsockopt, socket, sockopt,
         };
@@ -549,7 +549,7 @@ impl Capture {
     }
 
     /// Packets in which these bytes stand.
-    fn count(&self, bytes: &[u8]) -> (usize, usize) {
+    pub fn count(&self, bytes: &[u8]) -> (usize, usize) {
         let (mut all, mut with, mut buffer) = (0, 0, [0; 2048]);
         while let Ok(got) = nix::sys::socket::recv(
             std::os::fd::AsRawFd::as_raw_fd(&self.0),
@@ -614,25 +614,6 @@ fn nothing_leaves_in_clear_when_the_daemon_is_killed() {
         &mut far,
         |event| matches!(event, Event::Closed { reason } if reason.contains("nothing was heard")),
     );
-}
-
-/// The address goes: both ends hear that it is over.
-#[test]
-fn a_session_ends_when_an_address_goes() {
-    let Some(site) = Site::new("moved") else { return };
-    let _hosts = hosts(&site, "");
-    let (mut near, mut far) = pair(&site, &["reliability"]);
-    near.send(b"before").unwrap();
-    assert_eq!(message(&mut far), b"before");
-    crate::site::ip(&format!("-n {} addr del {CLIENT}/24 dev eth", site.namespaces[0]));
-    for session in [&mut near, &mut far] {
-        let closed = event(session, |event| matches!(event, Event::Closed { .. }));
-        assert!(
-            matches!(&closed, Event::Closed { reason } if reason.contains("an address has changed")),
-            "{closed:?}"
-        );
-        assert!(session.send(b"after").is_err());
-    }
 }
 
 /// The other end's daemon is started anew: it knows nothing of the session.

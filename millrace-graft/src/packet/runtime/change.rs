@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use millrace_bpf::graft::joint::{Ends, Joint, Reason};
+use millrace_bpf::graft::joint::{Ends, Joint};
 use ring::rand::{SecureRandom as _, SystemRandom};
 
 use super::super::Change;
@@ -11,7 +11,7 @@ use super::super::losses::{Before, Count, Losses};
 use super::super::settings::Graft;
 use super::super::versions::{Move, moves};
 use super::live::{CLOCK, Live};
-use super::{Duration, Event, Runtime, needs_clock};
+use super::{Duration, Event, Runtime, Traffic, needs_clock};
 use crate::Error;
 
 /// What a function knows of packets that come.
@@ -136,11 +136,8 @@ impl Runtime {
 
     /// Of the application's datagrams, since the session was opened.
     pub(super) fn totals(&mut self, ends: &Ends) -> Result<Before, Error> {
-        let counts = self.joints.counts(ends)?;
-        let sum = |wanted: &[Reason]| {
-            counts.iter().filter(|(reason, _)| wanted.contains(reason)).map(|(_, count)| count).sum()
-        };
-        Ok(Before { sent: sum(&[Reason::Sent]), delivered: sum(&[Reason::Delivered, Reason::Recovered]) })
+        let Traffic { sent, delivered, .. } = self.traffic(ends)?.unwrap_or_default();
+        Ok(Before { sent, delivered })
     }
 
     fn retire(&mut self, ends: &Ends) -> Result<(), Error> {

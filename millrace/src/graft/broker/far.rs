@@ -78,15 +78,18 @@ pub enum Say {
     Closed {
         life: u64,
     },
-    /// Each second: so many of the application's datagrams have come here.
+    /// The session is known here. `delivered`: so many of the application's datagrams have come, for who asks for that.
     Report {
         life: u64,
-        delivered: u64,
+        delivered: Option<u64>,
+        asks: bool,
     },
 }
 
 /// One of the peers.
 pub struct Far {
+    /// Sessions with it that applications here have got.
+    pub opened: u64,
     socket: Arc<UdpSocket>,
     path: Arc<Mutex<Pings>>,
     ended: Arc<AtomicBool>,
@@ -98,7 +101,7 @@ impl Far {
         let socket = Arc::new(seat::control(ends)?);
         let path = Arc::new(Mutex::new(Pings::default()));
         let ended = Arc::new(AtomicBool::new(false));
-        let far = Self { socket: socket.clone(), path: path.clone(), ended: ended.clone() };
+        let far = Self { opened: 0, socket: socket.clone(), path: path.clone(), ended: ended.clone() };
         std::thread::Builder::new().name("peer".into()).spawn(move || {
             let hear = |say| words.send((peer, say)).is_ok();
             while !ended.load(Ordering::Relaxed) && converse(&socket, &path, hear) {}

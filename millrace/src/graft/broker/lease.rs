@@ -16,6 +16,7 @@ use tracing::{info, warn};
 
 use super::{
     Broker,
+    addresses::is_here,
     desk::{Desk, Role},
     far::Say,
     quality::Quality,
@@ -30,6 +31,8 @@ const AGAIN_MOST: Duration = Duration::from_secs(1);
 const LET_GO: Duration = Duration::from_secs(10);
 /// A daemon that says nothing for so long is gone, or cannot be reached any more.
 pub const SILENCE: Duration = Duration::from_secs(10);
+/// Seconds in which a session that nobody asks about is spoken of once.
+const REPORT_EVERY: u64 = 8;
 /// Of what is said to the other daemon, characters.
 const REASON_MAX: usize = 160;
 
@@ -55,6 +58,8 @@ pub struct Lease {
     has_told_finish: bool,
     /// A change that was asked for and has not come: by whom.
     changing: Option<By>,
+    /// The other end wants to know what comes here.
+    is_asked: bool,
     pub quality: Quality,
 }
 
@@ -92,6 +97,7 @@ impl Lease {
             sent: None,
             has_told_finish: false,
             changing: None,
+            is_asked: false,
             quality: Quality::default(),
         }
     }
@@ -193,7 +199,7 @@ impl Broker {
         free.sort_by_key(|ends| self.seats.get(ends).and_then(|seat| seat.released));
         let mut trouble = None;
         for ends in free {
-            let seen = runtime.see(&ends).ok().flatten();
+            let seen = runtime.see(&ends);
             if let Some(seen) = seen.filter(|seen| !seen.is_open) {
                 trouble = seen.trouble;
                 continue;
@@ -265,7 +271,8 @@ impl Broker {
             None => desk.tell(&Word::Opened(opened), &[socket.as_fd()]),
         };
         (lease.stage, lease.said) = (Stage::Open, None);
-        is_taken.then_some(())
+        let peer = lease.peer;
+        is_taken.then(|| self.fars.get_mut(peer).into_iter().for_each(|far| far.opened += 1))
     }
 
     // --- What the other daemon says ---
@@ -309,9 +316,10 @@ impl Broker {
                     lease.said = None;
                 }
             }
-            Say::Report { life, delivered } if is_known(&life) => {
+            Say::Report { life, delivered, asks } if is_known(&life) => {
                 if let Some(lease) = self.leases.get_mut(&life) {
-                    lease.quality.hear(delivered);
+                    lease.is_asked = asks;
+                    delivered.into_iter().for_each(|delivered| lease.quality.hear(delivered));
                 }
             }
             // It believes to have what this end knows nothing of.
@@ -358,7 +366,7 @@ impl Broker {
     /// Both ends are to begin anew with the graft.
     fn swap(&mut self, runtime: &mut Runtime, life: u64) {
         let Some(lease) = self.leases.get_mut(&life) else { return };
-        let Ok(Some(seen)) = runtime.see(&lease.ends) else { return };
+        let Some(seen) = runtime.see(&lease.ends) else { return };
         if !seen.is_idle {
             return;
         }
@@ -498,7 +506,7 @@ impl Broker {
         let Some(lease) = self.leases.get_mut(&life) else { return };
         let Some(graft) = lease.quality.next.clone() else { return };
         match runtime.see(&lease.ends) {
-            Ok(Some(seen)) if seen.is_idle => {}
+            Some(seen) if seen.is_idle => {}
             _ => return,
         }
         lease.quality.next = None;
@@ -529,25 +537,56 @@ impl Broker {
         desk.into_iter().for_each(|desk| self.tell(desk, &Word::Finished { messages }));
     }
 
-    /// Each second the other end hears what has come here.
+    /// Who asks for it hears each second what has come here; others now and then that the session is known here.
     pub(super) fn report(&mut self, runtime: &mut Runtime) {
-        let open: Vec<_> = self.leases.iter().filter(|(_, lease)| lease.stage == Stage::Open).collect();
+        self.reports = self.reports.wrapping_add(1);
+        let turn = self.reports % REPORT_EVERY;
+        let open = self.leases.iter().filter(|(_, lease)| lease.stage == Stage::Open);
         for (life, lease) in open {
-            let Ok(Some(seen)) = runtime.see(&lease.ends) else { continue };
-            let say = Say::Report { life: *life, delivered: lease.quality.delivered(&seen) };
+            let asks = lease.want.qos.max_loss_percent.is_some();
+            if !lease.is_asked && !asks && life % REPORT_EVERY != turn {
+                continue;
+            }
+            let delivered = match lease.is_asked.then(|| runtime.traffic(&lease.ends)) {
+                Some(Ok(Some(traffic))) => Some(lease.quality.delivered(&traffic)),
+                _ => None,
+            };
+            let say = Say::Report { life: *life, delivered, asks };
             self.fars.get(lease.peer).into_iter().for_each(|far| far.say(&say));
         }
     }
 
     /// A peer that says nothing has gone, or one of the addresses has.
-    pub(super) fn look_at_peers(&mut self) {
+    pub(super) fn look_at_peers(&mut self, runtime: &mut Runtime) {
         let silent = |lease: &Lease| self.fars.get(lease.peer).is_some_and(|far| far.silence() > SILENCE);
-        let over: Vec<_> =
-            self.leases.iter().filter(|(_, lease)| lease.stage == Stage::Open && silent(lease)).collect();
-        let over: Vec<_> = over.into_iter().map(|(life, _)| *life).collect();
-        for life in over {
-            let words = "nothing was heard of the other end for 10 s: it has gone, or an address has changed";
-            self.end(life, words, false);
+        let words = "nothing was heard of the other end for 10 s: it has gone, or an address has changed";
+        self.end_those(runtime, &self.open(silent), words);
+    }
+
+    /// One of this host's is not there any more: nothing leaves from it.
+    pub(super) fn look_at_addresses(&mut self, runtime: &mut Runtime) {
+        let gone = |lease: &Lease| !is_here(lease.ends.local);
+        self.end_those(
+            runtime,
+            &self.open(gone),
+            "an address has changed: this host does not have the session's any more",
+        );
+    }
+
+    fn open(&self, wanted: impl Fn(&Lease) -> bool) -> Vec<u64> {
+        let open = self.leases.iter().filter(|(_, lease)| lease.stage == Stage::Open && wanted(lease));
+        open.map(|(life, _)| *life).collect()
+    }
+
+    /// With what may not have come.
+    fn end_those(&mut self, runtime: &mut Runtime, lives: &[u64], words: &str) {
+        for life in lives {
+            let ends = self.leases.get(life).map(|lease| lease.ends);
+            let owed = ends.and_then(|ends| runtime.under_way(&ends).ok().flatten()).filter(|owed| *owed > 0);
+            let owed = owed.map_or_else(String::new, |owed| {
+                format!("; of what was sent last, {owed} datagrams have not been acknowledged")
+            });
+            self.end(*life, &format!("{words}{owed}"), false);
         }
     }
 
@@ -668,11 +707,11 @@ impl Broker {
     pub(super) fn rest(&mut self, runtime: &mut Runtime) {
         for peer in &self.peers {
             for (ends, _) in peer.seats() {
-                let is_lent = self.leases.values().any(|lease| lease.ends == ends);
-                let Some(seat) = self.seats.get_mut(&ends).filter(|seat| seat.is_restless && !is_lent) else {
+                let Some(seat) = self.seats.get_mut(&ends).filter(|seat| seat.is_restless) else { continue };
+                if self.leases.values().any(|lease| lease.ends == ends) {
                     continue;
-                };
-                let Ok(Some(seen)) = runtime.see(&ends) else { continue };
+                }
+                let Some(seen) = runtime.see(&ends) else { continue };
                 if seen.is_idle {
                     seat.is_restless = false;
                     // Without the other end it does not matter: nothing passes then.
@@ -694,8 +733,8 @@ impl Broker {
 impl Lease {
     /// Both ends have begun anew, and no application has sent anything yet.
     fn begin(&mut self, runtime: &mut Runtime) {
-        if let Ok(Some(seen)) = runtime.see(&self.ends) {
-            self.quality.begin(&seen);
+        if let (Some(seen), Ok(Some(traffic))) = (runtime.see(&self.ends), runtime.traffic(&self.ends)) {
+            self.quality.begin(&traffic);
             self.graft = seen.graft;
         }
     }

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use millrace_graft::{
-    message::{By, wire::Word},
+    message::{By, Qos, wire::Word},
     packet::{
         Runtime,
         choose::{Offer, Path, choose},
@@ -21,11 +21,11 @@ impl Broker {
         let now = Instant::now();
         let lives: Vec<_> = self.leases.keys().copied().collect();
         for life in lives {
-            let Some(lease) = self.leases.get_mut(&life).filter(|lease| lease.stage == Stage::Open) else {
-                continue;
-            };
-            let Ok(Some(seen)) = runtime.see(&lease.ends) else { continue };
-            lease.quality.look(&seen);
+            let has_wishes =
+                |lease: &&mut Lease| lease.stage == Stage::Open && lease.want.qos != Qos::default();
+            let Some(lease) = self.leases.get_mut(&life).filter(has_wishes) else { continue };
+            let Ok(Some(traffic)) = runtime.traffic(&lease.ends) else { continue };
+            lease.quality.look(&traffic);
             let (Some(far), Some(peer)) = (self.fars.get(lease.peer), self.peers.get(lease.peer)) else {
                 continue;
             };
