@@ -213,6 +213,37 @@ fn a_window_bounds_what_is_under_way() {
     }
 }
 
+/// Who was refused is told of room once, when a quarter of the window is free, or all of it; who does not ask is told nothing.
+#[test]
+fn a_sign_of_room_comes_once_for_who_was_refused() {
+    if !root("a_sign_of_room_comes_once_for_who_was_refused") {
+        return;
+    }
+    for (ends, is_asked) in [(v4(), true), (v6(), true), (v4(), false)] {
+        let mut pair = Pair::new("sign", ends, SELECTIVE, &[("window", "packets", 8)]);
+        if is_asked {
+            pair.sender.tell_room(&ends).expect("told");
+        }
+        let mut frames: Vec<_> = (0..8).map(|at| pair.frame(&[at; 33])).collect();
+        let acknowledge = |pair: &mut Pair, frame: &[u8]| {
+            let arrival = pair.at_receiver(frame);
+            assert_eq!(pair.at_sender(&arrival.sent[0].1).reason, Reason::Answered);
+            pair.sender.words(Duration::ZERO).expect("words");
+            pair.sender.room_for()
+        };
+        // Nobody was refused yet.
+        assert!(acknowledge(&mut pair, &frames.remove(0)).is_empty());
+        frames.push(pair.frame(b"another one"));
+        for _ in 0..3 {
+            assert_eq!(pair.send(b"one too many").0, Reason::WindowFull);
+        }
+        let signs: Vec<_> =
+            frames.drain(..).map(|frame| acknowledge(&mut pair, &frame).contains(&ends)).collect();
+        let want = [false, is_asked, false, false, false, false, false, false];
+        assert_eq!(signs, want, "{ends:?}");
+    }
+}
+
 /// What has come, what is missing, and what came late; then the same acknowledgements again, and others that somebody made.
 #[test]
 fn acknowledgements_say_what_has_come_and_nothing_else_does() {

@@ -20,9 +20,11 @@ use super::want::Want;
 use super::wire::{Opened, Request, Word};
 use super::{Error, Event};
 
-/// A full window is tried again after this long, and then after twice as long each time.
+/// What could not be sent is tried again after this long, and then after twice as long each time.
 const AGAIN: Duration = Duration::from_micros(100);
 const AGAIN_MOST: Duration = Duration::from_millis(4);
+/// The same of a window whose room the daemon tells of: for whatever else it may be.
+const AGAIN_TOLD: Duration = Duration::from_millis(25);
 /// The other end has finished, and what it has sent is not all there: where nothing is sent again, so long it may still be under way.
 const LINGER: Duration = Duration::from_secs(1);
 /// The same of a session that is over, where what is lost is sent again: the daemons keep it a little longer.
@@ -257,7 +259,7 @@ impl Session {
                 return Err(Error::Socket(error));
             }
             if self.unsent.is_some() {
-                self.wake_after(AGAIN_MOST)?;
+                self.wake_after(self.again_most())?;
             }
             if self.is_all_here() {
                 self.incoming.assembly.end();
@@ -335,12 +337,13 @@ impl Session {
         let too_long = || Error::TooLong { bytes: message.len(), most: MESSAGE_MAX };
         let part = part(id, message, datagram_bytes, at).ok_or_else(too_long)?;
         let datagram = Datagram::Part(part).write();
-        let mut pause = AGAIN;
+        let most = self.again_most();
+        let mut pause = if most == AGAIN_TOLD { AGAIN_TOLD } else { AGAIN };
         loop {
             match self.send_datagram(&datagram)? {
                 Sent::Yes => return Ok(()),
                 Sent::NoRoom if !self.is_blocking => {
-                    self.wake_after(AGAIN_MOST)?;
+                    self.wake_after(most)?;
                     return Err(Error::WouldBlock);
                 }
                 Sent::NoRoom => {}
@@ -350,9 +353,18 @@ impl Session {
             }
             // Also ended by a word of the daemon, or by its end.
             match wait(&self.control, PollFlags::IN, Some(Instant::now() + pause)) {
-                Ok(()) | Err(Error::TimedOut) => pause = (2 * pause).min(AGAIN_MOST),
+                Ok(()) | Err(Error::TimedOut) => pause = (2 * pause).min(most),
                 Err(error) => return Err(error),
             }
+        }
+    }
+
+    /// Where a window bounds what is under way, and nothing else does, the daemon says when there is room.
+    fn again_most(&self) -> Duration {
+        let has = |link: &Link, name: &str| link.opened.services.iter().any(|service| service == name);
+        match self.link() {
+            Ok(link) if has(link, "flow-control") && !has(link, "pacing") => AGAIN_TOLD,
+            _ => AGAIN_MOST,
         }
     }
 
@@ -481,6 +493,8 @@ impl Session {
                 }
                 self.tell(Event::Changed { graft, services, by });
             }
+            // Who waits for it was woken.
+            Word::Room => {}
             Word::Violated(violation) => self.tell(Event::Violated(violation)),
             Word::Finished { messages } => self.events.extend(self.incoming.finish(messages)),
             Word::Closed { reason } => self.end(&reason, true),

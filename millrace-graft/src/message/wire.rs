@@ -47,6 +47,8 @@ pub enum Word {
         services: Vec<String>,
         by: By,
     },
+    /// A datagram was refused as the window was full, and there is room now.
+    Room,
     /// What was asked for is not kept to.
     Violated(Violation),
     /// The other end has sent so many messages, modulo 2^32, and sends no more.

@@ -44,6 +44,8 @@ pub enum Event {
     Detached { interface: String, error: Option<String> },
     /// A sealed session has keys, and passes datagrams; or, if it had some before, it has others.
     Keys { session: String },
+    /// A full window of the session has refused a datagram, and there is room now, as [`Runtime::tell_room`] asks for.
+    Room { ends: Ends },
     /// The other end was started anew: this one begins anew, too, with the graft that its settings name.
     Restarted { session: String },
 }
@@ -216,6 +218,7 @@ impl Runtime {
         let patience =
             self.agenda.next().map_or(patience, |due| patience.min(due.saturating_sub(self.now())));
         let words = self.joints.words(patience.max(Duration::from_millis(1)))?;
+        events.extend(self.joints.room_for().into_iter().map(|ends| Event::Room { ends }));
         // First, as what is answered may need them.
         let mut due = self.hear_keys(&mut events)?;
         for heard in words {
@@ -335,6 +338,11 @@ impl Runtime {
         }
         let known = self.joints.progress(ends)?;
         Ok(known.round_trip.map(|_| known.next.wrapping_sub(known.delivered)))
+    }
+
+    /// Has [`step`](Self::step) say when there is room for a datagram of the session that was refused.
+    pub fn tell_room(&mut self, ends: &Ends) -> Result<(), Error> {
+        Ok(self.joints.tell_room(ends)?)
     }
 
     /// What has to be kept for sessions to be sealed a moment longer than this is there.

@@ -299,6 +299,8 @@ impl Worker {
                 warn!(session, graft, joint = joint.name(), ns, fallback, "over its budget");
             }
             Event::Keys { session } => info!(session, "both ends have keys"),
+            // For the broker.
+            Event::Room { .. } => {}
             Event::Restarted { session } => info!(session, "the other end was started anew"),
             Event::Detached { interface, error: None } => warn!(interface, "attached again"),
             Event::Detached { interface, error: Some(error) } => error!(interface, "not attached: {error}"),

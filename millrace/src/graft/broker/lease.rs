@@ -420,6 +420,7 @@ impl Broker {
                 }
                 return;
             }
+            Event::Room { ends } => return self.tell_room(ends),
             _ => return,
         };
         let Some(life) = self.life_of(session) else { return };
@@ -453,6 +454,13 @@ impl Broker {
             }
             _ => {}
         }
+    }
+
+    /// The application may have another try.
+    fn tell_room(&mut self, ends: &Ends) {
+        let lease = self.leases.values().find(|lease| lease.ends == *ends && lease.stage == Stage::Open);
+        let desk = lease.and_then(|lease| lease.desk);
+        desk.into_iter().for_each(|desk| self.tell(desk, &Word::Room));
     }
 
     fn life_of(&self, session: &str) -> Option<u64> {
@@ -736,6 +744,9 @@ impl Lease {
         if let (Some(seen), Ok(Some(traffic))) = (runtime.see(&self.ends), runtime.traffic(&self.ends)) {
             self.quality.begin(&traffic);
             self.graft = seen.graft;
+        }
+        if let Err(error) = runtime.tell_room(&self.ends) {
+            warn!("nobody says when there is room: {error}");
         }
     }
 
