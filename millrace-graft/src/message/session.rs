@@ -7,7 +7,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use millrace_proto::graft::parts::{Assembly, Datagram, MESSAGE_MAX, part, parts_of};
+use millrace_proto::graft::parts::{Assembly, Datagram, MESSAGE_MAX, Part, part, parts_of};
+use millrace_proto::graft::turns::Turns;
 use rustix::event::{PollFlags, epoll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
@@ -94,6 +95,10 @@ struct Unsent {
 #[derive(Debug, Default)]
 struct Incoming {
     assembly: Assembly,
+    /// Messages that wait for others.
+    turns: Turns,
+    /// Some do not wait any more: so what waits does not wait for what may never come.
+    is_out_of_turn: bool,
     /// Messages that have come.
     count: u32,
     /// How many there are, and since when that is known.
@@ -261,6 +266,9 @@ impl Session {
             if self.unsent.is_some() {
                 self.wake_after(self.again_most())?;
             }
+            if self.is_all_here() && self.incoming.turns.skip() {
+                continue;
+            }
             if self.is_all_here() {
                 self.incoming.assembly.end();
                 self.tell_losses();
@@ -336,7 +344,8 @@ impl Session {
         let datagram_bytes = self.link()?.opened.datagram_bytes;
         let too_long = || Error::TooLong { bytes: message.len(), most: MESSAGE_MAX };
         let part = part(id, message, datagram_bytes, at).ok_or_else(too_long)?;
-        let datagram = Datagram::Part(part).write();
+        let in_order = self.link()?.opened.in_order;
+        let datagram = Datagram::Part(Part { in_order, ..part }).write();
         let most = self.again_most();
         let mut pause = if most == AGAIN_TOLD { AGAIN_TOLD } else { AGAIN };
         loop {
@@ -409,6 +418,9 @@ impl Session {
         let (Phase::Open(link) | Phase::Over(Over { link: Some(link), .. })) = phase else { return Ok(None) };
         let mut buffer = [0; DATAGRAM_MAX];
         loop {
+            if let Some(message) = incoming.next() {
+                return Ok(Some(message));
+            }
             let got = match recv(&link.socket, &mut buffer, RecvFlags::DONTWAIT) {
                 Ok((got, _)) => got,
                 Err(Errno::AGAIN) => return Ok(None),
@@ -420,9 +432,14 @@ impl Session {
             };
             match Datagram::read(buffer.get(..got).unwrap_or_default()) {
                 Some(Datagram::Part(part)) => {
+                    let (id, in_order) = (part.message, part.in_order);
                     if let Some(message) = incoming.assembly.take(part) {
                         incoming.count = incoming.count.wrapping_add(1);
-                        return Ok(Some(message));
+                        if !in_order {
+                            incoming.is_out_of_turn = true;
+                            return Ok(Some(message));
+                        }
+                        incoming.turns.put(id, message);
                     }
                 }
                 Some(Datagram::End(messages)) => self.events.extend(incoming.finish(messages)),
@@ -490,6 +507,7 @@ impl Session {
             Word::Changed { graft, services, by } => {
                 if let Phase::Open(link) = &mut self.phase {
                     (link.opened.graft, link.opened.services) = (graft.clone(), services.clone());
+                    link.opened.in_order &= services.iter().any(|service| service == "order");
                 }
                 self.tell(Event::Changed { graft, services, by });
             }
@@ -542,7 +560,7 @@ impl Session {
     }
 
     fn tell_losses(&mut self) {
-        let lost = self.incoming.assembly.given_up();
+        let lost = self.incoming.assembly.given_up() + self.incoming.turns.given_up();
         let new = lost - std::mem::replace(&mut self.incoming.told, lost);
         if new > 0 {
             self.tell(Event::Lost(new));
@@ -593,6 +611,12 @@ impl Session {
 }
 
 impl Incoming {
+    /// That has waited for others, and has its turn.
+    fn next(&mut self) -> Option<Vec<u8>> {
+        let next = self.turns.take();
+        next.or_else(|| (self.is_out_of_turn && self.turns.skip()).then(|| self.turns.take()).flatten())
+    }
+
     /// The first word about it counts.
     fn finish(&mut self, messages: u32) -> Option<Event> {
         if self.all.is_some() {

@@ -68,6 +68,9 @@ pub struct Opened {
     pub graft: String,
     pub services: Vec<String>,
     pub is_sealed: bool,
+    /// The library puts messages in order: their graft does not.
+    #[serde(default)]
+    pub in_order: bool,
     /// Bytes that the session's datagrams may have.
     pub datagram_bytes: usize,
     /// Addresses and ports of its datagrams.

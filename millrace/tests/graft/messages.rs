@@ -230,7 +230,7 @@ fn what_cannot_be_had_is_refused_and_graft_changes_in_mid_session() {
         other => panic!("{other:?}"),
     };
     let asks = |service: &str| asks(&site, 0, "test").service(service);
-    refused(asks("order"), Why::Impossible, "no graft of the settings has order");
+    refused(asks("recovery"), Why::Impossible, "no graft of the settings has recovery");
     refused(asks("teleport"), Why::Impossible, "there is no service teleport");
     refused(asks("encryption"), Why::Redundant, "sealed anyway");
     refused(

@@ -2,7 +2,7 @@
 
 use std::{process::Command, thread};
 
-use millrace_graft::message::{Error, Event, Why};
+use millrace_graft::message::{Error, Event, Received, Want, Why};
 use nix::sys::signal::{Signal, kill};
 
 use crate::{
@@ -77,6 +77,50 @@ fn messages_go_over_both_families_sealed_and_in_clear() {
         let (all, clear) = capture.count(SECRET);
         assert!(all > 0 && (clear > 0) == (sealed == "clear"), "{sealed}: {clear} of {all} in clear");
     }
+}
+
+/// Selective Repeat delivers as it comes: the library has messages wait for those before them. The queue of the interface is too short for a
+/// window, so much is lost, and comes later.
+#[test]
+fn messages_are_in_order_where_the_graft_only_sends_again() {
+    const SENT: u32 = 1000;
+    let Some(site) = Site::new("order") else { return };
+    let [near_host, _far_host] = hosts_with(&site, [GRAFTS; 2], [CLIENT, SERVER], "");
+    let (mut near, mut far) = pair(&site, &["order", "reliability"]);
+    for session in [&mut near, &mut far] {
+        let agreed = session.agreed().unwrap();
+        assert_eq!(agreed.graft, "selective");
+        assert!(agreed.in_order && agreed.services.iter().any(|service| service == "order"), "{agreed:?}");
+    }
+    let tc = |arguments: &str| crate::site::ip(&format!("netns exec {} tc {arguments}", site.namespaces[0]));
+    tc("qdisc add dev eth root tbf rate 20mbit burst 8k limit 20k");
+    let written = |number: u32| -> Vec<u8> {
+        let length = (number as usize * 7919) % 3500;
+        number.to_be_bytes().into_iter().chain((0..length).map(|at| (at as u32 ^ number) as u8)).collect()
+    };
+    let sender = thread::spawn(move || {
+        (0..SENT).for_each(|number| near.send(&written(number)).unwrap());
+        near
+    });
+    for number in 0..SENT {
+        assert!(message(&mut far) == written(number), "message {number}");
+        if number < 50 {
+            far.send(&written(number)).unwrap();
+        }
+    }
+    let mut near = sender.join().unwrap();
+    (0..50).for_each(|number| assert!(message(&mut near) == written(number), "message {number} back"));
+    near.finish().unwrap();
+    assert_eq!(far.receive().unwrap(), Received::Finished);
+    let resent: u64 = near_host.status().sessions.iter().filter_map(|it| it.packets.get("resent")).sum();
+    assert!(resent > 0, "nothing was lost");
+    // Order from the middle on is another session's.
+    let (mut near, _far) = pair(&site, &["reliability"]);
+    near.renegotiate(Want { services: ["order".to_owned()].into(), ..Want::default() }).unwrap();
+    let refused = event(&mut near, |event| matches!(event, Event::Refused { .. } | Event::Changed { .. }));
+    let is_told =
+        matches!(&refused, Event::Refused { reason, .. } if reason.contains("from a session's first one on"));
+    assert!(is_told, "{refused:?}");
 }
 
 /// Both ends need the same parity, and are told so.

@@ -45,6 +45,8 @@ pub enum Say {
         life: u64,
         port: u16,
         service: String,
+        /// The library puts messages in order.
+        in_order: bool,
     },
     Accept {
         life: u64,
@@ -265,7 +267,7 @@ mod tests {
     fn words_are_short_and_what_is_none_is_none() {
         let (service, reason) = ("s".repeat(64), "r".repeat(300));
         let longest = [
-            Say::Open { life: u64::MAX, port: u16::MAX, service },
+            Say::Open { life: u64::MAX, port: u16::MAX, service, in_order: true },
             Say::Close { life: u64::MAX, messages: Some(u32::MAX), reason },
         ];
         for say in longest {

@@ -1,13 +1,16 @@
 //! A session that an application has, or is about to have: from the first word about it until both ends have let go of it.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
 use millrace_bpf::graft::joint::Ends;
 use millrace_graft::{
     message::{By, Opened, Want, Why, control::Control, wire::Word},
     packet::{
-        CANONICAL, Event, Runtime,
-        choose::{Refused, choose},
+        CANONICAL, Event, Runtime, Service,
+        choose::{Offer, Refused, choose},
     },
 };
 use ring::rand::{SecureRandom as _, SystemRandom};
@@ -49,6 +52,8 @@ pub struct Lease {
     /// The graft that was chosen for it last.
     pub graft: String,
     pub want: Want,
+    /// Messages are put in order by the library, from the first one on.
+    pub in_order: bool,
     since: Instant,
     /// What the other daemon has to answer.
     said: Option<Said>,
@@ -91,6 +96,7 @@ impl Lease {
             user,
             graft: String::new(),
             want: Want::default(),
+            in_order: false,
             since: Instant::now(),
             said: None,
             finish: None,
@@ -148,17 +154,19 @@ impl Broker {
     ) -> Result<(), Denied> {
         let (Some(found), Some(far)) = (self.peers.get(peer), self.fars.get(peer)) else { return Ok(()) };
         let offer = choose(&self.offers, &want, &far.path(), found.cipher.is_some());
-        let graft = offer.map_err(|refused| denied(&refused))?.graft.clone();
+        let offer = offer.map_err(|refused| denied(&refused))?;
+        let (graft, in_order) = (offer.graft.clone(), waits(&want, offer));
         let user = self.desks.get(&desk).map_or(u32::MAX, |desk| desk.caller.user);
         self.check_share(peer, user)?;
         let ends = self.free_seat(runtime, peer, None)?;
         let life = random()?;
-        let say = Say::Open { life, port: ends.local.port(), service: service.clone() };
+        let say = Say::Open { life, port: ends.local.port(), service: service.clone(), in_order };
         let lease = Lease {
             stage: Stage::Asking,
             is_own: true,
             graft,
             want,
+            in_order,
             said: Some(Said::new(say)),
             ..Lease::offered((peer, ends), service, (desk, user))
         };
@@ -221,7 +229,13 @@ impl Broker {
     }
 
     /// The other end's application wants one.
-    fn offered(&mut self, peer: usize, life: u64, port: u16, service: String) -> Result<(), Denied> {
+    fn offered(
+        &mut self,
+        peer: usize,
+        life: u64,
+        (port, service): (u16, String),
+        in_order: bool,
+    ) -> Result<(), Denied> {
         let Some(found) = self.peers.get(peer) else { return Ok(()) };
         let seat = found.seats().find(|(ends, is_own)| ends.local.port() == port && !is_own);
         let unknown = || (Why::Malformed, format!("port {port} is none that the other end opens"));
@@ -238,7 +252,8 @@ impl Broker {
         if seat.is_none_or(|seat| seat.prepare().is_err()) {
             return Err((Why::Busy, "its socket is still held by an application there".to_owned()));
         }
-        self.leases.insert(life, Lease::offered((peer, ends), service, (desk, user)));
+        let lease = Lease { in_order, ..Lease::offered((peer, ends), service, (desk, user)) };
+        self.leases.insert(life, lease);
         Ok(())
     }
 
@@ -252,7 +267,8 @@ impl Broker {
             peer: self.peers.get(lease.peer)?.name.clone(),
             service: lease.service.clone(),
             graft: lease.graft.clone(),
-            services: services_of(&self.offers, &lease.graft),
+            services: lease.services(&self.offers),
+            in_order: lease.in_order,
             is_sealed: self.peers.get(lease.peer)?.cipher.is_some(),
             datagram_bytes: self.peers.get(lease.peer)?.datagram_bytes,
             local: lease.ends.local.to_string(),
@@ -281,12 +297,13 @@ impl Broker {
         // Of a session with another peer it is nothing.
         let is_known = |life: &u64| self.leases.get(life).is_some_and(|lease| lease.peer == peer);
         match say {
-            Say::Open { life, port, service } => {
+            Say::Open { life, port, service, in_order } => {
                 let known = self.leases.get(&life).is_some_and(|lease| lease.peer == peer && !lease.is_own);
-                let answer = match if known { Ok(()) } else { self.offered(peer, life, port, service) } {
-                    Ok(()) => Say::Accept { life },
-                    Err((why, reason)) => Say::Refuse { life, why, reason: short(&reason) },
-                };
+                let answer =
+                    match if known { Ok(()) } else { self.offered(peer, life, (port, service), in_order) } {
+                        Ok(()) => Say::Accept { life },
+                        Err((why, reason)) => Say::Refuse { life, why, reason: short(&reason) },
+                    };
                 self.say(peer, &answer);
             }
             Say::Accept { life } if is_known(&life) => self.accepted(life),
@@ -347,13 +364,13 @@ impl Broker {
         if !lease.is_own || lease.stage != Stage::Asking {
             return;
         }
-        let (peer, ends, service) = (lease.peer, lease.ends, lease.service.clone());
+        let (peer, ends, service, in_order) = (lease.peer, lease.ends, lease.service.clone(), lease.in_order);
         if why == Why::Busy
             && let Ok(other) = self.free_seat(runtime, peer, Some(ends))
             && let Some(lease) = self.leases.get_mut(&life)
         {
             lease.ends = other;
-            let mut said = Said::new(Say::Open { life, port: other.local.port(), service });
+            let mut said = Said::new(Say::Open { life, port: other.local.port(), service, in_order });
             said.next = Instant::now() + AGAIN;
             lease.said = Some(said);
             return;
@@ -441,7 +458,8 @@ impl Broker {
             (Stage::Open, Ok(graft)) => {
                 lease.graft.clone_from(graft);
                 let by = lease.changing.take().unwrap_or(By::Other);
-                let services = services_of(&self.offers, graft);
+                lease.in_order &= self.offers.iter().any(|offer| offer.graft == *graft && offer.can_wait());
+                let services = lease.services(&self.offers);
                 let desk = lease.desk;
                 info!(session, graft, ?by, "a session has changed");
                 let word = Word::Changed { graft: graft.clone(), services, by };
@@ -484,7 +502,15 @@ impl Broker {
             return Ok(());
         };
         let offer = choose(&self.offers, &want, &far.path(), peer.cipher.is_some());
-        let graft = offer.map_err(|refused| denied(&refused))?.graft.clone();
+        let offer = offer.map_err(|refused| denied(&refused))?;
+        if waits(&want, offer) && !lease.in_order {
+            let reason = format!(
+                "impossible: with graft {} messages are in order from a session's first one on: open another session",
+                offer.graft
+            );
+            return Err((Why::Impossible, reason));
+        }
+        let graft = offer.graft.clone();
         if graft == lease.graft && want == lease.want {
             let reason = format!("redundant: the session has all of it by graft {graft}");
             return Err((Why::Redundant, reason));
@@ -501,7 +527,7 @@ impl Broker {
     pub(super) fn change(&mut self, runtime: &mut Runtime, life: u64, graft: String, by: By) {
         let Some(lease) = self.leases.get_mut(&life) else { return };
         if graft == lease.graft {
-            let services = services_of(&self.offers, &graft);
+            let services = lease.services(&self.offers);
             let desk = lease.desk;
             let word = Word::Changed { graft, services, by };
             return desk.into_iter().for_each(|desk| self.tell(desk, &word));
@@ -750,14 +776,21 @@ impl Lease {
         }
     }
 
+    fn services(&self, offers: &[Offer]) -> Vec<String> {
+        let found = offers.iter().find(|offer| offer.graft == self.graft);
+        let of_graft = found.into_iter().flat_map(|offer| &offer.services).copied();
+        let all: BTreeSet<_> = of_graft.chain(self.in_order.then_some(Service::Order)).collect();
+        all.into_iter().map(|service| service.name().to_owned()).collect()
+    }
+
     pub fn may_adapt(&self) -> bool {
         self.want.adapt && self.changing.is_none()
     }
 }
 
-fn services_of(offers: &[millrace_graft::packet::choose::Offer], graft: &str) -> Vec<String> {
-    let found = offers.iter().find(|offer| offer.graft == graft);
-    found.map_or_else(Vec::new, |offer| offer.services.iter().map(|it| it.name().to_owned()).collect())
+/// Whether order is the library's matter with this graft.
+pub fn waits(want: &Want, offer: &Offer) -> bool {
+    want.services.contains(Service::Order.name()) && !offer.services.contains(&Service::Order)
 }
 
 fn short(reason: &str) -> String {

@@ -13,7 +13,7 @@ use tracing::info;
 
 use super::{
     Broker,
-    lease::{Lease, Stage},
+    lease::{Lease, Stage, waits},
 };
 
 impl Broker {
@@ -55,6 +55,8 @@ impl Broker {
 
 /// Another graft that keeps to it.
 fn better(offers: &[Offer], lease: &Lease, path: &Path, is_sealed: bool) -> Option<String> {
-    let others: Vec<_> = offers.iter().filter(|offer| offer.graft != lease.graft).cloned().collect();
+    let is_another =
+        |offer: &&Offer| offer.graft != lease.graft && (lease.in_order || !waits(&lease.want, offer));
+    let others: Vec<_> = offers.iter().filter(is_another).cloned().collect();
     choose(&others, &lease.want, path, is_sealed).ok().map(|offer| offer.graft.clone())
 }
