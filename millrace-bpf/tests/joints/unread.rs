@@ -77,8 +77,9 @@ fn who_reads_nothing_and_then_everything_has_all_of_it() {
     let (chacha, aes) = (Some(Cipher::ChaCha20Poly1305), Some(Cipher::Aes128Gcm));
     let (small, large) = (Some(16 << 10), Some(1 << 20));
     type Make = fn(usize) -> Sizes;
+    type Row = (u8, Option<Cipher>, &'static [&'static str], Option<usize>, Make, u64, bool);
     let least: Make = |_| Sizes::Least;
-    let table: [(u8, Option<Cipher>, &[&str], Option<usize>, Make, u64, bool); 12] = [
+    let table: [Row; 12] = [
         (4, None, SELECTIVE, None, least, 256, false),
         (4, None, SELECTIVE, None, Sizes::Most, 256, true),
         (6, None, SELECTIVE, None, Sizes::Growing, 256, true),
