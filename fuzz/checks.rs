@@ -31,6 +31,7 @@ use millrace_proto::{
             model::Model,
             runs::{self, Run},
         },
+        turns::Turns,
     },
     moq::{
         DecodeError, Draft, FetchEncoder, FetchItem, GroupOrder, Location, Message, ObjectParser,
@@ -499,7 +500,7 @@ fn pieces(mut bytes: &[u8], seed: u8) -> impl Iterator<Item = &[u8]> {
 
 /// Datagrams of any content: what was understood is written as it was, and what is kept is bounded (`Assembly` gives up).
 pub fn graft_parts(data: &[u8]) {
-    let mut assembly = Assembly::default();
+    let (mut assembly, mut turns, mut taken) = (Assembly::default(), Turns::default(), 0);
     let mut rest = data;
     while let Some((&length, behind)) = rest.split_first() {
         let (datagram, behind) = behind.split_at(usize::from(length).min(behind.len()));
@@ -508,10 +509,17 @@ pub fn graft_parts(data: &[u8]) {
         assert_eq!(piece.write(), datagram);
         if let Piece::Part(part) = piece {
             assert!(part.part < part.parts && part.bytes.len() + PIECE_HEADER == datagram.len());
+            let message = part.message;
             let whole = assembly.take(part);
-            assert!(whole.is_none_or(|whole| whole.len() <= data.len()));
+            assert!(whole.as_ref().is_none_or(|whole| whole.len() <= data.len()));
+            whole.into_iter().for_each(|whole| turns.put(message, whole));
+            taken += std::iter::from_fn(|| turns.take()).count();
         }
     }
+    while turns.skip() {
+        taken += std::iter::from_fn(|| turns.take()).count();
+    }
+    assert!(taken <= data.len());
     assembly.end();
     assert!(assembly.given_up() <= data.len() as u64);
 }

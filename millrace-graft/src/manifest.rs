@@ -57,6 +57,9 @@ pub struct Parameter {
     pub about: String,
     pub min: u64,
     pub max: u64,
+    /// Of a function on packets: both ends need the same value, which is part of what they agree on.
+    #[serde(default)]
+    pub shared: bool,
 }
 
 impl Service {

@@ -18,7 +18,7 @@ mod when;
 pub use function::{Function, Functions, Service};
 pub use keys::Cipher;
 pub use losses::Losses;
-pub use runtime::{Event, Runtime, Seen};
+pub use runtime::{Event, Runtime, Seen, Traffic};
 pub use settings::{CANONICAL, Graft, Peer, Session, Settings};
 pub use versions::Version;
 pub use when::When;
@@ -43,6 +43,8 @@ pub struct Status {
     /// That all of them take in the kernel, whether they are there or not; but for keys, which come with sealed ones.
     pub memory_bytes: u64,
     pub peers: Vec<PeerStatus>,
+    /// Requests of applications that were refused, by the reason.
+    pub refusals: BTreeMap<String, u64>,
     /// What is not as it should be.
     pub trouble: Vec<String>,
 }
@@ -96,6 +98,8 @@ pub struct PeerStatus {
     /// Sessions of the pool, and those that applications have.
     pub seats: usize,
     pub lent: usize,
+    /// That applications here have got since the start.
+    pub opened: u64,
 }
 
 /// How a session has changed its graft.

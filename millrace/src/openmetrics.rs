@@ -74,6 +74,18 @@ impl Out<'_> {
         })
     }
 
+    /// The same of fractions.
+    pub fn gauges_f64<'l, const N: usize>(
+        &mut self,
+        name: &str,
+        help: &str,
+        unit: &Unit,
+        mut values: impl Iterator<Item = ([(&'l str, &'l str); N], f64)>,
+    ) -> fmt::Result {
+        let mut family = self.0.encode_descriptor(name, help, Some(unit), MetricType::Gauge)?;
+        values.try_for_each(|(labels, value)| ConstGauge::new(value).encode(family.encode_family(&labels)?))
+    }
+
     /// Counters that are told apart by one label, whose values are the keys.
     pub fn counts(
         &mut self,

@@ -6,8 +6,9 @@
  * the sender's daemon: so words make up for acknowledgements that are lost.
  */
 #include "ack.h"
+#include "arrivals.h"
 #include "joint_send.h"
-#include <bpf/bpf_core_read.h>
+#include "socket_room.h"
 
 struct acknowledge_config {
 	__u32 every;
@@ -21,8 +22,10 @@ const volatile struct acknowledge_config config = {
 struct state {
 	__u32 waiting;	/* packets since the latest acknowledgement */
 	__u32 complete; /* at the latest packet */
-	__u32 truesize; /* that the largest packet took in the kernel's memory */
-	__u32 pad;
+	__u32 truesize; /* that the largest packet takes in its socket */
+	__u32 batch;	/* packets that were passed on one soon after the other; no more than BATCH */
+	__u64 passed_ns;
+	struct arrivals arrivals;
 };
 
 struct {
@@ -91,118 +94,158 @@ static __noinline int hear(struct __sk_buff *skb, struct graft_work *work, struc
 
 /* --- The receiver --- */
 
+/* What is said to have come: nothing that TC has not seen. */
+struct standing {
+	__u32 number; /* all below it, or they are given up */
+	__u32 newest;
+	__u32 room; /* for packets, from `number` on */
+};
+
+struct holding {
+	const struct arrivals *arrivals;
+	struct graft_ack *ack;
+	__u32 number;
+};
+
+static long hold_number(__u32 index, struct holding *holding)
+{
+	__u32 turn = holding->arrivals->passed + index, number;
+
+	if (turn == holding->arrivals->let_in)
+		return 1;
+	number = holding->arrivals->numbers[turn % GRAFT_WINDOW];
+	if (!graft_not_before(number, holding->number))
+		holding->number = number;
+	return 0;
+}
+
+static long hold_bit(__u32 index, struct holding *holding)
+{
+	__u32 turn = holding->arrivals->passed + index, bit;
+
+	if (turn == holding->arrivals->let_in)
+		return 1;
+	bit = holding->arrivals->numbers[turn % GRAFT_WINDOW] - holding->number;
+	if (bit < ACK_COME)
+		holding->ack->come[bit / 8 % (ACK_COME / 8)] &= ~(1 << bit % 8);
+	return 0;
+}
+
+static __noinline int stand(struct standing *standing, const struct state *own,
+			    const struct graft_shared *shared)
+{
+	struct holding holding = {.arrivals = &own->arrivals, .number = shared->complete};
+	__u32 newest = shared->newest;
+
+	if (arrivals_waiting(&own->arrivals)) {
+		bpf_loop(GRAFT_WINDOW, hold_number, &holding, 0);
+		newest = own->arrivals.newest;
+		if (!graft_not_before(newest, holding.number))
+			newest = holding.number;
+	}
+	if (!graft_not_before(newest, holding.number))
+		holding.number = newest;
+	*standing = (struct standing){.number = holding.number, .newest = newest};
+	return 0;
+}
+
 struct filling {
 	struct graft_shared *shared;
 	struct graft_ack *ack;
-	__u32 number; /* the frame's: `complete` may go on meanwhile */
+	struct standing standing;
 };
 
 static long fill(__u32 index, struct filling *filling)
 {
-	__u32 number = filling->number + index;
+	__u32 number = filling->standing.number + index;
 
-	if (index >= ACK_COME || graft_not_before(number, filling->shared->newest))
+	if (index >= ACK_COME || graft_not_before(number, filling->standing.newest))
 		return 1;
 	if (!graft_is_missing(filling->shared, number))
 		filling->ack->come[index / 8 % (ACK_COME / 8)] |= 1 << index % 8;
 	return 0;
 }
 
-struct sock {
-	int sk_rcvbuf;
-	struct {
-		struct {
-			int counter;
-		} rmem_alloc;
-	} sk_backlog;
-} __attribute__((preserve_access_index));
+#define ROOM_MAX GRAFT_WINDOW /* packets */
+#define BATCH \
+	8 /* packets that TC passes on before the first of them is in its socket (net.core.gro_normal_batch) */
+#define BATCH_NS \
+	16000000     /* after which none of these is under way: longer than a poll of an interface takes */
+#define LARGEST 4416 /* that a packet of 1500 bytes takes: smaller ones may be followed by such */
 
-struct sk_buff {
-	unsigned int truesize;
-} __attribute__((preserve_access_index));
-
-#define ROOM_MAX  GRAFT_WINDOW /* packets */
-#define ROOM_NONE 0xffffffff
-#define BATCH	  8    /* packets that come here before the first of them is in its socket */
-#define TRUESIZE  2304 /* of a packet of 1500 bytes: smaller ones may be followed by such */
-
-/* Packets that its socket has room for. Nobody listens, or it cannot be found: no bound. */
-static __noinline __u32 find_room(struct __sk_buff *skb, struct graft_work *work, struct state *own)
+/* Of what was passed on, what may not be in the socket yet. */
+static __always_inline __u32 under_way(const struct state *own, const struct socket_room *room, __u64 now_ns)
 {
-	struct bpf_sock_tuple tuple = {};
-	const struct sock *kernels = NULL;
-	struct bpf_sock *found;
-	__s32 have, used;
-	__u32 each = 0, room;
-
-	if (work->family == 4) {
-		if (bpf_skb_load_bytes(skb, work->ip_at + __builtin_offsetof(struct iphdr, saddr), &tuple,
-				       8) ||
-		    bpf_skb_load_bytes(skb, work->udp_at, &tuple.ipv4.sport, 4))
-			return ROOM_NONE;
-	} else {
-		if (bpf_skb_load_bytes(skb, work->ip_at + __builtin_offsetof(struct ipv6hdr, saddr), &tuple,
-				       32) ||
-		    bpf_skb_load_bytes(skb, work->udp_at, &tuple.ipv6.sport, 4))
-			return ROOM_NONE;
-	}
-	found = work->family == 4
-			? bpf_sk_lookup_udp(skb, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0)
-			: bpf_sk_lookup_udp(skb, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
-	if (!found)
-		return ROOM_NONE;
-	/* Its address as a number: the verifier lets nobody look into sockets otherwise. */
-	bpf_probe_read_kernel(&kernels, sizeof(kernels), &found);
-	have = BPF_CORE_READ(kernels, sk_rcvbuf);
-	used = BPF_CORE_READ(kernels, sk_backlog.rmem_alloc.counter);
-	bpf_sk_release(found);
-	bpf_probe_read_kernel(&each, sizeof(each), &((struct sk_buff *)skb)->truesize);
-	if (each < TRUESIZE)
-		each = TRUESIZE;
-	if (each > own->truesize)
-		own->truesize = each;
-	if (used >= have)
-		return 0;
-	room = (__u32)(have - used) / own->truesize;
-	if (room > 2 * BATCH)
-		return room - BATCH;
-	if (used)
-		return room > BATCH ? room - BATCH : 0;
-	/* Of an empty socket there is always room for one. */
-	return room > 1 ? room / 2 : 1;
+	/* Others may have packets for the same socket. */
+	if (room->have > 4 * BATCH * own->truesize)
+		return BATCH;
+	return now_ns - own->passed_ns > BATCH_NS ? 0 : own->batch;
 }
 
-static __always_inline __u32 room_for(struct __sk_buff *skb, struct graft_work *work, struct state *own)
+/* Whether the socket would drop it. */
+static __noinline int is_too_much(struct graft_work *work, struct state *own, struct socket_room *room,
+				  __u32 bytes)
 {
-	__u32 room = find_room(skb, work, own);
+	__u32 before;
 
-	return room > ROOM_MAX ? ROOM_MAX : room;
+	if (bytes > own->truesize)
+		own->truesize = bytes;
+	if (!room->have)
+		return 0;
+	before = under_way(own, room, work->now_ns);
+	/* What is empty takes one of any length. */
+	if (room->have <= 4 * BATCH * own->truesize && !room->used && !before)
+		return 0;
+	return (__u64)room->used + before * own->truesize + bytes > room->have;
+}
+
+static __always_inline void pass(struct graft_work *work, struct state *own)
+{
+	if (work->now_ns - own->passed_ns > BATCH_NS)
+		own->batch = 0;
+	if (own->batch < BATCH)
+		own->batch++;
+	own->passed_ns = work->now_ns;
+}
+
+/* Packets that may still come, without bound where nobody listens. */
+static __noinline __u32 count_room(struct graft_work *work, struct state *own, struct socket_room *room)
+{
+	__u32 each = own->truesize > LARGEST ? own->truesize : LARGEST, packets, before;
+
+	if (!room->have)
+		return ROOM_MAX;
+	/* Those that are under way now, and those that may be when the last one comes. */
+	before = 2 * under_way(own, room, work->now_ns) + arrivals_waiting(&own->arrivals);
+	packets = room->used < room->have ? (room->have - room->used) / each : 0;
+	if (packets > before)
+		return packets - before > ROOM_MAX ? ROOM_MAX : packets - before;
+	return !room->used && !arrivals_waiting(&own->arrivals);
 }
 
 static __noinline int say(struct __sk_buff *skb, struct graft_work *work, struct graft_shared *shared,
-			  __u32 room)
+			  struct state *own, struct standing *standing)
 {
 	struct letter letter = {
-		.kind = GRAFT_ACK, .number = shared->complete, .bytes = sizeof(struct graft_ack)};
+		.kind = GRAFT_ACK, .number = standing->number, .bytes = sizeof(struct graft_ack)};
+	struct holding holding = {.arrivals = &own->arrivals, .number = standing->number};
+	struct filling filling = {.shared = shared, .standing = *standing};
 	struct proof *proof = proof_of_cpu();
-	struct filling filling = {.shared = shared};
 	struct graft_ack *ack;
 
 	if (!proof)
 		return -1;
-	ack = &proof->ack;
+	ack = filling.ack = holding.ack = &proof->ack;
 	*ack = (struct graft_ack){
-		.newest = bpf_htonl(shared->newest),
+		.newest = bpf_htonl(standing->newest),
 		.echo = bpf_htonl(work->kind == GRAFT_DATA ? work->number
-							   : shared->complete - GRAFT_WINDOW - 1),
-		.room = bpf_htonl(shared->complete + room),
+							   : standing->number - GRAFT_WINDOW - 1),
+		.room = bpf_htonl(standing->number + standing->room),
 	};
-	if (!graft_not_before(shared->newest, letter.number))
-		letter.number = shared->newest;
-	filling.number = letter.number;
-	filling.ack = ack;
-	if (letter.number != shared->newest)
+	if (standing->number != standing->newest) {
 		bpf_loop(ACK_COME, fill, &filling, 0);
+		bpf_loop(GRAFT_WINDOW, hold_bit, &holding, 0);
+	}
 	if (make_frame(skb, work, &letter))
 		return -1;
 	proof->frame_tag = letter.frame.tag;
@@ -213,28 +256,47 @@ static __noinline int say(struct __sk_buff *skb, struct graft_work *work, struct
 	return finish(skb, work, &letter) || bpf_clone_redirect(skb, skb->ifindex, 0);
 }
 
-static __always_inline int is_due(struct state *own, const struct graft_shared *shared,
+static __always_inline int is_due(struct state *own, const struct standing *standing,
 				  const struct graft_work *work)
 {
 	int is_due;
 
 	own->waiting++;
 	is_due = work->kind != GRAFT_DATA || own->waiting >= config.every ||
-		 shared->complete - own->complete != 1 || shared->complete != shared->newest;
-	own->complete = shared->complete;
+		 standing->number - own->complete != 1 || standing->number != standing->newest;
+	own->complete = standing->number;
 	if (is_due)
 		own->waiting = 0;
 	return is_due;
+}
+
+SEC("xdp.frags")
+int acknowledge_rx(struct xdp_md *ctx)
+{
+	struct graft_work *work = graft_work(GRAFT_RX);
+	struct state *own;
+	__u32 session;
+
+	if (!work)
+		return GRAFT_PASS_rx;
+	session = work->session;
+	own = bpf_map_lookup_elem(&state, &session);
+	/* What another function notes at TC has come when it is there. */
+	if (own && work->kind == GRAFT_DATA && !work->is_marked_later)
+		arrivals_let_in(&own->arrivals, work->number);
+	return graft_next(ctx, rx, work);
 }
 
 SEC("tcx/ingress")
 int acknowledge_repair(struct __sk_buff *skb)
 {
 	struct graft_work *work = graft_work(GRAFT_REPAIR);
+	struct socket_room socket = {};
+	struct standing standing;
 	struct graft_shared *shared;
 	struct loan loan = {};
 	struct state *own;
-	__u32 room, session;
+	__u32 session;
 
 	if (!work)
 		return GRAFT_PASS_repair;
@@ -245,12 +307,22 @@ int acknowledge_repair(struct __sk_buff *skb)
 		return graft_next(skb, repair, work);
 	if (work->kind == GRAFT_ACK)
 		return graft_done(skb, repair, work, hear(skb, work, shared));
+	find_room(skb, work, &socket);
+	if (work->kind == GRAFT_DATA) {
+		arrivals_pass(&own->arrivals, shared, work->number);
+		if (is_too_much(work, own, &socket, bytes_in_socket(skb))) {
+			take_back(shared, work->number);
+			return graft_done(skb, repair, work, GRAFT_SOCKET_FULL);
+		}
+		pass(work, own);
+	}
 	graft_advance(shared);
-	if (!is_due(own, shared, work))
+	stand(&standing, own, shared);
+	if (!is_due(own, &standing, work))
 		return graft_next(skb, repair, work);
-	room = room_for(skb, work, own);
 	if (!borrow(skb, work, &loan, sizeof(struct graft_ack))) {
-		say(skb, work, shared, room);
+		standing.room = count_room(work, own, &socket);
+		say(skb, work, shared, own, &standing);
 		if (give_back(skb, work, &loan))
 			return graft_done(skb, repair, work, GRAFT_NO_ROOM);
 	}

@@ -18,13 +18,18 @@ const volatile struct window_config config = {
 #define TRIES 8			 /* of CPUs that send at the same time */
 #define SPAN  (GRAFT_WINDOW / 2) /* from the first packet that has not come to the next one */
 
-/* Draws a number. Not 0: as much is under way as may be, here or by what the receiver has room for. */
-static __always_inline int draw(struct graft_shared *shared, struct graft_work *work)
+static __always_inline __u32 bound(const struct graft_work *work)
 {
 	__u32 packets = config.packets;
 
-	if (work->limit && work->limit < packets)
-		packets = work->limit;
+	return work->limit && work->limit < packets ? work->limit : packets;
+}
+
+/* Draws a number. Not 0: as much is under way as may be, here or by what the receiver has room for. */
+static __always_inline int draw(struct graft_shared *shared, struct graft_work *work)
+{
+	__u32 packets = bound(work);
+
 	for (int i = 0; i < TRIES; i++) {
 		__u32 number = *(volatile __u32 *)&shared->next;
 
@@ -49,8 +54,12 @@ int window_tx(struct __sk_buff *skb)
 	if (!work)
 		return GRAFT_PASS_tx;
 	shared = graft_shared(work);
-	if (shared && draw(shared, work))
-		return graft_done(skb, tx, work, GRAFT_WINDOW_FULL);
+	if (shared && draw(shared, work)) {
+		/* Room that comes now is told of; what has come before that is seen here. */
+		__sync_lock_test_and_set(&shared->refused, bound(work));
+		if (draw(shared, work))
+			return graft_done(skb, tx, work, GRAFT_WINDOW_FULL);
+	}
 	return graft_next(skb, tx, work);
 }
 

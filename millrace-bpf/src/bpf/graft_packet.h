@@ -78,6 +78,7 @@ enum graft_reason {
 	GRAFT_OUT_OF_TURN, /* behind one that is missing, where order is full */
 	GRAFT_PAUSED,	   /* not sent: the session was about to begin anew */
 	GRAFT_TOO_FAST,	   /* not sent: as much waits for its turn as may */
+	GRAFT_SOCKET_FULL, /* its socket has no room: it has not come, and may come again */
 	GRAFT_REASONS,
 };
 
@@ -131,7 +132,7 @@ struct graft_shared {
 	__u64 went_ns[GRAFT_WINDOW]; /* by number; 0: it was sent again, and its round trip cannot be told */
 	__u64 leaves_ns;	     /* the next packet, CLOCK_MONOTONIC, where a function paces */
 	__u32 epoch_in;		     /* of the newest one */
-	__u32 pad;
+	__u32 refused; /* a packet was, as so many may be under way, and its sender was not told of room yet; 0: none */
 };
 
 #define GRAFT_SEEN     (1ULL << 32)
@@ -167,7 +168,8 @@ struct graft_work {
 	__u8 was_given_up;    /* at GRAFT_RX: nobody waits for it any more */
 	__u8 is_marked_later; /* at GRAFT_RX: `number` leaves it to another function to say that it has come */
 	__u8 is_returned; /* at GRAFT_REPAIR: this host has recovered it, and has it arrive behind another one */
-	__u8 pad[4];
+	__u8 tells_room; /* the session: its sender is told when there is room again */
+	__u8 pad[3];
 	/* At GRAFT_TX, for the qdisc fq, which has a packet leave when it says. The verdict does it, as the packet may not leave at all. */
 	__u32 takes_ns;	 /* until the next one may leave; 0: no function paces */
 	__u32 spare_ns;	 /* of time in which nothing left, so much counts as if it were to come */

@@ -10,6 +10,7 @@
 #include "joint_frame.h"
 #include "joint_intf.h"
 #include "joint_kept.h"
+#include "joint_room.h"
 #include "joint_seal.h"
 #include <bpf/bpf_core_read.h>
 #include <linux/pkt_cls.h>
@@ -194,6 +195,7 @@ static __always_inline void begin(struct graft_work *work, const struct joint_se
 	work->is_numbered = work->is_late = work->behind = work->is_marked_later = 0;
 	work->again = work->is_kept = work->was_given_up = work->is_returned = 0;
 	work->is_sealed = session->is_sealed;
+	work->tells_room = session->tells_room;
 	work->limit = 0;
 	work->takes_ns = work->spare_ns = 0;
 	work->leaves_ns = 0;
@@ -549,6 +551,10 @@ int joint_repair_done(struct __sk_buff *skb)
 		reason = GRAFT_ANSWERED;
 	else if (goes_on(reason) && frame_take(skb, work))
 		reason = GRAFT_NO_ROOM;
+	if (reason == GRAFT_ANSWERED && work->kind == GRAFT_ACK && takes_sign(work)) {
+		work->kind = JOINT_ROOM;
+		hear(work);
+	}
 	conclude(work, GRAFT_REPAIR, reason);
 	if (reason == GRAFT_RESENT)
 		return bpf_redirect(skb->ifindex, 0);

@@ -34,6 +34,8 @@ struct joint_session {
 	__u8 live;	   /* bits: epochs of what may come in */
 	__u8 is_sealed;	   /* nothing leaves or comes in but sealed */
 	__u8 is_paused;	   /* nothing leaves */
+	__u8 tells_room;   /* its daemon hears when there is room for who was refused */
+	__u8 pad[7];
 };
 
 /* How long sampled packets took, from the dispatcher to the verdict. */
@@ -73,6 +75,8 @@ struct joint_tick {
 	__u32 srtt_us;
 	__u32 pad;
 };
+
+#define JOINT_ROOM 255 /* kind of a word that this host says itself: there is room */
 
 /* What the daemon at the other end says. */
 struct joint_word {

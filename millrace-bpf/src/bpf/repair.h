@@ -36,7 +36,7 @@ struct state {
 	__u32 looked; /* the first number that was not looked for yet */
 	__u32 again;  /* the first number to look at again */
 	__u32 begun;
-	__u32 pad;
+	__u32 counted; /* the first number that was never looked for */
 	__u64 numbers; /* all that were looked for */
 	__u64 gave_up;
 	struct open open[OPEN_MAX];
@@ -168,8 +168,25 @@ static long look_at_next(__u32 index, struct asking *asking)
 		want(asking, open, number);
 	}
 	state->looked = number + 1;
-	state->numbers++;
 	return 0;
+}
+
+/* A packet that had come was taken back (arrivals.h): nobody has asked for it. */
+static __always_inline int is_forgotten(const struct state *state, const struct graft_shared *shared)
+{
+	__u32 number = shared->complete;
+	const struct open *open = &state->open[number & (OPEN_MAX - 1)];
+
+	return !graft_not_before(number, state->looked) && graft_is_missing(shared, number) &&
+	       !(open->tries && open->number == number);
+}
+
+static __always_inline void count_looked(struct state *state)
+{
+	if (graft_not_before(state->counted, state->looked))
+		return;
+	state->numbers += state->looked - state->counted;
+	state->counted = state->looked;
 }
 
 static __always_inline __u32 look(struct asking *asking)
@@ -179,15 +196,14 @@ static __always_inline __u32 look(struct asking *asking)
 
 	graft_advance(shared);
 	if (!state->begun) {
-		state->looked = shared->complete;
+		state->looked = state->counted = shared->complete;
 		state->begun = 1;
 	}
 	/* What has come in order needs no look. */
-	if (!graft_not_before(state->looked, shared->complete)) {
-		state->numbers += shared->complete - state->looked;
+	if (!graft_not_before(state->looked, shared->complete) || is_forgotten(state, shared))
 		state->looked = shared->complete;
-	}
 	bpf_loop(2 * ASK_MAX, look_at_next, asking, 0);
+	count_looked(state);
 	if (asking->work->kind == GRAFT_LAST || !graft_not_before(state->again, shared->complete))
 		state->again = shared->complete;
 	bpf_loop(asking->work->kind == GRAFT_LAST ? OPEN_MAX : OPEN_STEP, look_again, asking, 0);

@@ -55,6 +55,8 @@ const VERSION: u8 = 2;
 /// The first kind of what processes say, and how many there are.
 const SAYS: u8 = 8;
 const SAYINGS: u8 = 8;
+/// A word that this host's own joints say: there is room.
+const ROOM: u8 = 255;
 
 /// Where functions run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -239,6 +241,8 @@ pub struct Joints {
     /// With the first session that is paused.
     barrier: Option<Barrier>,
     key_words: Vec<seal::Heard>,
+    /// Sessions whose senders were refused, and have room now.
+    room_for: Vec<Ends>,
 }
 
 fn object() -> Embedded {
@@ -282,6 +286,7 @@ impl Joints {
             stages: None,
             barrier: None,
             key_words: Vec::new(),
+            room_for: Vec::new(),
         })
     }
 
@@ -691,11 +696,25 @@ impl Joints {
             key_words.extend(seal::Heard::from_bytes(bytes));
         })?;
         self.key_words.extend(key_words);
+        let (signs, raws): (Vec<_>, Vec<_>) = raws.into_iter().partition(|raw| raw.kind == ROOM);
+        let signs: Vec<_> = signs.iter().filter_map(|raw| self.ends_of(raw.session)).collect();
+        self.room_for.extend(signs);
         let heard = |raw: intf::Word| {
             let intf::Word { number, epoch, .. } = raw;
             Some(Heard { ends: self.ends_of(raw.session)?, kind: raw.kind.checked_sub(SAYS)?, number, epoch })
         };
         Ok(raws.into_iter().filter_map(heard).collect())
+    }
+
+    /// Has [`room_for`](Self::room_for) speak of this session.
+    pub fn tell_room(&mut self, ends: &Ends) -> Result<(), Error> {
+        self.change(ends, |raw| raw.tells_room = 1)
+    }
+
+    /// Sessions of which a full window has refused a datagram, and that have room now, as [`words`](Self::words) has heard: once for
+    /// each time that one was refused, when a quarter of the window is free.
+    pub fn room_for(&mut self) -> Vec<Ends> {
+        std::mem::take(&mut self.room_for)
     }
 
     fn ends_of(&self, session: u32) -> Option<Ends> {

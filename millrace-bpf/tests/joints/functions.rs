@@ -109,6 +109,15 @@ impl Pair {
         arrival
     }
 
+    /// At one joint of the receiver, as in a batch.
+    fn at(&mut self, joint: Joint, frame: &[u8]) -> Arrival {
+        let (there, before) = (other_side(&self.ends), counted(&mut self.receiver, &other_side(&self.ends)));
+        let run = inside(&self.namespace, || self.receiver.run(joint, frame)).expect("a run");
+        let now = counted(&mut self.receiver, &there);
+        let reason = now.iter().find(|it| !before.contains(it)).expect("a reason").0;
+        Arrival { reason, frame: run.frame, sent: caught(&self.capture) }
+    }
+
     fn at_sender(&mut self, frame: &[u8]) -> Arrival {
         arrive(&self.namespace, &mut self.sender, &self.ends, frame, &self.capture)
     }
@@ -204,6 +213,37 @@ fn a_window_bounds_what_is_under_way() {
     }
 }
 
+/// Who was refused is told of room once, when a quarter of the window is free, or all of it; who does not ask is told nothing.
+#[test]
+fn a_sign_of_room_comes_once_for_who_was_refused() {
+    if !root("a_sign_of_room_comes_once_for_who_was_refused") {
+        return;
+    }
+    for (ends, is_asked) in [(v4(), true), (v6(), true), (v4(), false)] {
+        let mut pair = Pair::new("sign", ends, SELECTIVE, &[("window", "packets", 8)]);
+        if is_asked {
+            pair.sender.tell_room(&ends).expect("told");
+        }
+        let mut frames: Vec<_> = (0..8).map(|at| pair.frame(&[at; 33])).collect();
+        let acknowledge = |pair: &mut Pair, frame: &[u8]| {
+            let arrival = pair.at_receiver(frame);
+            assert_eq!(pair.at_sender(&arrival.sent[0].1).reason, Reason::Answered);
+            pair.sender.words(Duration::ZERO).expect("words");
+            pair.sender.room_for()
+        };
+        // Nobody was refused yet.
+        assert!(acknowledge(&mut pair, &frames.remove(0)).is_empty());
+        frames.push(pair.frame(b"another one"));
+        for _ in 0..3 {
+            assert_eq!(pair.send(b"one too many").0, Reason::WindowFull);
+        }
+        let signs: Vec<_> =
+            frames.drain(..).map(|frame| acknowledge(&mut pair, &frame).contains(&ends)).collect();
+        let want = [false, is_asked, false, false, false, false, false, false];
+        assert_eq!(signs, want, "{ends:?}");
+    }
+}
+
 /// What has come, what is missing, and what came late; then the same acknowledgements again, and others that somebody made.
 #[test]
 fn acknowledgements_say_what_has_come_and_nothing_else_does() {
@@ -249,6 +289,41 @@ fn acknowledgements_say_what_has_come_and_nothing_else_does() {
         let progress = pair.come();
         assert_eq!(pair.at_receiver(&back).reason, Reason::Forged);
         assert_eq!((pair.known(), pair.come()), (known, progress));
+    }
+}
+
+/// What XDP has let in and TC has not seen has not come: it may wait in a batch, or be lost there.
+#[test]
+fn between_xdp_and_tc_nothing_has_come() {
+    if !root("between_xdp_and_tc_nothing_has_come") {
+        return;
+    }
+    for ends in [v4(), v6()] {
+        let mut pair = Pair::new("between", ends, SELECTIVE, &[]);
+        let frames: Vec<_> = (0..6).map(|at| pair.frame(&[at; 33])).collect();
+        // A batch at XDP: each is acknowledged when it comes to TC.
+        frames[..3].iter().for_each(|frame| assert_eq!(pair.at(Joint::Rx, frame).reason, Reason::LetIn));
+        for (frame, acked) in frames[..3].iter().zip(1..) {
+            let arrival = pair.at(Joint::Repair, frame);
+            assert_eq!((arrival.reason, kinds(&arrival.sent)), (Reason::Delivered, vec![(ACK, acked)]));
+            assert_eq!(pair.at_sender(&arrival.sent[0].1).reason, Reason::Answered);
+            let known = pair.known();
+            assert_eq!((known.acked, known.delivered, known.losses), (acked, acked, 0));
+        }
+        // The first of two is lost on the way to TC: it is asked for, and taken when it comes again.
+        assert_eq!(pair.at(Joint::Rx, &frames[3]).reason, Reason::LetIn);
+        let behind = pair.at_receiver(&frames[4]);
+        let (_, ack) = behind.sent.iter().find(|(kind, _)| *kind == ACK).expect("an acknowledgement");
+        assert_eq!((behind.reason, number(ack)), (Reason::Delivered, 3));
+        assert_eq!(pair.at_sender(ack).reason, Reason::Answered);
+        assert_eq!((pair.known().acked, pair.known().delivered), (3, 4));
+        let next = pair.at_receiver(&frames[5]);
+        assert_eq!(kinds(&next.sent), [(REQUEST, 3), (ACK, 3)]);
+        let again = pair.at_sender(&next.sent[0].1);
+        assert_eq!(again.reason, Reason::Resent);
+        let repaired = pair.at_receiver(&again.frame);
+        assert_eq!((repaired.reason, kinds(&repaired.sent)), (Reason::Delivered, vec![(ACK, 6)]));
+        assert_eq!(pair.at_receiver(&frames[3]).reason, Reason::Duplicate);
     }
 }
 

@@ -11,6 +11,7 @@ mod parity;
 mod sealed;
 mod shared;
 mod traffic;
+mod unread;
 
 use std::net::SocketAddr;
 

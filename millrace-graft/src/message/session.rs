@@ -7,7 +7,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use millrace_proto::graft::parts::{Assembly, Datagram, MESSAGE_MAX, part, parts_of};
+use millrace_proto::graft::parts::{Assembly, Datagram, MESSAGE_MAX, Part, part, parts_of};
+use millrace_proto::graft::turns::Turns;
 use rustix::event::{PollFlags, epoll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
@@ -20,9 +21,11 @@ use super::want::Want;
 use super::wire::{Opened, Request, Word};
 use super::{Error, Event};
 
-/// A full window is tried again after this long, and then after twice as long each time.
+/// What could not be sent is tried again after this long, and then after twice as long each time.
 const AGAIN: Duration = Duration::from_micros(100);
 const AGAIN_MOST: Duration = Duration::from_millis(4);
+/// The same of a window whose room the daemon tells of: for whatever else it may be.
+const AGAIN_TOLD: Duration = Duration::from_millis(25);
 /// The other end has finished, and what it has sent is not all there: where nothing is sent again, so long it may still be under way.
 const LINGER: Duration = Duration::from_secs(1);
 /// The same of a session that is over, where what is lost is sent again: the daemons keep it a little longer.
@@ -92,6 +95,10 @@ struct Unsent {
 #[derive(Debug, Default)]
 struct Incoming {
     assembly: Assembly,
+    /// Messages that wait for others.
+    turns: Turns,
+    /// Some do not wait any more: so what waits does not wait for what may never come.
+    is_out_of_turn: bool,
     /// Messages that have come.
     count: u32,
     /// How many there are, and since when that is known.
@@ -257,7 +264,10 @@ impl Session {
                 return Err(Error::Socket(error));
             }
             if self.unsent.is_some() {
-                self.wake_after(AGAIN_MOST)?;
+                self.wake_after(self.again_most())?;
+            }
+            if self.is_all_here() && self.incoming.turns.skip() {
+                continue;
             }
             if self.is_all_here() {
                 self.incoming.assembly.end();
@@ -340,13 +350,15 @@ impl Session {
         let datagram_bytes = self.link()?.opened.datagram_bytes;
         let too_long = || Error::TooLong { bytes: message.len(), most: MESSAGE_MAX };
         let part = part(id, message, datagram_bytes, at).ok_or_else(too_long)?;
-        let datagram = Datagram::Part(part).write();
-        let mut pause = AGAIN;
+        let in_order = self.link()?.opened.in_order;
+        let datagram = Datagram::Part(Part { in_order, ..part }).write();
+        let most = self.again_most();
+        let mut pause = if most == AGAIN_TOLD { AGAIN_TOLD } else { AGAIN };
         loop {
             match self.send_datagram(&datagram)? {
                 Sent::Yes => return Ok(()),
                 Sent::NoRoom if !self.is_blocking => {
-                    self.wake_after(AGAIN_MOST)?;
+                    self.wake_after(most)?;
                     return Err(Error::WouldBlock);
                 }
                 Sent::NoRoom => {}
@@ -356,9 +368,18 @@ impl Session {
             }
             // Also ended by a word of the daemon, or by its end.
             match wait(&self.control, PollFlags::IN, Some(Instant::now() + pause)) {
-                Ok(()) | Err(Error::TimedOut) => pause = (2 * pause).min(AGAIN_MOST),
+                Ok(()) | Err(Error::TimedOut) => pause = (2 * pause).min(most),
                 Err(error) => return Err(error),
             }
+        }
+    }
+
+    /// Where a window bounds what is under way, and nothing else does, the daemon says when there is room.
+    fn again_most(&self) -> Duration {
+        let has = |link: &Link, name: &str| link.opened.services.iter().any(|service| service == name);
+        match self.link() {
+            Ok(link) if has(link, "flow-control") && !has(link, "pacing") => AGAIN_TOLD,
+            _ => AGAIN_MOST,
         }
     }
 
@@ -403,6 +424,9 @@ impl Session {
         let (Phase::Open(link) | Phase::Over(Over { link: Some(link), .. })) = phase else { return Ok(None) };
         let mut buffer = [0; DATAGRAM_MAX];
         loop {
+            if let Some(message) = incoming.next() {
+                return Ok(Some(message));
+            }
             let got = match recv(&link.socket, &mut buffer, RecvFlags::DONTWAIT) {
                 Ok((got, _)) => got,
                 Err(Errno::AGAIN) => return Ok(None),
@@ -414,9 +438,14 @@ impl Session {
             };
             match Datagram::read(buffer.get(..got).unwrap_or_default()) {
                 Some(Datagram::Part(part)) => {
+                    let (id, in_order) = (part.message, part.in_order);
                     if let Some(message) = incoming.assembly.take(part) {
                         incoming.count = incoming.count.wrapping_add(1);
-                        return Ok(Some(message));
+                        if !in_order {
+                            incoming.is_out_of_turn = true;
+                            return Ok(Some(message));
+                        }
+                        incoming.turns.put(id, message);
                     }
                 }
                 Some(Datagram::End(messages)) => self.events.extend(incoming.finish(messages)),
@@ -484,9 +513,12 @@ impl Session {
             Word::Changed { graft, services, by } => {
                 if let Phase::Open(link) = &mut self.phase {
                     (link.opened.graft, link.opened.services) = (graft.clone(), services.clone());
+                    link.opened.in_order &= services.iter().any(|service| service == "order");
                 }
                 self.tell(Event::Changed { graft, services, by });
             }
+            // Who waits for it was woken.
+            Word::Room => {}
             Word::Violated(violation) => self.tell(Event::Violated(violation)),
             Word::Finished { messages } => self.events.extend(self.incoming.finish(messages)),
             Word::Closed { reason } => self.end(&reason, true),
@@ -534,7 +566,7 @@ impl Session {
     }
 
     fn tell_losses(&mut self) {
-        let lost = self.incoming.assembly.given_up();
+        let lost = self.incoming.assembly.given_up() + self.incoming.turns.given_up();
         let new = lost - std::mem::replace(&mut self.incoming.told, lost);
         if new > 0 {
             self.tell(Event::Lost(new));
@@ -585,6 +617,12 @@ impl Session {
 }
 
 impl Incoming {
+    /// That has waited for others, and has its turn.
+    fn next(&mut self) -> Option<Vec<u8>> {
+        let next = self.turns.take();
+        next.or_else(|| (self.is_out_of_turn && self.turns.skip()).then(|| self.turns.take()).flatten())
+    }
+
     /// The first word about it counts.
     fn finish(&mut self, messages: u32) -> Option<Event> {
         if self.all.is_some() {

@@ -47,6 +47,8 @@ pub enum Word {
         services: Vec<String>,
         by: By,
     },
+    /// A datagram was refused as the window was full, and there is room now.
+    Room,
     /// What was asked for is not kept to.
     Violated(Violation),
     /// The other end has sent so many messages, modulo 2^32, and sends no more.
@@ -66,6 +68,9 @@ pub struct Opened {
     pub graft: String,
     pub services: Vec<String>,
     pub is_sealed: bool,
+    /// The library puts messages in order: their graft does not.
+    #[serde(default)]
+    pub in_order: bool,
     /// Bytes that the session's datagrams may have.
     pub datagram_bytes: usize,
     /// Addresses and ports of its datagrams.
@@ -91,6 +96,22 @@ pub enum Why {
     Unreachable,
     /// Something is under way.
     Busy,
+}
+
+impl Why {
+    /// As records have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Malformed => "malformed",
+            Self::Unknown => "unknown",
+            Self::NotAllowed => "not_allowed",
+            Self::Redundant => "redundant",
+            Self::Impossible => "impossible",
+            Self::Exhausted => "exhausted",
+            Self::Unreachable => "unreachable",
+            Self::Busy => "busy",
+        }
+    }
 }
 
 /// Who has changed a session's graft.

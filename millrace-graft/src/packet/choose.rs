@@ -59,7 +59,7 @@ pub fn choose<'a>(
 ) -> Result<&'a Offer, Refused> {
     let wanted = services(want, is_sealed)?;
     check_redundant(&wanted, &want.qos)?;
-    let able: Vec<_> = offers.iter().filter(|offer| wanted.is_subset(&offer.services)).collect();
+    let able: Vec<_> = offers.iter().filter(|offer| offer.has(&wanted)).collect();
     if able.is_empty() {
         return Err(Refused::Impossible(format!(
             "no graft of the settings has {} together; there are: {}",
@@ -153,9 +153,21 @@ impl Offer {
         }
     }
 
-    /// What it has that was not asked for, and how much there is to run.
-    fn cost(&self, wanted: &BTreeSet<Service>) -> (usize, usize, &str) {
-        (self.services.difference(wanted).count(), self.functions, &self.graft)
+    /// Order is had, too, where messages can wait for those before them: these come, and a window bounds how many wait.
+    pub fn can_wait(&self) -> bool {
+        self.services.contains(&Service::Reliability) && self.services.contains(&Service::FlowControl)
+    }
+
+    fn has(&self, wanted: &BTreeSet<Service>) -> bool {
+        wanted
+            .iter()
+            .all(|service| self.services.contains(service) || (*service == Service::Order && self.can_wait()))
+    }
+
+    /// What it has that was not asked for, and how much there is to run. Order by waiting costs less than by sending again what had come.
+    fn cost(&self, wanted: &BTreeSet<Service>) -> (usize, bool, usize, &str) {
+        let beside = self.services.difference(wanted).count();
+        (beside, self.services.contains(&Service::Order), self.functions, &self.graft)
     }
 
     fn fits(&self, qos: &Qos, path: &Path) -> Result<(), String> {
@@ -316,6 +328,23 @@ mod tests {
         }
     }
 
+    /// Where what is lost comes, and not too much at once, messages can wait: that is cheaper than to refuse what is early.
+    #[test]
+    fn order_is_had_by_waiting() {
+        use Service::*;
+        let chosen = |offers: &[Offer]| {
+            choose(offers, &want(&["order"], Qos::default()), &path(20, 0.0), true)
+                .map(|offer| offer.graft.clone())
+        };
+        let back = offer("back", &[Once, Order, Reliability, FlowControl]);
+        let selective = offer("selective", &[Once, Reliability, FlowControl]);
+        assert_eq!(chosen(&[back.clone(), selective.clone()]), Ok("selective".to_owned()));
+        assert_eq!(chosen(&[back]), Ok("back".to_owned()));
+        let unbounded = offer("unbounded", &[Once, Reliability]);
+        let lossy = offer("lossy", &[Once, PartialReliability, FlowControl]);
+        assert!(matches!(chosen(&[unbounded, lossy]), Err(Refused::Impossible(_))));
+    }
+
     #[test]
     fn what_cannot_be_is_refused_with_the_reason() {
         let delay = |ms| Qos { max_delay_ms: Some(ms), ..Qos::default() };
@@ -323,9 +352,9 @@ mod tests {
         let loss = |percent| Qos { max_loss_percent: Some(percent), ..Qos::default() };
         let table: [(&[&str], Qos, &str); 12] = [
             (
-                &["order"],
+                &["order", "recovery"],
                 Qos::default(),
-                "impossible: no graft of the settings has order together; there are: canonical (framing only), newest (once, partial-order)",
+                "impossible: no graft of the settings has order, recovery together; there are: canonical (framing only), newest (once, partial-order)",
             ),
             (&["teleport"], Qos::default(), "impossible: there is no service teleport; there are: once, "),
             (&["order", "partial-order"], Qos::default(), "redundant: order has partial-order in it"),

@@ -238,6 +238,15 @@ impl Function {
         object.parameters().iter().find(|it| it.name == parameter).map(|it| it.default)
     }
 
+    /// Of parameters of which both ends need the same: part of what they agree on.
+    pub(super) fn shared_values(&self, values: Option<&BTreeMap<String, u64>>) -> String {
+        let shared = self.manifest.parameters.iter().filter(|(_, parameter)| parameter.shared);
+        let value = |name: &String| {
+            values.and_then(|values| values.get(name).copied()).or_else(|| self.default_of(name))
+        };
+        shared.map(|(name, _)| format!(" {name}={}", value(name).unwrap_or_default())).collect()
+    }
+
     /// Ready to be given to the kernel, with these values instead of those that it was compiled with.
     pub(super) fn open(&self, values: &BTreeMap<String, u64>) -> Result<joint::Function, Error> {
         let name = &self.manifest.name;

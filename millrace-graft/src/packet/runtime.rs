@@ -44,6 +44,8 @@ pub enum Event {
     Detached { interface: String, error: Option<String> },
     /// A sealed session has keys, and passes datagrams; or, if it had some before, it has others.
     Keys { session: String },
+    /// A full window of the session has refused a datagram, and there is room now, as [`Runtime::tell_room`] asks for.
+    Room { ends: Ends },
     /// The other end was started anew: this one begins anew, too, with the graft that its settings name.
     Restarted { session: String },
 }
@@ -56,12 +58,15 @@ pub struct Seen {
     pub is_open: bool,
     /// Nothing is under way that would keep it from changing its graft.
     pub is_idle: bool,
-    pub round_trip: Option<Duration>,
-    /// Of the application's datagrams: those that left, those that came, and those that could not leave for want of room.
+    pub trouble: Option<String>,
+}
+
+/// Of an application's datagrams: those that left, those that came, and those that could not leave for want of room.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Traffic {
     pub sent: u64,
     pub delivered: u64,
     pub refused: u64,
-    pub trouble: Option<String>,
 }
 
 /// All of it is taken back when this is dropped. To be used in one network namespace.
@@ -213,6 +218,7 @@ impl Runtime {
         let patience =
             self.agenda.next().map_or(patience, |due| patience.min(due.saturating_sub(self.now())));
         let words = self.joints.words(patience.max(Duration::from_millis(1)))?;
+        events.extend(self.joints.room_for().into_iter().map(|ends| Event::Room { ends }));
         // First, as what is answered may need them.
         let mut due = self.hear_keys(&mut events)?;
         for heard in words {
@@ -287,7 +293,8 @@ impl Runtime {
             }
             if is_out_of_step(&counts) {
                 status.trouble.push(format!(
-                    "session {}: what comes is of an epoch or of numbers that are not taken here: start both ends anew",
+                    "session {}: what comes is of an epoch, of numbers or of a list that are not taken here: both ends need the same functions and `parity`; \
+                     if they have them, start both anew",
                     session.name
                 ));
             }
@@ -296,28 +303,46 @@ impl Runtime {
         Ok(status)
     }
 
-    /// `None`: there is no such session.
-    pub fn see(&mut self, ends: &Ends) -> Result<Option<Seen>, Error> {
-        let Some(live) = self.live.get(ends) else { return Ok(None) };
+    /// `None`: there is no such session. The kernel is not asked.
+    pub fn see(&self, ends: &Ends) -> Option<Seen> {
+        let live = self.live.get(ends)?;
         let trouble = live.trouble.clone().or_else(|| live.sealed.as_ref().and_then(Sealed::trouble));
-        let seen = Seen {
+        Some(Seen {
             graft: live.graft.name.clone(),
             is_open: live.is_open(),
             is_idle: live.agreement.next().is_none(),
             trouble: trouble.or_else(|| live.mute.clone()),
-            ..Seen::default()
-        };
-        let totals = self.totals(ends)?;
-        let refused = [Reason::WindowFull, Reason::TooFast];
+        })
+    }
+
+    /// `None`: there is no such session. It takes a look into the kernel.
+    pub fn traffic(&mut self, ends: &Ends) -> Result<Option<Traffic>, Error> {
+        if !self.live.contains_key(ends) {
+            return Ok(None);
+        }
         let counts = self.joints.counts(ends)?;
-        let refused = counts.iter().filter(|(reason, _)| refused.contains(reason));
-        Ok(Some(Seen {
-            round_trip: self.joints.progress(ends)?.round_trip,
-            sent: totals.sent,
-            delivered: totals.delivered,
-            refused: refused.map(|(_, count)| count).sum(),
-            ..seen
+        let sum = |wanted: &[Reason]| {
+            counts.iter().filter(|(reason, _)| wanted.contains(reason)).map(|(_, count)| count).sum()
+        };
+        Ok(Some(Traffic {
+            sent: sum(&[Reason::Sent]),
+            delivered: sum(&[Reason::Delivered, Reason::Recovered]),
+            refused: sum(&[Reason::WindowFull, Reason::TooFast]),
         }))
+    }
+
+    /// Datagrams that have been sent and are not acknowledged; `None`: nobody says so.
+    pub fn under_way(&self, ends: &Ends) -> Result<Option<u32>, Error> {
+        if !self.live.contains_key(ends) {
+            return Ok(None);
+        }
+        let known = self.joints.progress(ends)?;
+        Ok(known.round_trip.map(|_| known.next.wrapping_sub(known.delivered)))
+    }
+
+    /// Has [`step`](Self::step) say when there is room for a datagram of the session that was refused.
+    pub fn tell_room(&mut self, ends: &Ends) -> Result<(), Error> {
+        Ok(self.joints.tell_room(ends)?)
     }
 
     /// What has to be kept for sessions to be sealed a moment longer than this is there.

@@ -24,12 +24,14 @@ pub use peer::Peer;
 /// Framing alone: what sessions of a pool have while nobody uses them. It is there where there are peers.
 pub const CANONICAL: &str = "canonical";
 
+/// Values by function and name.
+pub type Parameters = BTreeMap<String, BTreeMap<String, u64>>;
+
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub interfaces: Vec<String>,
     pub mode: Mode,
-    /// By function.
-    pub parameters: BTreeMap<String, BTreeMap<String, u64>>,
+    pub parameters: Parameters,
     pub grafts: BTreeMap<String, Graft>,
     /// Those of pools, too.
     pub sessions: Vec<Session>,
@@ -81,7 +83,7 @@ struct Raw {
     #[serde(default)]
     trusted_keys: Vec<String>,
     #[serde(default)]
-    parameters: BTreeMap<String, BTreeMap<String, u64>>,
+    parameters: Parameters,
     #[serde(default = "default_sessions")]
     sessions: u32,
     #[serde(default = "default_memory_mib")]
@@ -184,7 +186,7 @@ impl Settings {
         let mut grafts = BTreeMap::new();
         for graft in raw.graft {
             let name = graft.name.clone();
-            if grafts.insert(name.clone(), graft.checked(&functions)?).is_some() {
+            if grafts.insert(name.clone(), graft.checked(&functions, &raw.parameters)?).is_some() {
                 return Err(Error::Settings(format!("two grafts are called {name}")));
             }
         }
@@ -394,7 +396,7 @@ impl RawWhen {
 }
 
 impl RawGraft {
-    fn checked(self, functions: &Functions) -> Result<Graft, Error> {
+    fn checked(self, functions: &Functions, parameters: &Parameters) -> Result<Graft, Error> {
         let wrong = |message: String| Error::Settings(format!("graft {}: {message}", self.name));
         if self.functions.len() > LIST_MAX {
             return Err(wrong(format!("it has more than {LIST_MAX} functions")));
@@ -417,6 +419,7 @@ impl RawGraft {
             }
             services.extend(&function.manifest.services);
             identities.extend(function.identity.to_string().into_bytes());
+            identities.extend(function.shared_values(parameters.get(name)).into_bytes());
             versions.push(function.version());
         }
         let id = match digest(&SHA256, &identities).as_ref() {
@@ -443,7 +446,7 @@ fn add_canonical(grafts: &mut BTreeMap<String, Graft>, functions: &Functions) ->
         fallback: None,
         swap: RawSwap::Stateful,
     };
-    match grafts.insert(CANONICAL.to_owned(), raw.checked(functions)?) {
+    match grafts.insert(CANONICAL.to_owned(), raw.checked(functions, &Parameters::new())?) {
         Some(other) if !other.functions.is_empty() => Err(Error::Settings(format!(
             "graft {CANONICAL} is framing alone where there are peers: give this one another name"
         ))),
@@ -532,6 +535,22 @@ mod tests {
         let services = [Service::Once, Service::Reliability, Service::PartialReliability];
         assert_eq!(settings.grafts["complete"].services, services.into());
         assert_eq!(settings.sessions[0].key[..3], [0, 0x11, 0x22]);
+    }
+
+    /// Both ends need the same parity, and nothing else: it is part of what they agree on.
+    #[test]
+    fn a_list_is_another_one_with_another_parity() {
+        let id = |parameters: &str| {
+            let text = TEXT.replace(r#"["number", "repair"]"#, r#"["number", "fec"]"#);
+            let settings = parse(&text.replace("retry_us = 20000", parameters)).expect(parameters);
+            settings.grafts["complete"].list.id
+        };
+        let default = id("tries = 3");
+        assert_eq!(id("tries = 3\n[parameters.fec]\nparity = 1"), default, "it is the default");
+        assert_eq!(id("tries = 3\n[parameters.fec]\npackets = 16"), default, "parity packets say it");
+        let others: BTreeSet<_> =
+            (2..=4).map(|parity| id(&format!("tries = 3\n[parameters.fec]\nparity = {parity}"))).collect();
+        assert!(others.len() == 3 && !others.contains(&default), "{others:?}");
     }
 
     /// In clear is what is said to be.

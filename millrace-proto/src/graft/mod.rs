@@ -8,6 +8,7 @@
 //! | [`carry`] | TCP connections as streams of a carrier |
 //! | [`probe`] | datagrams that find out what a path lets through |
 //! | [`parts`] | messages of applications as datagrams, and back |
+//! | [`turns`] | these messages in the order in which they were sent |
 //! | [`measure`] | what packets that were sent and answered say of a path |
 //! | [`select`] | by which arm a connection is best sent, as was learned |
 //!
@@ -21,3 +22,4 @@ pub mod message;
 pub mod parts;
 pub mod probe;
 pub mod select;
+pub mod turns;

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!  0                   1                   2                   3
-//! |     kind      |       0       |             part              |
+//! |     kind      |   in order    |             part              |
 //! |             parts             |            message ...
 //!       ... message, 32 bits      |  bytes ...
 //! ```
@@ -42,6 +42,8 @@ pub struct Part<'a> {
     pub part: u16,
     /// Of the message; at least one.
     pub parts: u16,
+    /// It is to wait for the messages before it.
+    pub in_order: bool,
     pub bytes: &'a [u8],
 }
 
@@ -49,26 +51,28 @@ impl<'a> Datagram<'a> {
     /// `None`: it is none.
     pub fn read(datagram: &'a [u8]) -> Option<Self> {
         let (header, bytes) = datagram.split_first_chunk::<HEADER_BYTES>()?;
-        let [kind, 0, p0, p1, n0, n1, m0, m1, m2, m3] = *header else { return None };
+        let [kind, in_order @ 0..=1, p0, p1, n0, n1, m0, m1, m2, m3] = *header else { return None };
         let message = u32::from_be_bytes([m0, m1, m2, m3]);
         let (part, parts) = (u16::from_be_bytes([p0, p1]), u16::from_be_bytes([n0, n1]));
         match kind {
             // Only a message of one part may be empty.
             PART if part < parts && (parts == 1 || !bytes.is_empty()) => {
-                Some(Self::Part(Part { message, part, parts, bytes }))
+                Some(Self::Part(Part { message, part, parts, in_order: in_order == 1, bytes }))
             }
-            END if part == 0 && parts == 0 && bytes.is_empty() => Some(Self::End(message)),
+            END if in_order == 0 && part == 0 && parts == 0 && bytes.is_empty() => Some(Self::End(message)),
             _ => None,
         }
     }
 
     pub fn write(&self) -> Vec<u8> {
-        let (kind, message, part, parts, bytes) = match *self {
-            Self::Part(Part { message, part, parts, bytes }) => (PART, message, part, parts, bytes),
-            Self::End(messages) => (END, messages, 0, 0, &[][..]),
+        let (kind, message, part, parts, in_order, bytes) = match *self {
+            Self::Part(Part { message, part, parts, in_order, bytes }) => {
+                (PART, message, part, parts, in_order, bytes)
+            }
+            Self::End(messages) => (END, messages, 0, 0, false, &[][..]),
         };
         let mut datagram = Vec::with_capacity(HEADER_BYTES + bytes.len());
-        datagram.extend([kind, 0]);
+        datagram.extend([kind, in_order.into()]);
         datagram.extend(part.to_be_bytes());
         datagram.extend(parts.to_be_bytes());
         datagram.extend(message.to_be_bytes());
@@ -92,7 +96,7 @@ pub fn part(message: u32, bytes: &[u8], datagram_bytes: usize, part: u16) -> Opt
     let room = datagram_bytes - HEADER_BYTES;
     let from = usize::from(part) * room;
     let bytes = bytes.get(from..bytes.len().min(from + room))?;
-    (part < parts).then_some(Part { message, part, parts, bytes })
+    (part < parts).then_some(Part { message, part, parts, in_order: false, bytes })
 }
 
 /// What has come, until it is whole.
@@ -333,6 +337,14 @@ mod tests {
     }
 
     #[test]
+    fn a_part_may_wait_for_others() {
+        for in_order in [false, true] {
+            let part = Datagram::Part(Part { message: 3, part: 0, parts: 1, in_order, bytes: b"x" });
+            assert_eq!(Datagram::read(&part.write()), Some(part));
+        }
+    }
+
+    #[test]
     fn an_end_says_how_many_there_were() {
         let end = Datagram::End(0xdead_beef);
         assert_eq!(Datagram::read(&end.write()), Some(end));
@@ -340,10 +352,11 @@ mod tests {
 
     #[test]
     fn what_is_none_is_none() {
-        let part = Datagram::Part(Part { message: 1, part: 1, parts: 2, bytes: b"x" }).write();
+        let part =
+            Datagram::Part(Part { message: 1, part: 1, parts: 2, in_order: false, bytes: b"x" }).write();
         assert!(Datagram::read(&part).is_some());
-        // Byte by byte: kind, padding, part, parts.
-        for (at, value) in [(0, 0), (0, 3), (1, 1), (3, 2), (3, 9), (5, 0), (5, 1)] {
+        // Byte by byte: kind, order, part, parts.
+        for (at, value) in [(0, 0), (0, 3), (1, 2), (3, 2), (3, 9), (5, 0), (5, 1)] {
             let mut changed = part.clone();
             changed[at] = value;
             assert_eq!(Datagram::read(&changed), None, "{at} {value}");
@@ -362,7 +375,7 @@ mod tests {
     fn what_is_incomplete_is_bounded() {
         let mut assembly = Assembly::default();
         for message in 0..10_000 {
-            let first = Part { message, part: 0, parts: u16::MAX, bytes: &[7; 1400] };
+            let first = Part { message, part: 0, parts: u16::MAX, in_order: false, bytes: &[7; 1400] };
             assert_eq!(assembly.take(first), None);
             assert!(assembly.bytes <= INCOMPLETE_BYTES && assembly.incomplete.len() <= INCOMPLETE_MAX);
         }
@@ -371,7 +384,13 @@ mod tests {
         let mut assembly = Assembly::default();
         for at in 0..u16::MAX - 1 {
             assert_eq!(
-                assembly.take(Part { message: 1, part: at, parts: u16::MAX, bytes: &[7; 1400] }),
+                assembly.take(Part {
+                    message: 1,
+                    part: at,
+                    parts: u16::MAX,
+                    in_order: false,
+                    bytes: &[7; 1400]
+                }),
                 None
             );
             assert!(assembly.bytes <= INCOMPLETE_BYTES);
@@ -384,8 +403,8 @@ mod tests {
     #[test]
     fn a_message_that_changes_its_length_is_dropped() {
         let mut assembly = Assembly::default();
-        assert_eq!(assembly.take(Part { message: 1, part: 0, parts: 2, bytes: b"a" }), None);
-        assert_eq!(assembly.take(Part { message: 1, part: 1, parts: 3, bytes: b"b" }), None);
+        assert_eq!(assembly.take(Part { message: 1, part: 0, parts: 2, in_order: false, bytes: b"a" }), None);
+        assert_eq!(assembly.take(Part { message: 1, part: 1, parts: 3, in_order: false, bytes: b"b" }), None);
         assert_eq!((assembly.bytes, assembly.given_up), (0, 1));
     }
 }

@@ -16,6 +16,7 @@
 //! more. The connection of an application to the daemon is its session: when that ends, the session does. All of it runs in the thread that
 //! holds the runtime, and never waits.
 
+mod addresses;
 mod desk;
 mod door;
 mod far;
@@ -41,6 +42,7 @@ use millrace_graft::packet::{
 use tracing::{error, warn};
 
 use self::{
+    addresses::Addresses,
     desk::Desk,
     door::Door,
     far::{Far, Say},
@@ -70,7 +72,12 @@ pub struct Broker {
     words: Receiver<(usize, Say)>,
     offers: Vec<Offer>,
     keeper: Keeper,
+    addresses: Addresses,
     looked: Instant,
+    /// Rounds of reports.
+    reports: u64,
+    /// What applications were told why they do not get it, by the reason.
+    refusals: BTreeMap<String, u64>,
 }
 
 impl Broker {
@@ -103,6 +110,9 @@ impl Broker {
             words,
             offers: offers(settings),
             keeper: Keeper::start().context("the keeper of sockets")?,
+            addresses: Addresses::watch().context("this host's addresses")?,
+            refusals: BTreeMap::new(),
+            reports: 0,
             looked: Instant::now(),
         }))
     }
@@ -139,13 +149,16 @@ impl Broker {
         }
         self.welcome();
         self.read_desks(runtime);
+        if self.addresses.have_changed() {
+            self.look_at_addresses(runtime);
+        }
         let now = Instant::now();
         self.tick_leases(runtime, now);
         if now >= self.looked + LOOK {
             self.looked = now;
             self.report(runtime);
             self.look_at_quality(runtime);
-            self.look_at_peers();
+            self.look_at_peers(runtime);
             self.rest(runtime);
             self.look_at_keeper(runtime);
             self.desks.retain(|_, desk| !desk.is_tired(now));
@@ -165,9 +178,15 @@ impl Broker {
                 loss_percent: path.loss.map(|loss| loss * 100.0),
                 seats: peer.seats().count(),
                 lent: self.leases.values().filter(|lease| lease.peer == at).count(),
+                opened: far.opened,
             }
         });
         each.collect()
+    }
+
+    /// Requests of applications that were refused, by the reason.
+    pub fn refusals(&self) -> BTreeMap<String, u64> {
+        self.refusals.clone()
     }
 
     /// Those who have come in.

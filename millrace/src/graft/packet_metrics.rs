@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use millrace_graft::packet::{SessionStatus, Status};
+use millrace_graft::packet::{PeerStatus, SessionStatus, Status};
 use prometheus_client::{collector::Collector, encoding::DescriptorEncoder, registry::Unit};
 
 use crate::openmetrics::{self, Out};
@@ -52,8 +52,32 @@ impl Collector for Snapshot {
         });
         out.counters("lost", "Datagrams that had not come when a session began anew", lost)?;
         let over = sessions.iter().map(|it| ([of(it)], it.over_budget));
-        out.counters("over_budget", "Samples above the budget", over)
+        out.counters("over_budget", "Samples above the budget", over)?;
+        peers(&mut out, &self.0)
     }
+}
+
+fn peers(out: &mut Out<'_>, status: &Status) -> fmt::Result {
+    fn of(peer: &PeerStatus) -> (&str, &str) {
+        ("peer", &peer.name)
+    }
+    let peers = &status.peers;
+    let up = peers.iter().map(|it| ([of(it)], u64::from(it.is_there)));
+    out.gauges("peer_up", "1 if its daemon was heard of late", up)?;
+    let known = peers.iter().filter_map(|it| Some(([of(it)], it.round_trip_us? as f64 / 1e6)));
+    let help = "Least round trip of late between the daemons";
+    out.gauges_f64("peer_round_trip", help, &Unit::Seconds, known)?;
+    let lost = peers.iter().filter_map(|it| Some(([of(it)], it.loss_percent? / 100.0)));
+    out.gauges_f64("peer_loss", "Part of the packets that is lost one way", &Unit::Ratios, lost)?;
+    let leases = peers.iter().flat_map(|it| {
+        let free = it.seats.saturating_sub(it.lent);
+        [("lent", it.lent), ("free", free)].map(|(state, count)| ([of(it), ("state", state)], count as u64))
+    });
+    out.gauges("leases", "Sessions for applications that ask", leases)?;
+    let opened = peers.iter().map(|it| ([of(it)], it.opened));
+    out.counters("leases_opened", "Sessions that applications have got", opened)?;
+    let refused = status.refusals.iter().map(|(why, count)| ([("reason", why.as_str())], *count));
+    out.counters("leases_refused", "Requests of applications that were refused", refused)
 }
 
 fn of(session: &SessionStatus) -> (&str, &str) {
@@ -79,11 +103,23 @@ mod tests {
             lost_sent: 5,
             ..SessionStatus::default()
         };
+        let peer = PeerStatus {
+            name: "station".into(),
+            is_there: true,
+            round_trip_us: Some(2500),
+            loss_percent: Some(25.0),
+            seats: 8,
+            lent: 3,
+            opened: 9,
+            ..PeerStatus::default()
+        };
         let status = Status {
             uptime_s: 1.5,
             reload: Some(Reload { time_s: 2.5, error: Some("no".into()) }),
             trouble: vec!["something".into()],
             sessions: vec![session],
+            peers: vec![peer],
+            refusals: [("exhausted".to_owned(), 4)].into(),
             ..Status::default()
         };
         let text = encode(status).unwrap();
@@ -101,6 +137,13 @@ mod tests {
             r#"millrace_packet_graft_lost_total{session="telemetry",direction="sent"} 5"#,
             r#"millrace_packet_graft_lost_total{session="telemetry",direction="received"} 0"#,
             r#"millrace_packet_graft_over_budget_total{session="telemetry"} 3"#,
+            r#"millrace_packet_graft_peer_up{peer="station"} 1"#,
+            r#"millrace_packet_graft_peer_round_trip_seconds{peer="station"} 0.0025"#,
+            r#"millrace_packet_graft_peer_loss_ratios{peer="station"} 0.25"#,
+            r#"millrace_packet_graft_leases{peer="station",state="lent"} 3"#,
+            r#"millrace_packet_graft_leases{peer="station",state="free"} 5"#,
+            r#"millrace_packet_graft_leases_opened_total{peer="station"} 9"#,
+            r#"millrace_packet_graft_leases_refused_total{reason="exhausted"} 4"#,
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
             let name = line.split(['{', ' ']).next().unwrap();

@@ -238,7 +238,8 @@ impl Worker {
             status.trouble.push(format!("the latest reload failed, the settings before stay: {error}"));
         }
         let peers = self.broker.as_ref().map(Broker::status).unwrap_or_default();
-        Ok(Status { reload: Some(self.reloaded.clone()), peers, ..status })
+        let refusals = self.broker.as_ref().map(Broker::refusals).unwrap_or_default();
+        Ok(Status { reload: Some(self.reloaded.clone()), peers, refusals, ..status })
     }
 
     fn reload(&mut self) -> anyhow::Result<()> {
@@ -298,6 +299,8 @@ impl Worker {
                 warn!(session, graft, joint = joint.name(), ns, fallback, "over its budget");
             }
             Event::Keys { session } => info!(session, "both ends have keys"),
+            // For the broker.
+            Event::Room { .. } => {}
             Event::Restarted { session } => info!(session, "the other end was started anew"),
             Event::Detached { interface, error: None } => warn!(interface, "attached again"),
             Event::Detached { interface, error: Some(error) } => error!(interface, "not attached: {error}"),

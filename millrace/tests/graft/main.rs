@@ -6,6 +6,7 @@ mod agreement;
 mod carried;
 mod messages;
 mod messages_c;
+mod messages_ends;
 mod packets;
 mod site;
 mod streams;

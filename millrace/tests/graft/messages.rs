@@ -34,7 +34,7 @@ functions = ["number", "order"]
 pub struct Host<'a> {
     pub site: &'a Site,
     pub side: usize,
-    process: Child,
+    pub process: Child,
 }
 
 fn settings(side: usize, more: &str) -> String {
@@ -88,7 +88,7 @@ impl<'a> Host<'a> {
         (output.status.success(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
     }
 
-    fn status(&self) -> millrace_graft::packet::Status {
+    pub fn status(&self) -> millrace_graft::packet::Status {
         serde_json::from_str(&self.verb(&["status", "--json"]).1).unwrap()
     }
 
@@ -96,7 +96,7 @@ impl<'a> Host<'a> {
         self.status().peers[0].lent
     }
 
-    fn signal(&self, signal: nix::sys::signal::Signal) {
+    pub fn signal(&self, signal: nix::sys::signal::Signal) {
         let id = nix::unistd::Pid::from_raw(self.process.id().cast_signed());
         nix::sys::signal::kill(id, signal).unwrap();
     }
@@ -127,7 +127,7 @@ pub fn hosts<'a>(site: &'a Site, more: &str) -> [Host<'a>; 2] {
     hosts
 }
 
-fn wait_for_keys(host: &Host<'_>) {
+pub fn wait_for_keys(host: &Host<'_>) {
     wait_for("keys, and the other end", || {
         let status = host.status();
         let is_ready = status.sessions.iter().all(|session| session.has_keys || session.sealed == "clear");
@@ -150,7 +150,7 @@ pub fn pair(site: &Site, services: &[&str]) -> (Session, Session) {
     (near, accept(&listener))
 }
 
-fn message(session: &mut Session) -> Vec<u8> {
+pub fn message(session: &mut Session) -> Vec<u8> {
     match session.receive().unwrap() {
         Received::Message(bytes) => bytes,
         Received::Finished => panic!("it has finished"),
@@ -230,7 +230,7 @@ fn what_cannot_be_had_is_refused_and_graft_changes_in_mid_session() {
         other => panic!("{other:?}"),
     };
     let asks = |service: &str| asks(&site, 0, "test").service(service);
-    refused(asks("order"), Why::Impossible, "no graft of the settings has order");
+    refused(asks("recovery"), Why::Impossible, "no graft of the settings has recovery");
     refused(asks("teleport"), Why::Impossible, "there is no service teleport");
     refused(asks("encryption"), Why::Redundant, "sealed anyway");
     refused(
@@ -357,7 +357,7 @@ fn who_keeps_a_socket_has_nothing_by_it() {
 }
 
 /// What a session's socket is, without the library.
-fn raw(site: &Site, side: usize, service: &str) -> (control::Control, std::net::UdpSocket) {
+pub fn raw(site: &Site, side: usize, service: &str) -> (control::Control, std::net::UdpSocket) {
     let control = control::Control::connect(&socket(site, side)).unwrap();
     let (peer, service, want) = ("other".to_owned(), service.to_owned(), Want::default());
     control.send(&Request::Open { peer, service, want }, &[]).unwrap();
@@ -457,11 +457,12 @@ fn a_session_that_does_not_block_is_polled() {
         assert!(begin.elapsed() < LONG, "it never fills");
     }
     assert!(readable(&near, 60_000), "time for another try");
-    let mut got = 0;
+    // All of it comes, though nobody has read so far.
+    let mut got = std::collections::BTreeSet::new();
     let (mut to_send, until) = (sent..sent + 200, Instant::now() + LONG);
     let mut next = to_send.next();
-    while got < sent + 200 {
-        assert!(Instant::now() < until, "{got} of {sent}");
+    while got.len() < sent as usize + 200 {
+        assert!(Instant::now() < until, "{} of {}", got.len(), sent + 200);
         if let Some(number) = next
             && near.send(&message(number)).is_ok()
         {
@@ -470,10 +471,10 @@ fn a_session_that_does_not_block_is_polled() {
         let _ = near.receive();
         match far.receive() {
             Ok(Received::Message(bytes)) => {
-                assert_eq!(bytes.len(), 5004);
-                got += 1;
+                let number = u32::from_be_bytes(*bytes.first_chunk().unwrap());
+                assert!(bytes == message(number) && got.insert(number), "message {number}");
             }
-            Err(Error::WouldBlock) => assert!(readable(&far, 1000) || next.is_some() || got < sent + 200),
+            Err(Error::WouldBlock) => {}
             other => panic!("{other:?}"),
         }
     }
@@ -532,10 +533,10 @@ fn an_unprivileged_application_has_sessions() {
 }
 
 /// Everything that leaves an interface.
-struct Capture(std::os::fd::OwnedFd);
+pub struct Capture(std::os::fd::OwnedFd);
 
 impl Capture {
-    fn new(site: &Site, side: usize) -> Self {
+    pub fn new(site: &Site, side: usize) -> Self {
         use nix::sys::socket::{
             AddressFamily, SockFlag, SockProtocol, SockType, setsockopt, socket, sockopt,
         };
@@ -548,7 +549,7 @@ impl Capture {
     }
 
     /// Packets in which these bytes stand.
-    fn count(&self, bytes: &[u8]) -> (usize, usize) {
+    pub fn count(&self, bytes: &[u8]) -> (usize, usize) {
         let (mut all, mut with, mut buffer) = (0, 0, [0; 2048]);
         while let Ok(got) = nix::sys::socket::recv(
             std::os::fd::AsRawFd::as_raw_fd(&self.0),
@@ -613,25 +614,6 @@ fn nothing_leaves_in_clear_when_the_daemon_is_killed() {
         &mut far,
         |event| matches!(event, Event::Closed { reason } if reason.contains("nothing was heard")),
     );
-}
-
-/// The address goes: both ends hear that it is over.
-#[test]
-fn a_session_ends_when_an_address_goes() {
-    let Some(site) = Site::new("moved") else { return };
-    let _hosts = hosts(&site, "");
-    let (mut near, mut far) = pair(&site, &["reliability"]);
-    near.send(b"before").unwrap();
-    assert_eq!(message(&mut far), b"before");
-    crate::site::ip(&format!("-n {} addr del {CLIENT}/24 dev eth", site.namespaces[0]));
-    for session in [&mut near, &mut far] {
-        let closed = event(session, |event| matches!(event, Event::Closed { .. }));
-        assert!(
-            matches!(&closed, Event::Closed { reason } if reason.contains("an address has changed")),
-            "{closed:?}"
-        );
-        assert!(session.send(b"after").is_err());
-    }
 }
 
 /// The other end's daemon is started anew: it knows nothing of the session.

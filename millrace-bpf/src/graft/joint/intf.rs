@@ -31,6 +31,8 @@ mirror!(Session = "joint_session" {
     live: u8,
     is_sealed: u8,
     is_paused: u8,
+    tells_room: u8,
+    pad: [u8; 7],
 });
 
 mirror!(Time = "joint_time" { packets: u64, samples: u64, total_ns: u64, most_ns: u64, over: u64 });
@@ -87,7 +89,7 @@ mirror!(Shared = "graft_shared" {
     went_ns: [[u64; 32]; WINDOW / 32],
     leaves_ns: u64,
     epoch_in: u32,
-    pad: u32,
+    refused: u32,
 });
 
 #[cfg(test)]

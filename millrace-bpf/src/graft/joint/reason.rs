@@ -72,4 +72,6 @@ reasons! {
     Paused = "paused",
     /// Not sent: as much waits for its turn as may.
     TooFast = "too-fast",
+    /// The application's socket has no room: it has not come, and is asked for again.
+    SocketFull = "socket-full",
 }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use millrace_bpf::graft::joint::{Ends, Joint, Reason};
+use millrace_bpf::graft::joint::{Ends, Joint};
 use ring::rand::{SecureRandom as _, SystemRandom};
 
 use super::super::Change;
@@ -11,7 +11,7 @@ use super::super::losses::{Before, Count, Losses};
 use super::super::settings::Graft;
 use super::super::versions::{Move, moves};
 use super::live::{CLOCK, Live};
-use super::{Duration, Event, Runtime, needs_clock};
+use super::{Duration, Event, Runtime, Traffic, needs_clock};
 use crate::Error;
 
 /// What a function knows of packets that come.
@@ -136,11 +136,8 @@ impl Runtime {
 
     /// Of the application's datagrams, since the session was opened.
     pub(super) fn totals(&mut self, ends: &Ends) -> Result<Before, Error> {
-        let counts = self.joints.counts(ends)?;
-        let sum = |wanted: &[Reason]| {
-            counts.iter().filter(|(reason, _)| wanted.contains(reason)).map(|(_, count)| count).sum()
-        };
-        Ok(Before { sent: sum(&[Reason::Sent]), delivered: sum(&[Reason::Delivered, Reason::Recovered]) })
+        let Traffic { sent, delivered, .. } = self.traffic(ends)?.unwrap_or_default();
+        Ok(Before { sent, delivered })
     }
 
     fn retire(&mut self, ends: &Ends) -> Result<(), Error> {
@@ -240,7 +237,9 @@ impl Live {
 impl Why {
     pub fn text(self) -> &'static str {
         match self {
-            Self::Refused => "the other end has no such list of the same functions",
+            Self::Refused => {
+                "the other end has no such list of the same functions, or other values of parameters that both need alike (such as parity of fec)"
+            }
             Self::Silent => "the other end does not answer",
             Self::Busy => "another swap is under way",
             Self::NoState => "a function cannot go on with what the version before it knew",

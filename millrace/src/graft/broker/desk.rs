@@ -110,6 +110,7 @@ impl Broker {
     }
 
     pub(super) fn refuse(&mut self, desk: u64, why: Why, reason: String) {
+        *self.refusals.entry(why.name().to_owned()).or_default() += 1;
         // As much as fits a record.
         let reason = reason.chars().take(800).collect();
         self.tell(desk, &Word::Refused { why, reason });

@@ -45,6 +45,8 @@ pub enum Say {
         life: u64,
         port: u16,
         service: String,
+        /// The library puts messages in order.
+        in_order: bool,
     },
     Accept {
         life: u64,
@@ -78,15 +80,18 @@ pub enum Say {
     Closed {
         life: u64,
     },
-    /// Each second: so many of the application's datagrams have come here.
+    /// The session is known here. `delivered`: so many of the application's datagrams have come, for who asks for that.
     Report {
         life: u64,
-        delivered: u64,
+        delivered: Option<u64>,
+        asks: bool,
     },
 }
 
 /// One of the peers.
 pub struct Far {
+    /// Sessions with it that applications here have got.
+    pub opened: u64,
     socket: Arc<UdpSocket>,
     path: Arc<Mutex<Pings>>,
     ended: Arc<AtomicBool>,
@@ -98,7 +103,7 @@ impl Far {
         let socket = Arc::new(seat::control(ends)?);
         let path = Arc::new(Mutex::new(Pings::default()));
         let ended = Arc::new(AtomicBool::new(false));
-        let far = Self { socket: socket.clone(), path: path.clone(), ended: ended.clone() };
+        let far = Self { opened: 0, socket: socket.clone(), path: path.clone(), ended: ended.clone() };
         std::thread::Builder::new().name("peer".into()).spawn(move || {
             let hear = |say| words.send((peer, say)).is_ok();
             while !ended.load(Ordering::Relaxed) && converse(&socket, &path, hear) {}
@@ -262,7 +267,7 @@ mod tests {
     fn words_are_short_and_what_is_none_is_none() {
         let (service, reason) = ("s".repeat(64), "r".repeat(300));
         let longest = [
-            Say::Open { life: u64::MAX, port: u16::MAX, service },
+            Say::Open { life: u64::MAX, port: u16::MAX, service, in_order: true },
             Say::Close { life: u64::MAX, messages: Some(u32::MAX), reason },
         ];
         for say in longest {

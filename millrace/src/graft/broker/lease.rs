@@ -1,13 +1,16 @@
 //! A session that an application has, or is about to have: from the first word about it until both ends have let go of it.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
 use millrace_bpf::graft::joint::Ends;
 use millrace_graft::{
     message::{By, Opened, Want, Why, control::Control, wire::Word},
     packet::{
-        CANONICAL, Event, Runtime,
-        choose::{Refused, choose},
+        CANONICAL, Event, Runtime, Service,
+        choose::{Offer, Refused, choose},
     },
 };
 use ring::rand::{SecureRandom as _, SystemRandom};
@@ -16,6 +19,7 @@ use tracing::{info, warn};
 
 use super::{
     Broker,
+    addresses::is_here,
     desk::{Desk, Role},
     far::Say,
     quality::Quality,
@@ -30,6 +34,8 @@ const AGAIN_MOST: Duration = Duration::from_secs(1);
 const LET_GO: Duration = Duration::from_secs(10);
 /// A daemon that says nothing for so long is gone, or cannot be reached any more.
 pub const SILENCE: Duration = Duration::from_secs(10);
+/// Seconds in which a session that nobody asks about is spoken of once.
+const REPORT_EVERY: u64 = 8;
 /// Of what is said to the other daemon, characters.
 const REASON_MAX: usize = 160;
 
@@ -46,6 +52,8 @@ pub struct Lease {
     /// The graft that was chosen for it last.
     pub graft: String,
     pub want: Want,
+    /// Messages are put in order by the library, from the first one on.
+    pub in_order: bool,
     since: Instant,
     /// What the other daemon has to answer.
     said: Option<Said>,
@@ -55,6 +63,8 @@ pub struct Lease {
     has_told_finish: bool,
     /// A change that was asked for and has not come: by whom.
     changing: Option<By>,
+    /// The other end wants to know what comes here.
+    is_asked: bool,
     pub quality: Quality,
 }
 
@@ -86,12 +96,14 @@ impl Lease {
             user,
             graft: String::new(),
             want: Want::default(),
+            in_order: false,
             since: Instant::now(),
             said: None,
             finish: None,
             sent: None,
             has_told_finish: false,
             changing: None,
+            is_asked: false,
             quality: Quality::default(),
         }
     }
@@ -142,17 +154,19 @@ impl Broker {
     ) -> Result<(), Denied> {
         let (Some(found), Some(far)) = (self.peers.get(peer), self.fars.get(peer)) else { return Ok(()) };
         let offer = choose(&self.offers, &want, &far.path(), found.cipher.is_some());
-        let graft = offer.map_err(|refused| denied(&refused))?.graft.clone();
+        let offer = offer.map_err(|refused| denied(&refused))?;
+        let (graft, in_order) = (offer.graft.clone(), waits(&want, offer));
         let user = self.desks.get(&desk).map_or(u32::MAX, |desk| desk.caller.user);
         self.check_share(peer, user)?;
         let ends = self.free_seat(runtime, peer, None)?;
         let life = random()?;
-        let say = Say::Open { life, port: ends.local.port(), service: service.clone() };
+        let say = Say::Open { life, port: ends.local.port(), service: service.clone(), in_order };
         let lease = Lease {
             stage: Stage::Asking,
             is_own: true,
             graft,
             want,
+            in_order,
             said: Some(Said::new(say)),
             ..Lease::offered((peer, ends), service, (desk, user))
         };
@@ -193,7 +207,7 @@ impl Broker {
         free.sort_by_key(|ends| self.seats.get(ends).and_then(|seat| seat.released));
         let mut trouble = None;
         for ends in free {
-            let seen = runtime.see(&ends).ok().flatten();
+            let seen = runtime.see(&ends);
             if let Some(seen) = seen.filter(|seen| !seen.is_open) {
                 trouble = seen.trouble;
                 continue;
@@ -215,7 +229,13 @@ impl Broker {
     }
 
     /// The other end's application wants one.
-    fn offered(&mut self, peer: usize, life: u64, port: u16, service: String) -> Result<(), Denied> {
+    fn offered(
+        &mut self,
+        peer: usize,
+        life: u64,
+        (port, service): (u16, String),
+        in_order: bool,
+    ) -> Result<(), Denied> {
         let Some(found) = self.peers.get(peer) else { return Ok(()) };
         let seat = found.seats().find(|(ends, is_own)| ends.local.port() == port && !is_own);
         let unknown = || (Why::Malformed, format!("port {port} is none that the other end opens"));
@@ -232,7 +252,8 @@ impl Broker {
         if seat.is_none_or(|seat| seat.prepare().is_err()) {
             return Err((Why::Busy, "its socket is still held by an application there".to_owned()));
         }
-        self.leases.insert(life, Lease::offered((peer, ends), service, (desk, user)));
+        let lease = Lease { in_order, ..Lease::offered((peer, ends), service, (desk, user)) };
+        self.leases.insert(life, lease);
         Ok(())
     }
 
@@ -246,7 +267,8 @@ impl Broker {
             peer: self.peers.get(lease.peer)?.name.clone(),
             service: lease.service.clone(),
             graft: lease.graft.clone(),
-            services: services_of(&self.offers, &lease.graft),
+            services: lease.services(&self.offers),
+            in_order: lease.in_order,
             is_sealed: self.peers.get(lease.peer)?.cipher.is_some(),
             datagram_bytes: self.peers.get(lease.peer)?.datagram_bytes,
             local: lease.ends.local.to_string(),
@@ -265,7 +287,8 @@ impl Broker {
             None => desk.tell(&Word::Opened(opened), &[socket.as_fd()]),
         };
         (lease.stage, lease.said) = (Stage::Open, None);
-        is_taken.then_some(())
+        let peer = lease.peer;
+        is_taken.then(|| self.fars.get_mut(peer).into_iter().for_each(|far| far.opened += 1))
     }
 
     // --- What the other daemon says ---
@@ -274,12 +297,13 @@ impl Broker {
         // Of a session with another peer it is nothing.
         let is_known = |life: &u64| self.leases.get(life).is_some_and(|lease| lease.peer == peer);
         match say {
-            Say::Open { life, port, service } => {
+            Say::Open { life, port, service, in_order } => {
                 let known = self.leases.get(&life).is_some_and(|lease| lease.peer == peer && !lease.is_own);
-                let answer = match if known { Ok(()) } else { self.offered(peer, life, port, service) } {
-                    Ok(()) => Say::Accept { life },
-                    Err((why, reason)) => Say::Refuse { life, why, reason: short(&reason) },
-                };
+                let answer =
+                    match if known { Ok(()) } else { self.offered(peer, life, (port, service), in_order) } {
+                        Ok(()) => Say::Accept { life },
+                        Err((why, reason)) => Say::Refuse { life, why, reason: short(&reason) },
+                    };
                 self.say(peer, &answer);
             }
             Say::Accept { life } if is_known(&life) => self.accepted(life),
@@ -309,9 +333,10 @@ impl Broker {
                     lease.said = None;
                 }
             }
-            Say::Report { life, delivered } if is_known(&life) => {
+            Say::Report { life, delivered, asks } if is_known(&life) => {
                 if let Some(lease) = self.leases.get_mut(&life) {
-                    lease.quality.hear(delivered);
+                    lease.is_asked = asks;
+                    delivered.into_iter().for_each(|delivered| lease.quality.hear(delivered));
                 }
             }
             // It believes to have what this end knows nothing of.
@@ -339,13 +364,13 @@ impl Broker {
         if !lease.is_own || lease.stage != Stage::Asking {
             return;
         }
-        let (peer, ends, service) = (lease.peer, lease.ends, lease.service.clone());
+        let (peer, ends, service, in_order) = (lease.peer, lease.ends, lease.service.clone(), lease.in_order);
         if why == Why::Busy
             && let Ok(other) = self.free_seat(runtime, peer, Some(ends))
             && let Some(lease) = self.leases.get_mut(&life)
         {
             lease.ends = other;
-            let mut said = Said::new(Say::Open { life, port: other.local.port(), service });
+            let mut said = Said::new(Say::Open { life, port: other.local.port(), service, in_order });
             said.next = Instant::now() + AGAIN;
             lease.said = Some(said);
             return;
@@ -358,7 +383,7 @@ impl Broker {
     /// Both ends are to begin anew with the graft.
     fn swap(&mut self, runtime: &mut Runtime, life: u64) {
         let Some(lease) = self.leases.get_mut(&life) else { return };
-        let Ok(Some(seen)) = runtime.see(&lease.ends) else { return };
+        let Some(seen) = runtime.see(&lease.ends) else { return };
         if !seen.is_idle {
             return;
         }
@@ -412,6 +437,7 @@ impl Broker {
                 }
                 return;
             }
+            Event::Room { ends } => return self.tell_room(ends),
             _ => return,
         };
         let Some(life) = self.life_of(session) else { return };
@@ -432,7 +458,8 @@ impl Broker {
             (Stage::Open, Ok(graft)) => {
                 lease.graft.clone_from(graft);
                 let by = lease.changing.take().unwrap_or(By::Other);
-                let services = services_of(&self.offers, graft);
+                lease.in_order &= self.offers.iter().any(|offer| offer.graft == *graft && offer.can_wait());
+                let services = lease.services(&self.offers);
                 let desk = lease.desk;
                 info!(session, graft, ?by, "a session has changed");
                 let word = Word::Changed { graft: graft.clone(), services, by };
@@ -445,6 +472,13 @@ impl Broker {
             }
             _ => {}
         }
+    }
+
+    /// The application may have another try.
+    fn tell_room(&mut self, ends: &Ends) {
+        let lease = self.leases.values().find(|lease| lease.ends == *ends && lease.stage == Stage::Open);
+        let desk = lease.and_then(|lease| lease.desk);
+        desk.into_iter().for_each(|desk| self.tell(desk, &Word::Room));
     }
 
     fn life_of(&self, session: &str) -> Option<u64> {
@@ -468,7 +502,15 @@ impl Broker {
             return Ok(());
         };
         let offer = choose(&self.offers, &want, &far.path(), peer.cipher.is_some());
-        let graft = offer.map_err(|refused| denied(&refused))?.graft.clone();
+        let offer = offer.map_err(|refused| denied(&refused))?;
+        if waits(&want, offer) && !lease.in_order {
+            let reason = format!(
+                "impossible: with graft {} messages are in order from a session's first one on: open another session",
+                offer.graft
+            );
+            return Err((Why::Impossible, reason));
+        }
+        let graft = offer.graft.clone();
         if graft == lease.graft && want == lease.want {
             let reason = format!("redundant: the session has all of it by graft {graft}");
             return Err((Why::Redundant, reason));
@@ -485,7 +527,7 @@ impl Broker {
     pub(super) fn change(&mut self, runtime: &mut Runtime, life: u64, graft: String, by: By) {
         let Some(lease) = self.leases.get_mut(&life) else { return };
         if graft == lease.graft {
-            let services = services_of(&self.offers, &graft);
+            let services = lease.services(&self.offers);
             let desk = lease.desk;
             let word = Word::Changed { graft, services, by };
             return desk.into_iter().for_each(|desk| self.tell(desk, &word));
@@ -498,7 +540,7 @@ impl Broker {
         let Some(lease) = self.leases.get_mut(&life) else { return };
         let Some(graft) = lease.quality.next.clone() else { return };
         match runtime.see(&lease.ends) {
-            Ok(Some(seen)) if seen.is_idle => {}
+            Some(seen) if seen.is_idle => {}
             _ => return,
         }
         lease.quality.next = None;
@@ -529,25 +571,56 @@ impl Broker {
         desk.into_iter().for_each(|desk| self.tell(desk, &Word::Finished { messages }));
     }
 
-    /// Each second the other end hears what has come here.
+    /// Who asks for it hears each second what has come here; others now and then that the session is known here.
     pub(super) fn report(&mut self, runtime: &mut Runtime) {
-        let open: Vec<_> = self.leases.iter().filter(|(_, lease)| lease.stage == Stage::Open).collect();
+        self.reports = self.reports.wrapping_add(1);
+        let turn = self.reports % REPORT_EVERY;
+        let open = self.leases.iter().filter(|(_, lease)| lease.stage == Stage::Open);
         for (life, lease) in open {
-            let Ok(Some(seen)) = runtime.see(&lease.ends) else { continue };
-            let say = Say::Report { life: *life, delivered: lease.quality.delivered(&seen) };
+            let asks = lease.want.qos.max_loss_percent.is_some();
+            if !lease.is_asked && !asks && life % REPORT_EVERY != turn {
+                continue;
+            }
+            let delivered = match lease.is_asked.then(|| runtime.traffic(&lease.ends)) {
+                Some(Ok(Some(traffic))) => Some(lease.quality.delivered(&traffic)),
+                _ => None,
+            };
+            let say = Say::Report { life: *life, delivered, asks };
             self.fars.get(lease.peer).into_iter().for_each(|far| far.say(&say));
         }
     }
 
     /// A peer that says nothing has gone, or one of the addresses has.
-    pub(super) fn look_at_peers(&mut self) {
+    pub(super) fn look_at_peers(&mut self, runtime: &mut Runtime) {
         let silent = |lease: &Lease| self.fars.get(lease.peer).is_some_and(|far| far.silence() > SILENCE);
-        let over: Vec<_> =
-            self.leases.iter().filter(|(_, lease)| lease.stage == Stage::Open && silent(lease)).collect();
-        let over: Vec<_> = over.into_iter().map(|(life, _)| *life).collect();
-        for life in over {
-            let words = "nothing was heard of the other end for 10 s: it has gone, or an address has changed";
-            self.end(life, words, false);
+        let words = "nothing was heard of the other end for 10 s: it has gone, or an address has changed";
+        self.end_those(runtime, &self.open(silent), words);
+    }
+
+    /// One of this host's is not there any more: nothing leaves from it.
+    pub(super) fn look_at_addresses(&mut self, runtime: &mut Runtime) {
+        let gone = |lease: &Lease| !is_here(lease.ends.local);
+        self.end_those(
+            runtime,
+            &self.open(gone),
+            "an address has changed: this host does not have the session's any more",
+        );
+    }
+
+    fn open(&self, wanted: impl Fn(&Lease) -> bool) -> Vec<u64> {
+        let open = self.leases.iter().filter(|(_, lease)| lease.stage == Stage::Open && wanted(lease));
+        open.map(|(life, _)| *life).collect()
+    }
+
+    /// With what may not have come.
+    fn end_those(&mut self, runtime: &mut Runtime, lives: &[u64], words: &str) {
+        for life in lives {
+            let ends = self.leases.get(life).map(|lease| lease.ends);
+            let owed = ends.and_then(|ends| runtime.under_way(&ends).ok().flatten()).filter(|owed| *owed > 0);
+            let owed = owed.map_or_else(String::new, |owed| {
+                format!("; of what was sent last, {owed} datagrams have not been acknowledged")
+            });
+            self.end(*life, &format!("{words}{owed}"), false);
         }
     }
 
@@ -668,11 +741,11 @@ impl Broker {
     pub(super) fn rest(&mut self, runtime: &mut Runtime) {
         for peer in &self.peers {
             for (ends, _) in peer.seats() {
-                let is_lent = self.leases.values().any(|lease| lease.ends == ends);
-                let Some(seat) = self.seats.get_mut(&ends).filter(|seat| seat.is_restless && !is_lent) else {
+                let Some(seat) = self.seats.get_mut(&ends).filter(|seat| seat.is_restless) else { continue };
+                if self.leases.values().any(|lease| lease.ends == ends) {
                     continue;
-                };
-                let Ok(Some(seen)) = runtime.see(&ends) else { continue };
+                }
+                let Some(seen) = runtime.see(&ends) else { continue };
                 if seen.is_idle {
                     seat.is_restless = false;
                     // Without the other end it does not matter: nothing passes then.
@@ -694,10 +767,20 @@ impl Broker {
 impl Lease {
     /// Both ends have begun anew, and no application has sent anything yet.
     fn begin(&mut self, runtime: &mut Runtime) {
-        if let Ok(Some(seen)) = runtime.see(&self.ends) {
-            self.quality.begin(&seen);
+        if let (Some(seen), Ok(Some(traffic))) = (runtime.see(&self.ends), runtime.traffic(&self.ends)) {
+            self.quality.begin(&traffic);
             self.graft = seen.graft;
         }
+        if let Err(error) = runtime.tell_room(&self.ends) {
+            warn!("nobody says when there is room: {error}");
+        }
+    }
+
+    fn services(&self, offers: &[Offer]) -> Vec<String> {
+        let found = offers.iter().find(|offer| offer.graft == self.graft);
+        let of_graft = found.into_iter().flat_map(|offer| &offer.services).copied();
+        let all: BTreeSet<_> = of_graft.chain(self.in_order.then_some(Service::Order)).collect();
+        all.into_iter().map(|service| service.name().to_owned()).collect()
     }
 
     pub fn may_adapt(&self) -> bool {
@@ -705,9 +788,9 @@ impl Lease {
     }
 }
 
-fn services_of(offers: &[millrace_graft::packet::choose::Offer], graft: &str) -> Vec<String> {
-    let found = offers.iter().find(|offer| offer.graft == graft);
-    found.map_or_else(Vec::new, |offer| offer.services.iter().map(|it| it.name().to_owned()).collect())
+/// Whether order is the library's matter with this graft.
+pub fn waits(want: &Want, offer: &Offer) -> bool {
+    want.services.contains(Service::Order.name()) && !offer.services.contains(&Service::Order)
 }
 
 fn short(reason: &str) -> String {

@@ -8,7 +8,7 @@ use std::{
 use millrace_graft::{
     message::{Qos, Violation},
     packet::{
-        Seen,
+        Traffic,
         choose::{Offer, Path},
     },
 };
@@ -50,9 +50,9 @@ struct Loss {
 
 impl Quality {
     /// From now on.
-    pub fn begin(&mut self, seen: &Seen) {
+    pub fn begin(&mut self, traffic: &Traffic) {
         *self = Self::default();
-        self.base = Counts { sent: seen.sent, delivered: seen.delivered, refused: seen.refused };
+        self.base = Counts { sent: traffic.sent, delivered: traffic.delivered, refused: traffic.refused };
     }
 
     /// Something else is asked for now.
@@ -62,13 +62,13 @@ impl Quality {
     }
 
     /// Datagrams that have come here.
-    pub fn delivered(&self, seen: &Seen) -> u64 {
-        seen.delivered.saturating_sub(self.base.delivered)
+    pub fn delivered(&self, traffic: &Traffic) -> u64 {
+        traffic.delivered.saturating_sub(self.base.delivered)
     }
 
-    pub fn look(&mut self, seen: &Seen) {
-        keep(&mut self.sent, seen.sent.saturating_sub(self.base.sent));
-        keep(&mut self.refused, seen.refused.saturating_sub(self.base.refused));
+    pub fn look(&mut self, traffic: &Traffic) {
+        keep(&mut self.sent, traffic.sent.saturating_sub(self.base.sent));
+        keep(&mut self.refused, traffic.refused.saturating_sub(self.base.refused));
     }
 
     /// How many datagrams have come at the other end.
@@ -147,8 +147,8 @@ fn ms(time: Duration) -> f64 {
 mod tests {
     use super::*;
 
-    fn seen(sent: u64, refused: u64) -> Seen {
-        Seen { sent, refused, ..Seen::default() }
+    fn seen(sent: u64, refused: u64) -> Traffic {
+        Traffic { sent, refused, delivered: 0 }
     }
 
     const QOS: Qos =

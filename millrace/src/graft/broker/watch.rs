@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use millrace_graft::{
-    message::{By, wire::Word},
+    message::{By, Qos, wire::Word},
     packet::{
         Runtime,
         choose::{Offer, Path, choose},
@@ -13,7 +13,7 @@ use tracing::info;
 
 use super::{
     Broker,
-    lease::{Lease, Stage},
+    lease::{Lease, Stage, waits},
 };
 
 impl Broker {
@@ -21,11 +21,11 @@ impl Broker {
         let now = Instant::now();
         let lives: Vec<_> = self.leases.keys().copied().collect();
         for life in lives {
-            let Some(lease) = self.leases.get_mut(&life).filter(|lease| lease.stage == Stage::Open) else {
-                continue;
-            };
-            let Ok(Some(seen)) = runtime.see(&lease.ends) else { continue };
-            lease.quality.look(&seen);
+            let has_wishes =
+                |lease: &&mut Lease| lease.stage == Stage::Open && lease.want.qos != Qos::default();
+            let Some(lease) = self.leases.get_mut(&life).filter(has_wishes) else { continue };
+            let Ok(Some(traffic)) = runtime.traffic(&lease.ends) else { continue };
+            lease.quality.look(&traffic);
             let (Some(far), Some(peer)) = (self.fars.get(lease.peer), self.peers.get(lease.peer)) else {
                 continue;
             };
@@ -55,6 +55,8 @@ impl Broker {
 
 /// Another graft that keeps to it.
 fn better(offers: &[Offer], lease: &Lease, path: &Path, is_sealed: bool) -> Option<String> {
-    let others: Vec<_> = offers.iter().filter(|offer| offer.graft != lease.graft).cloned().collect();
+    let is_another =
+        |offer: &&Offer| offer.graft != lease.graft && (lease.in_order || !waits(&lease.want, offer));
+    let others: Vec<_> = offers.iter().filter(is_another).cloned().collect();
     choose(&others, &lease.want, path, is_sealed).ok().map(|offer| offer.graft.clone())
 }

@@ -1,0 +1,234 @@
+//! Message sessions of every kind, and what becomes of them when a key part goes: the keeper, both processes, an address, an agreement.
+
+use std::{process::Command, thread};
+
+use millrace_graft::message::{Error, Event, Received, Want, Why};
+use nix::sys::signal::{Signal, kill};
+
+use crate::{
+    messages::{Capture, Host, asks, event, hosts, message, pair, raw, wait_for_keys},
+    site::{CLIENT, CLIENT6, SERVER, SERVER6, Site, wait_for},
+};
+
+const SECRET: &[u8] = b"what nobody else is to read";
+
+const GRAFTS: &str = r#"
+interface = ["eth"]
+[parameters.repair]
+tries = 0
+retry_us = 20000
+[[graft]]
+name = "selective"
+functions = ["window", "number", "repair", "acknowledge"]
+[[graft]]
+name = "back"
+functions = ["window", "gobackn", "number", "acknowledge"]
+"#;
+
+/// Both daemons, with one peer that has these lines besides.
+fn hosts_with<'a>(site: &'a Site, grafts: [&str; 2], addresses: [&str; 2], more: &str) -> [Host<'a>; 2] {
+    let hosts = [0, 1].map(|side| {
+        let (local, remote) = (addresses[side], addresses[1 - side]);
+        let peer = format!(
+            "[[peer]]\nname = \"other\"\nlocal = \"{local}\"\nremote = \"{remote}\"\nkey-file = \"key\"\n\
+             ports = \"41000-41006\"\n{more}"
+        );
+        Host::start_with(site, side, &format!("{}\n{peer}", grafts[side]))
+    });
+    hosts.iter().for_each(wait_for_keys);
+    hosts
+}
+
+#[test]
+fn messages_go_over_both_families_sealed_and_in_clear() {
+    let table = [
+        ([CLIENT, SERVER], "clear = true", "clear"),
+        ([CLIENT, SERVER], "cipher = \"aes-128-gcm\"", "aes-128-gcm"),
+        ([CLIENT6, SERVER6], "", "chacha20-poly1305"),
+        ([CLIENT6, SERVER6], "clear = true", "clear"),
+        ([CLIENT6, SERVER6], "cipher = \"aes-128-gcm\"", "aes-128-gcm"),
+    ];
+    for (at, (addresses, more, sealed)) in table.into_iter().enumerate() {
+        let Some(site) = Site::new(&format!("kinds{at}")) else { return };
+        let [near_host, _far_host] = hosts_with(&site, [GRAFTS; 2], addresses, more);
+        let status = near_host.status();
+        assert!(status.sessions.iter().all(|session| session.sealed == sealed), "{status:?}");
+        let capture = Capture::new(&site, 0);
+        for service in ["reliability", "order"] {
+            let (mut near, mut far) = pair(&site, &[service]);
+            let agreed = near.agreed().unwrap().clone();
+            assert_eq!(agreed.is_sealed, sealed != "clear");
+            assert!(agreed.local.contains(addresses[0]), "{agreed:?}");
+            near.send(SECRET).unwrap();
+            assert_eq!(message(&mut far), SECRET);
+            // More than a window of datagrams, both ways at the same time.
+            let long: Vec<u8> = (0..300_000).map(|at: u32| (at % 251) as u8).collect();
+            let sent = long.clone();
+            let sender = thread::spawn(move || {
+                near.send(&sent).unwrap();
+                near
+            });
+            // Not the same: what comes in is open behind XDP, where it is captured.
+            far.send(b"and back").unwrap();
+            assert!(message(&mut far) == long, "{more} {service}");
+            let mut near = sender.join().unwrap();
+            assert_eq!(message(&mut near), b"and back");
+        }
+        let (all, clear) = capture.count(SECRET);
+        assert!(all > 0 && (clear > 0) == (sealed == "clear"), "{sealed}: {clear} of {all} in clear");
+    }
+}
+
+/// Selective Repeat delivers as it comes: the library has messages wait for those before them. The queue of the interface is too short for a
+/// window, so much is lost, and comes later.
+#[test]
+fn messages_are_in_order_where_the_graft_only_sends_again() {
+    const SENT: u32 = 1000;
+    let Some(site) = Site::new("order") else { return };
+    let [near_host, _far_host] = hosts_with(&site, [GRAFTS; 2], [CLIENT, SERVER], "");
+    let (mut near, mut far) = pair(&site, &["order", "reliability"]);
+    for session in [&mut near, &mut far] {
+        let agreed = session.agreed().unwrap();
+        assert_eq!(agreed.graft, "selective");
+        assert!(agreed.in_order && agreed.services.iter().any(|service| service == "order"), "{agreed:?}");
+    }
+    let tc = |arguments: &str| crate::site::ip(&format!("netns exec {} tc {arguments}", site.namespaces[0]));
+    tc("qdisc add dev eth root tbf rate 20mbit burst 8k limit 20k");
+    let written = |number: u32| -> Vec<u8> {
+        let length = (number as usize * 7919) % 3500;
+        number.to_be_bytes().into_iter().chain((0..length).map(|at| (at as u32 ^ number) as u8)).collect()
+    };
+    let sender = thread::spawn(move || {
+        (0..SENT).for_each(|number| near.send(&written(number)).unwrap());
+        near
+    });
+    for number in 0..SENT {
+        assert!(message(&mut far) == written(number), "message {number}");
+        if number < 50 {
+            far.send(&written(number)).unwrap();
+        }
+    }
+    let mut near = sender.join().unwrap();
+    (0..50).for_each(|number| assert!(message(&mut near) == written(number), "message {number} back"));
+    near.finish().unwrap();
+    assert_eq!(far.receive().unwrap(), Received::Finished);
+    let resent: u64 = near_host.status().sessions.iter().filter_map(|it| it.packets.get("resent")).sum();
+    assert!(resent > 0, "nothing was lost");
+    // Order from the middle on is another session's.
+    let (mut near, _far) = pair(&site, &["reliability"]);
+    near.renegotiate(Want { services: ["order".to_owned()].into(), ..Want::default() }).unwrap();
+    let refused = event(&mut near, |event| matches!(event, Event::Refused { .. } | Event::Changed { .. }));
+    let is_told =
+        matches!(&refused, Event::Refused { reason, .. } if reason.contains("from a session's first one on"));
+    assert!(is_told, "{refused:?}");
+}
+
+/// Both ends need the same parity, and are told so.
+#[test]
+fn another_parity_is_refused_in_words() {
+    let Some(site) = Site::new("parity") else { return };
+    let grafts = [2, 3].map(|parity| {
+        format!(
+            "interface = [\"eth\"]\n[parameters.fec]\nparity = {parity}\n\
+             [[graft]]\nname = \"parity\"\nfunctions = [\"number\", \"fec\"]\n"
+        )
+    });
+    let [near_host, _far] = hosts_with(&site, [&grafts[0], &grafts[1]], [CLIENT, SERVER], "");
+    let _listener = asks(&site, 1, "test").listen().unwrap();
+    let refused = asks(&site, 0, "test").service("recovery").initiate().expect_err("another parity");
+    let is_told =
+        matches!(&refused, Error::Refused { why: Why::Unreachable, reason } if reason.contains("parity"));
+    assert!(is_told, "{refused:?}");
+    assert_eq!(near_host.status().refusals.get("unreachable"), Some(&1));
+}
+
+/// A daemon whose keeper is gone starts another one, which knows all sockets.
+#[test]
+fn another_keeper_comes_in_the_place_of_one_that_was_killed() {
+    let Some(site) = Site::new("keeper") else { return };
+    let [near_host, _far_host] = hosts(&site, "");
+    let (mut near, mut far) = pair(&site, &["reliability"]);
+    let listener = asks(&site, 1, "other").listen().unwrap();
+    let (_control, socket) = raw(&site, 0, "other");
+    let _theirs = listener.accept().unwrap();
+    kill(keeper_of(&near_host), Signal::SIGKILL).unwrap();
+    wait_for("another keeper", || near_host.log().contains("another one is started").then_some(()));
+    near.send(SECRET).unwrap();
+    assert_eq!(message(&mut far), SECRET);
+    // As before: what is sent by the socket without asking anybody is sealed, until it cannot be sent.
+    let capture = Capture::new(&site, 0);
+    let sender = thread::spawn(move || {
+        let mut sent = 0_u64;
+        loop {
+            match socket.send(SECRET) {
+                Ok(_) => sent += 1,
+                Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => return sent,
+                Err(_) => {}
+            }
+        }
+    });
+    wait_for("something to be sent", || (capture.count(SECRET).0 > 0).then_some(()));
+    near_host.signal(Signal::SIGKILL);
+    assert!(sender.join().unwrap() > 0);
+    assert_eq!(capture.count(SECRET).1, 0);
+    let over = wait_for("the library to notice", || near.send(SECRET).err());
+    assert!(matches!(over, Error::Over(_)), "{over}");
+}
+
+/// With both gone at the same moment the library's look at its daemon is what is left: nothing is sent once it has seen that.
+#[test]
+fn without_daemon_and_keeper_the_library_sends_nothing() {
+    let Some(site) = Site::new("both") else { return };
+    let [near_host, _far_host] = hosts(&site, "");
+    let (mut near, mut far) = pair(&site, &["reliability"]);
+    near.send(SECRET).unwrap();
+    assert_eq!(message(&mut far), SECRET);
+    let keeper = keeper_of(&near_host);
+    // The keeper does nothing any more before the daemon goes.
+    kill(keeper, Signal::SIGSTOP).unwrap();
+    near_host.signal(Signal::SIGKILL);
+    kill(keeper, Signal::SIGKILL).unwrap();
+    event(&mut near, |event| matches!(event, Event::Closed { reason } if reason.contains("daemon is gone")));
+    let capture = Capture::new(&site, 0);
+    for _ in 0..100 {
+        assert!(matches!(near.send(SECRET), Err(Error::Over(_))));
+    }
+    assert_eq!(capture.count(SECRET).1, 0);
+    event(
+        &mut far,
+        |event| matches!(event, Event::Closed { reason } if reason.contains("nothing was heard")),
+    );
+}
+
+/// The process that a daemon has started.
+fn keeper_of(host: &Host<'_>) -> nix::unistd::Pid {
+    let daemon = host.process.id();
+    let found =
+        Command::new("ps").args(["-o", "pid=,args=", "--ppid", &daemon.to_string()]).output().unwrap();
+    let found = String::from_utf8(found.stdout).unwrap();
+    let line = found.lines().find(|line| line.contains("packets keep")).unwrap_or_else(|| panic!("{found}"));
+    nix::unistd::Pid::from_raw(line.split_whitespace().next().unwrap().parse().unwrap())
+}
+
+/// An address goes: its host says so at once, with what has not come, the other one when it hears nothing any more.
+#[test]
+fn a_session_ends_when_an_address_goes() {
+    let Some(site) = Site::new("moved") else { return };
+    let _hosts = hosts(&site, "");
+    let (mut near, mut far) = pair(&site, &["reliability"]);
+    near.send(b"before").unwrap();
+    assert_eq!(message(&mut far), b"before");
+    let ip = |arguments: &str| crate::site::ip(&format!("netns exec {} {arguments}", site.namespaces[0]));
+    // What has left waits in a queue that is slow.
+    ip("tc qdisc add dev eth root tbf rate 8kbit burst 2k limit 100k");
+    (0..5).for_each(|_| near.send(&[7; 1000]).unwrap());
+    ip(&format!("ip addr del {CLIENT}/24 dev eth"));
+    let closed = event(&mut near, |event| matches!(event, Event::Closed { .. }));
+    let Event::Closed { reason } = &closed else { panic!("{closed:?}") };
+    assert!(reason.contains("this host does not have the session's any more"), "{reason}");
+    assert!(reason.contains("datagrams have not been acknowledged"), "{reason}");
+    assert!(near.send(b"after").is_err());
+    let closed = event(&mut far, |event| matches!(event, Event::Closed { .. }));
+    let is_told = matches!(&closed, Event::Closed { reason } if reason.contains("an address has changed"));
+    assert!(is_told && far.send(b"after").is_err(), "{closed:?}");
+}
