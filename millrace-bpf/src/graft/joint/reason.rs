@@ -72,4 +72,8 @@ reasons! {
     Paused = "paused",
     /// Not sent: as much waits for its turn as may.
     TooFast = "too-fast",
+    /// It went to the application's ring.
+    InRing = "in-ring",
+    /// Of those, what there was no room for.
+    RingFull = "ring-full",
 }
