@@ -96,6 +96,8 @@ pub struct PeerStatus {
     /// Sessions of the pool, and those that applications have.
     pub seats: usize,
     pub lent: usize,
+    /// How what comes gets to applications, by their sessions: `ring`, or `socket: ` and why.
+    pub receives: BTreeMap<String, String>,
 }
 
 /// How a session has changed its graft.

@@ -65,7 +65,8 @@ impl Reader {
     /// The next packet, as far as the buffer goes.
     pub fn next(&mut self, buffer: &mut [u8]) -> Option<usize> {
         loop {
-            if self.came.producer().load(Ordering::Acquire) == self.taken {
+            let waiting = self.came.producer().load(Ordering::Acquire).wrapping_sub(self.taken);
+            if waiting == 0 || waiting > self.came.mask + 1 {
                 return None;
             }
             let (at, bytes) = self.came.packet(self.taken);
@@ -179,5 +180,77 @@ impl Queue {
                 self.entry(at).add(8).cast::<u32>().read_volatile(),
             )
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sched::{CloneFlags, unshare};
+
+    use super::super::{Ring, set};
+    use super::*;
+
+    /// In a network namespace of its own: what a ring is of is nobody else's.
+    fn with_ring(test: &str, work: impl FnOnce(&Ring, Reader) + Send) {
+        if !nix::unistd::geteuid().is_root() {
+            return println!("SKIP {test}: needs root");
+        }
+        let in_own = || {
+            unshare(CloneFlags::CLONE_NEWNET).expect("a namespace");
+            let up = std::process::Command::new("ip").args(["link", "set", "lo", "up"]).status();
+            assert!(up.expect("ip").success());
+            let ring = Ring::new(1, 0).expect("a ring");
+            let reader = Reader::new(ring.descriptors().expect("descriptors"), FRAMES).expect("a reader");
+            work(&ring, reader);
+        };
+        std::thread::scope(|scope| scope.spawn(in_own).join().expect("work in a namespace"));
+    }
+
+    /// Whoever has the descriptors writes what they like: the reader stays inside its memory, and comes to an end.
+    #[test]
+    fn odd_entries_are_none() {
+        with_ring("odd_entries_are_none", |_, mut reader| {
+            let mut buffer = [0; 64];
+            let bytes = reader.bytes as u64;
+            let table = [(u64::MAX, u32::MAX), (bytes, 1), (bytes - 1, 2), (0, u32::MAX), (u64::MAX - 7, 8)];
+            for (at, (address, length)) in (0..).zip(table) {
+                // SAFETY: an entry of the queue, and nobody else is there.
+                unsafe {
+                    reader.came.entry(at).cast::<u64>().write(address);
+                    reader.came.entry(at).add(8).cast::<u32>().write(length);
+                }
+                reader.came.producer().store(at + 1, Ordering::Release);
+                assert_eq!(reader.next(&mut buffer), None, "{address} {length}");
+            }
+            for producer in [u32::MAX, 0, FRAMES * 2] {
+                reader.came.producer().store(producer, Ordering::Release);
+                assert_eq!(reader.next(&mut buffer), None, "{producer}");
+            }
+            // SAFETY: as above.
+            unsafe {
+                reader.came.entry(5).cast::<u64>().write(bytes - 100);
+                reader.came.entry(5).add(8).cast::<u32>().write(100);
+            }
+            reader.came.producer().store(6, Ordering::Release);
+            assert_eq!(reader.next(&mut buffer), Some(64), "as much as the buffer has room for");
+            assert_eq!(reader.next(&mut buffer), None);
+        });
+    }
+
+    /// What is lent receives only: with it nobody sends past the programs at TC, or gets another queue.
+    #[test]
+    fn who_has_it_cannot_send_by_it() {
+        with_ring("who_has_it_cannot_send_by_it", |_, reader| {
+            for name in [libc::XDP_TX_RING, libc::XDP_RX_RING, libc::XDP_UMEM_FILL_RING] {
+                assert!(set(&reader.socket, name, &64_u32).is_err(), "{name}");
+            }
+            assert!(super::super::bind(&reader.socket, 1, 0).is_err(), "bound again");
+            let sent = nix::sys::socket::send(
+                std::os::fd::AsRawFd::as_raw_fd(&reader.socket),
+                &[],
+                nix::sys::socket::MsgFlags::MSG_DONTWAIT,
+            );
+            assert!(sent.is_err(), "sent");
+        });
     }
 }

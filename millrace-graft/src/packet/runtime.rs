@@ -470,7 +470,7 @@ fn is_out_of_step(counts: &[(Reason, u64)]) -> bool {
     let count =
         |wanted: Reason| counts.iter().find(|(reason, _)| *reason == wanted).map_or(0, |(_, count)| *count);
     let refused = count(Reason::Stale) + count(Reason::Old);
-    refused > 0 && count(Reason::Delivered) == 0
+    refused > 0 && count(Reason::Delivered) + count(Reason::InRing) == 0
 }
 
 fn check_budget(joints: &mut Joints, graft: &Graft) -> Result<(), Error> {
@@ -492,6 +492,7 @@ fn check_budget(joints: &mut Joints, graft: &Graft) -> Result<(), Error> {
 mod change;
 mod live;
 mod places;
+mod ring;
 mod ruled;
 mod sealed;
 #[cfg(test)]

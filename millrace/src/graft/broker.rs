@@ -22,6 +22,7 @@ mod far;
 pub(crate) mod keeper;
 mod lease;
 mod quality;
+mod ring;
 mod seat;
 mod watch;
 
@@ -46,6 +47,7 @@ use self::{
     far::{Far, Say},
     keeper::Keeper,
     lease::{Lease, SILENCE},
+    ring::Rings,
     seat::Seat,
 };
 
@@ -67,6 +69,7 @@ pub struct Broker {
     seats: BTreeMap<Ends, Seat>,
     /// By their lives, which both ends have drawn at random.
     leases: BTreeMap<u64, Lease>,
+    rings: Rings,
     words: Receiver<(usize, Say)>,
     offers: Vec<Offer>,
     keeper: Keeper,
@@ -100,6 +103,7 @@ impl Broker {
             fars,
             seats,
             leases: BTreeMap::new(),
+            rings: Rings::default(),
             words,
             offers: offers(settings),
             keeper: Keeper::start().context("the keeper of sockets")?,
@@ -141,6 +145,7 @@ impl Broker {
         self.read_desks(runtime);
         let now = Instant::now();
         self.tick_leases(runtime, now);
+        self.reclaim_rings(runtime);
         if now >= self.looked + LOOK {
             self.looked = now;
             self.report(runtime);
@@ -165,6 +170,7 @@ impl Broker {
                 loss_percent: path.loss.map(|loss| loss * 100.0),
                 seats: peer.seats().count(),
                 lent: self.leases.values().filter(|lease| lease.peer == at).count(),
+                receives: self.receivers(at),
             }
         });
         each.collect()

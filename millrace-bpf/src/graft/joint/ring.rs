@@ -115,3 +115,29 @@ impl Joints {
         Ok(write(&self.object.handle(PLACES)?, PLACES, &index.to_ne_bytes(), place.as_bytes())?)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graft::joint::{List, Room, Session};
+
+    /// As on a kernel without AF_XDP: all works, but for rings.
+    #[test]
+    fn joints_do_without_af_xdp() {
+        if !nix::unistd::geteuid().is_root() {
+            return println!("SKIP joints_do_without_af_xdp: needs root");
+        }
+        let mut joints = Joints::load_with(Room::default(), false).expect("loaded");
+        let address = |text: &str| text.parse().expect("an address");
+        let ends = Ends { local: address("10.0.0.1:1"), remote: address("10.0.0.2:1") };
+        let session = Session { ends, key: [7; 16], list: List::default(), budget_ns: 0 };
+        joints.open(session).expect("a session");
+        let index = joints.find(&ends).expect("a session").raw.index;
+        let seen = intf::Ring { seen: [1, 0], ..intf::Ring::default() };
+        joints.put_ring_place(index, &seen).expect("a place");
+        let refused = joints.lend_ring(&ends).err().map(|error| error.to_string());
+        assert!(refused.is_some(), "the map takes no socket");
+        assert!(!joints.has_ring(&ends).expect("a session"));
+        joints.close(&ends).expect("closed");
+    }
+}

@@ -140,7 +140,9 @@ impl Runtime {
         let sum = |wanted: &[Reason]| {
             counts.iter().filter(|(reason, _)| wanted.contains(reason)).map(|(_, count)| count).sum()
         };
-        Ok(Before { sent: sum(&[Reason::Sent]), delivered: sum(&[Reason::Delivered, Reason::Recovered]) })
+        let come: u64 = sum(&[Reason::Delivered, Reason::Recovered, Reason::InRing]);
+        let full: u64 = sum(&[Reason::RingFull]);
+        Ok(Before { sent: sum(&[Reason::Sent]), delivered: come.saturating_sub(full) })
     }
 
     fn retire(&mut self, ends: &Ends) -> Result<(), Error> {
