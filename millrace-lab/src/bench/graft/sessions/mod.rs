@@ -18,7 +18,13 @@ use crate::lab::{Node, Topology};
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// What is measured: the delay of messages, memory, or how what comes gets to applications
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "delay,memory,receive", value_name = "PART")]
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        default_value = "delay,memory,receive",
+        value_name = "PART"
+    )]
     parts: Vec<Part>,
     /// Sessions that share the messages
     #[arg(long, value_delimiter = ',', default_value = "1,64", value_name = "COUNT")]

@@ -141,7 +141,8 @@ impl Args {
                 Err(Error::TimedOut) => continue,
                 Err(error) => return Err(error.into()),
             };
-            let (number, delay_ms) = read(&got, base, self.bytes).context("a message is not as it was sent")?;
+            let (number, delay_ms) =
+                read(&got, base, self.bytes).context("a message is not as it was sent")?;
             ensure!(seen.insert(number), "message {number} came twice");
             outcome.delays_us.push(delay_ms * 1e3);
         }
