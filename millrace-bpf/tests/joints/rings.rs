@@ -47,13 +47,16 @@ fn why(joints: &mut Joints, ends: &Ends, frame: &[u8], place: (u32, u32)) -> (Re
     (new.0, run.verdict, run.frame)
 }
 
+/// Its name, a list, bytes of payload and of padding, the queue, and whether it goes there.
+type Row = (&'static str, &'static [&'static str], usize, usize, u32, bool);
+
 #[test]
 fn what_goes_to_a_ring() {
     if !root("what_goes_to_a_ring") {
         return;
     }
     with_two_queues(|ifindex| {
-        let table: [(&str, &[&str], usize, usize, u32, bool); 10] = [
+        let table: [Row; 10] = [
             ("framing alone", &[], 100, 0, 0, true),
             ("nothing in it", &[], 0, 0, 0, true),
             ("numbers", &["number"], 100, 0, 0, true),

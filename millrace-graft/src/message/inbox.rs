@@ -38,7 +38,7 @@ impl Inbox {
     /// to the other, what came before the change is first.
     pub fn next(&mut self, buffer: &mut [u8; DATAGRAM_MAX]) -> Result<Option<usize>, Errno> {
         for _ in 0..2 {
-            let got = if self.is_at_ring { self.from_ring(buffer) } else { self.from_socket(buffer)? };
+            let got = if self.is_at_ring { self.next_of_ring(buffer) } else { self.next_of_socket(buffer)? };
             if got.is_some() || self.ring.is_none() {
                 return Ok(got);
             }
@@ -48,12 +48,12 @@ impl Inbox {
     }
 
     /// Its frame has been looked at in the kernel.
-    fn from_ring(&mut self, buffer: &mut [u8]) -> Option<usize> {
+    fn next_of_ring(&mut self, buffer: &mut [u8]) -> Option<usize> {
         let got = self.ring.as_mut()?.next(buffer)?;
         Some(got.saturating_sub(FRAME_BYTES))
     }
 
-    fn from_socket(&self, buffer: &mut [u8]) -> Result<Option<usize>, Errno> {
+    fn next_of_socket(&self, buffer: &mut [u8]) -> Result<Option<usize>, Errno> {
         loop {
             match recv(&self.socket, &mut *buffer, RecvFlags::DONTWAIT) {
                 // One that was shut down reads as empty.
