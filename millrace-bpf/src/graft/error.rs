@@ -54,6 +54,8 @@ pub enum Error {
     Say(std::io::Error),
     #[error("the session is not sealed")]
     Clear,
+    #[error("{0}")]
+    Ring(String),
     #[error("the session has no such keys")]
     NoKeys,
     #[error("the clock of a session cannot be set")]

@@ -11,6 +11,7 @@
 mod function;
 mod intf;
 mod reason;
+mod ring;
 mod room;
 mod seal;
 mod word;
@@ -26,6 +27,7 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle, RingBufferBuilder, num_possible_cp
 
 pub use function::Function;
 pub use reason::Reason;
+pub use ring::Lent;
 pub use room::{KEPT_BYTES, Room, SEALED_BYTES, base_bytes};
 pub use seal::{KeyWord, Keys, Phase, SEAL_BYTES, SEALED_MAX, Wear};
 
@@ -37,6 +39,7 @@ use crate::raw;
 use crate::siphash::siphash128;
 use crate::tc::{self, Hook, Position};
 use crate::xdp::{self, Mode};
+use crate::xsk;
 
 /// Functions in a list.
 pub const LIST_MAX: usize = intf::LIST;
@@ -210,9 +213,17 @@ struct Slots {
     slot: u8,
 }
 
+impl Slots {
+    /// Whether a list that it is in has to come to TC ingress for it.
+    fn needs_repair(&self) -> bool {
+        self.loaded.programs.contains_key(&Joint::Repair) && !self.loaded.only_recovered
+    }
+}
+
 struct Open {
     raw: intf::Session,
     sealed: Option<seal::Sealed>,
+    rings: ring::Rings,
 }
 
 struct Place {
@@ -256,7 +267,14 @@ impl Joints {
     }
 
     pub fn load_for(room: Room) -> Result<Self, Error> {
+        Self::load_with(room, xsk::is_known())
+    }
+
+    fn load_with(room: Room, has_rings: bool) -> Result<Self, Error> {
         let mut open = object().open()?;
+        if !has_rings {
+            ring::do_without(&mut open)?;
+        }
         room.fit(open.object_mut())?;
         let mark = random().map_err(Error::Descriptor)? | 1;
         open.configure(&intf::Config { mark, clear_mark: seal::clear_mark(mark) })?;
@@ -412,13 +430,14 @@ impl Joints {
         raw.list_ids[0] = session.list.id.to_be_bytes();
         self.forget(index)?;
         self.count_anew(index)?;
+        self.begin_ring(index)?;
         if let Some(sealed) = &sealed {
             self.begin_sealed(&ends, index, sealed)?;
         }
         self.put(&ends, &raw)?;
         self.free.pop();
         self.by_index[index as usize] = Some(ends);
-        self.sessions.insert(ends, Open { raw, sealed });
+        self.sessions.insert(ends, Open { raw, sealed, rings: ring::Rings::default() });
         Ok(())
     }
 
@@ -511,6 +530,7 @@ impl Joints {
     }
 
     pub fn close(&mut self, ends: &Ends) -> Result<(), Error> {
+        self.end_ring(ends)?;
         let open =
             self.sessions.remove(ends).ok_or(Error::NoSession { local: ends.local, remote: ends.remote })?;
         self.by_index[open.raw.index as usize] = None;
@@ -564,15 +584,17 @@ impl Joints {
         if have > room {
             return Err(Error::Room { what: "functions of a list", have, room });
         }
+        let find = |name: &String| self.functions.get(name).ok_or_else(|| Error::NoFunction(name.clone()));
+        let functions = list.functions.iter().map(find).collect::<Result<Vec<_>, _>>()?;
         let mut encoded = [0; intf::JOINTS];
         for (joint, encoded) in Joint::ALL.into_iter().zip(&mut encoded) {
-            let mut shift = 0;
-            for name in &list.functions {
-                let slots = self.functions.get(name).ok_or_else(|| Error::NoFunction(name.clone()))?;
-                if slots.loaded.programs.contains_key(&joint) {
-                    *encoded |= u64::from(slots.slot) << shift;
-                    shift += 8;
-                }
+            // What is only for what others have recovered has nothing to do without them.
+            if joint == Joint::Repair && !functions.iter().any(|slots| slots.needs_repair()) {
+                continue;
+            }
+            let there = functions.iter().filter(|slots| slots.loaded.programs.contains_key(&joint));
+            for (at, slots) in there.enumerate() {
+                *encoded |= u64::from(slots.slot) << (8 * at);
             }
         }
         Ok(encoded)
@@ -609,8 +631,12 @@ impl Joints {
     /// Packets of a session by what became of them.
     pub fn counts(&mut self, ends: &Ends) -> Result<Vec<(Reason, u64)>, Error> {
         let counts = self.per_cpu::<intf::Counts>("counters", ends)?;
-        let of = |at: usize| counts.iter().map(|counts| counts.packets[at]).sum();
-        Ok(Reason::ALL.iter().copied().enumerate().map(|(at, reason)| (reason, of(at))).collect())
+        let full = self.find(ends)?.rings.dropped();
+        let of = |(at, reason)| match reason {
+            Reason::RingFull => (reason, full),
+            _ => (reason, counts.iter().map(|counts| counts.packets[at]).sum()),
+        };
+        Ok(Reason::ALL.iter().copied().enumerate().map(of).collect())
     }
 
     /// Packets that the joints looked at and that were of no session.
@@ -751,6 +777,15 @@ impl Joints {
 
     /// Runs a joint on an Ethernet frame, with all that follows for counters and state.
     pub fn run(&self, joint: Joint, frame: &[u8]) -> Result<Run, Error> {
+        self.run_with(joint, frame, None)
+    }
+
+    /// At XDP, as if it had come to this interface of the calling thread's network namespace, by this queue.
+    pub fn run_at(&self, place: (u32, u32), frame: &[u8]) -> Result<Run, Error> {
+        self.run_with(Joint::Rx, frame, Some(place))
+    }
+
+    fn run_with(&self, joint: Joint, frame: &[u8], place: Option<(u32, u32)>) -> Result<Run, Error> {
         let name = match joint {
             Joint::Tx => "joint_tx",
             Joint::Rx => "joint_rx",
@@ -759,7 +794,13 @@ impl Joints {
         let mut after = vec![0; frame.len() + RUN_ROOM];
         let mut context = [0; SK_BUFF_BYTES];
         let has_context = joint != Joint::Rx;
+        // The kernel's `struct xdp_md`: data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex.
+        let mut arrived = place.map(|(interface, queue)| {
+            let fields = [0, frame.len() as u32, 0, interface, queue, 0];
+            fields.map(u32::to_ne_bytes).concat()
+        });
         let input = libbpf_rs::ProgramInput {
+            context_in: arrived.as_deref_mut(),
             data_in: Some(frame),
             data_out: Some(&mut after),
             context_out: has_context.then_some(&mut context),

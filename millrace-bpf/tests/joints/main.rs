@@ -8,6 +8,7 @@ mod functions;
 mod net;
 mod paced;
 mod parity;
+mod rings;
 mod sealed;
 mod shared;
 mod traffic;

@@ -19,7 +19,7 @@ use super::Error;
 use super::wire::RECORD_MAX;
 
 /// Descriptors in a record.
-const DESCRIPTORS_MAX: usize = 2;
+const DESCRIPTORS_MAX: usize = 4;
 
 /// Never blocks.
 #[derive(Debug)]

@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::UdpSocket;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -11,12 +10,12 @@ use millrace_proto::graft::parts::{Assembly, Datagram, MESSAGE_MAX, Part, part, 
 use millrace_proto::graft::turns::Turns;
 use rustix::event::{PollFlags, epoll};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, recv};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
 
 use super::control::{self, Control, wait};
+use super::inbox::{DATAGRAM_MAX, Inbox};
 use super::want::Want;
 use super::wire::{Opened, Request, Word};
 use super::{Error, Event};
@@ -32,8 +31,6 @@ const LINGER: Duration = Duration::from_secs(1);
 const LINGER_RELIABLE: Duration = Duration::from_secs(8);
 /// Events that nobody asks for; then the oldest go.
 const EVENTS_MAX: usize = 64;
-/// More than fits any datagram of a session.
-const DATAGRAM_MAX: usize = 2048;
 
 /// Its messages go both ways. To be used by the process that opened it.
 ///
@@ -71,7 +68,7 @@ enum Phase {
 
 #[derive(Debug)]
 struct Link {
-    socket: UdpSocket,
+    inbox: Inbox,
     opened: Opened,
 }
 
@@ -158,12 +155,13 @@ impl Session {
 
     /// Of a listener.
     pub(super) fn accepted(opened: Opened, descriptors: Vec<OwnedFd>) -> Result<Self, Error> {
-        let Ok([socket, control]) = <[OwnedFd; 2]>::try_from(descriptors) else {
+        let mut descriptors = descriptors.into_iter();
+        let (Some(socket), Some(control)) = (descriptors.next(), descriptors.next()) else {
             return Err(Error::Protocol("a session without its descriptors".to_owned()));
         };
         let (peer, service) = (opened.peer.clone(), opened.service.clone());
         let mut session = Self::with(Control::from(control), &peer, &service)?;
-        session.begin(opened, socket)?;
+        session.begin(opened, socket, descriptors.collect())?;
         Ok(session)
     }
 
@@ -390,7 +388,7 @@ impl Session {
             Phase::Open(link) => link,
             _ => return self.link().map(|_| Sent::NoRoom),
         };
-        match link.socket.send(datagram) {
+        match link.inbox.socket.send(datagram) {
             Ok(_) => Ok(Sent::Yes),
             Err(error) => match Errno::from_io_error(&error) {
                 Some(Errno::NOBUFS | Errno::AGAIN | Errno::NOMEM | Errno::INTR) => Ok(Sent::NoRoom),
@@ -427,15 +425,7 @@ impl Session {
             if let Some(message) = incoming.next() {
                 return Ok(Some(message));
             }
-            let got = match recv(&link.socket, &mut buffer, RecvFlags::DONTWAIT) {
-                Ok((got, _)) => got,
-                Err(Errno::AGAIN) => return Ok(None),
-                Err(Errno::INTR | Errno::CONNREFUSED | Errno::HOSTUNREACH | Errno::NETUNREACH) => {
-                    forget_errors(&link.socket);
-                    continue;
-                }
-                Err(error) => return Err(Error::Socket(error.into())),
-            };
+            let Some(got) = link.inbox.next(&mut buffer).map_err(io::Error::from)? else { return Ok(None) };
             match Datagram::read(buffer.get(..got).unwrap_or_default()) {
                 Some(Datagram::Part(part)) => {
                     let (id, in_order) = (part.message, part.in_order);
@@ -449,8 +439,6 @@ impl Session {
                     }
                 }
                 Some(Datagram::End(messages)) => self.events.extend(incoming.finish(messages)),
-                // A socket that was shut down reads as empty.
-                None if got == 0 => return Ok(None),
                 None => {}
             }
         }
@@ -500,9 +488,11 @@ impl Session {
     fn hear(&mut self, word: Word, descriptors: Vec<OwnedFd>) {
         match word {
             Word::Opened(opened) => {
-                let socket = descriptors.into_iter().next();
+                let mut descriptors = descriptors.into_iter();
+                let socket = descriptors.next();
                 let begun = socket.ok_or_else(|| Error::Protocol("a session without its socket".to_owned()));
-                if let Err(error) = begun.and_then(|socket| self.begin(opened, socket)) {
+                let begin = |socket| self.begin(opened, socket, descriptors.collect());
+                if let Err(error) = begun.and_then(begin) {
                     self.end(&error.to_string(), false);
                 }
             }
@@ -510,10 +500,14 @@ impl Session {
                 self.phase = Phase::Refused(why, reason);
             }
             Word::Refused { why, reason } => self.tell(Event::Refused { why, reason }),
-            Word::Changed { graft, services, by } => {
+            Word::Changed { graft, services, by, receives, ring } => {
                 if let Phase::Open(link) = &mut self.phase {
                     (link.opened.graft, link.opened.services) = (graft.clone(), services.clone());
                     link.opened.in_order &= services.iter().any(|service| service == "order");
+                    link.opened.receives = receives;
+                }
+                if let Err(error) = self.add_ring(ring, descriptors) {
+                    return self.end(&error.to_string(), false);
                 }
                 self.tell(Event::Changed { graft, services, by });
             }
@@ -528,11 +522,19 @@ impl Session {
         }
     }
 
-    fn begin(&mut self, opened: Opened, socket: OwnedFd) -> Result<(), Error> {
-        let socket = UdpSocket::from(socket);
+    /// `more`: of a ring, if there is one.
+    fn begin(&mut self, opened: Opened, socket: OwnedFd, more: Vec<OwnedFd>) -> Result<(), Error> {
         watch(&self.all, &socket)?;
-        self.phase = Phase::Open(Link { socket, opened });
-        Ok(())
+        let ring = opened.ring;
+        self.phase = Phase::Open(Link { inbox: Inbox::new(socket), opened });
+        self.add_ring(ring, more)
+    }
+
+    fn add_ring(&mut self, frames: Option<u32>, descriptors: Vec<OwnedFd>) -> Result<(), Error> {
+        let (Some(frames), Phase::Open(link)) = (frames, &mut self.phase) else { return Ok(()) };
+        let missing = |_| Error::Protocol("a ring without its descriptors".to_owned());
+        let descriptors = <[OwnedFd; 2]>::try_from(descriptors).map_err(missing)?;
+        watch(&self.all, link.inbox.add_ring(descriptors, frames)?)
     }
 
     /// Nothing is sent any more.
@@ -644,10 +646,4 @@ impl AsFd for Session {
 fn watch(all: &OwnedFd, what: impl AsFd) -> Result<(), Error> {
     let data = epoll::EventData::new_u64(0);
     Ok(epoll::add(all, what, data, epoll::EventFlags::IN).map_err(io::Error::from)?)
-}
-
-/// What ICMP has said would make the socket readable for ever.
-fn forget_errors(socket: &UdpSocket) {
-    let mut buffer = [0; DATAGRAM_MAX];
-    while recv(socket, &mut buffer, RecvFlags::DONTWAIT | RecvFlags::ERRQUEUE).is_ok() {}
 }

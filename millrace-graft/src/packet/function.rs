@@ -66,6 +66,9 @@ pub struct Manifest {
     /// Functions that have to run behind it.
     #[serde(default)]
     pub wants: Vec<String>,
+    /// Its program at TC ingress is for what other functions have recovered there; lists without such ones do without it.
+    #[serde(default)]
+    pub only_recovered: bool,
     /// The oldest kernel that it was tried on.
     pub kernel: String,
     /// Of what it keeps of a session.
@@ -261,6 +264,7 @@ impl Function {
             }
             object.set(parameter, *value).map_err(|error| failed(error.to_string()))?;
         }
+        object.only_recovered(self.manifest.only_recovered);
         Ok(object)
     }
 

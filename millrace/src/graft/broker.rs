@@ -23,6 +23,7 @@ mod far;
 pub(crate) mod keeper;
 mod lease;
 mod quality;
+mod ring;
 mod seat;
 mod watch;
 
@@ -48,6 +49,7 @@ use self::{
     far::{Far, Say},
     keeper::Keeper,
     lease::{Lease, SILENCE},
+    ring::Rings,
     seat::Seat,
 };
 
@@ -69,6 +71,7 @@ pub struct Broker {
     seats: BTreeMap<Ends, Seat>,
     /// By their lives, which both ends have drawn at random.
     leases: BTreeMap<u64, Lease>,
+    rings: Rings,
     words: Receiver<(usize, Say)>,
     offers: Vec<Offer>,
     keeper: Keeper,
@@ -107,6 +110,7 @@ impl Broker {
             fars,
             seats,
             leases: BTreeMap::new(),
+            rings: Rings::default(),
             words,
             offers: offers(settings),
             keeper: Keeper::start().context("the keeper of sockets")?,
@@ -154,6 +158,7 @@ impl Broker {
         }
         let now = Instant::now();
         self.tick_leases(runtime, now);
+        self.reclaim_rings(runtime);
         if now >= self.looked + LOOK {
             self.looked = now;
             self.report(runtime);
@@ -179,6 +184,7 @@ impl Broker {
                 seats: peer.seats().count(),
                 lent: self.leases.values().filter(|lease| lease.peer == at).count(),
                 opened: far.opened,
+                receives: self.receivers(at),
             }
         });
         each.collect()

@@ -29,6 +29,7 @@ pub struct Function {
     name: String,
     joints: Vec<Joint>,
     parameters: Vec<Parameter>,
+    only_recovered: bool,
 }
 
 impl Function {
@@ -43,7 +44,7 @@ impl Function {
                 return Err(form(format!("it has no map {shared}: include graft_packet.h")));
             }
         }
-        Ok(Self { open, name, joints, parameters })
+        Ok(Self { open, name, joints, parameters, only_recovered: false })
     }
 
     /// Whether it has a program that makes its state out of another version's.
@@ -67,6 +68,11 @@ impl Function {
     /// Another value than it was compiled with.
     pub fn set(&mut self, name: &str, value: u64) -> Result<(), Error> {
         set(&mut self.open, &self.parameters, name, value)
+    }
+
+    /// Its program at TC ingress is for what other functions have recovered there: lists without such ones do without it.
+    pub fn only_recovered(&mut self, only: bool) {
+        self.only_recovered = only;
     }
 
     /// Bytes of its maps in the kernel.
@@ -105,7 +111,7 @@ impl Function {
                 None => migrate = Some(fd),
             }
         }
-        Ok(Loaded { _object: object, programs, state, old, migrate })
+        Ok(Loaded { _object: object, programs, state, old, migrate, only_recovered: self.only_recovered })
     }
 }
 
@@ -117,6 +123,7 @@ pub(super) struct Loaded {
     /// Where the program finds the state that the version before has.
     old: Option<MapHandle>,
     migrate: Option<OwnedFd>,
+    pub only_recovered: bool,
 }
 
 impl Loaded {

@@ -35,6 +35,8 @@ mirror!(Session = "joint_session" {
     pad: [u8; 7],
 });
 
+mirror!(Ring = "joint_ring" { place: [u32; 2], seen: [u32; 2] });
+
 mirror!(Time = "joint_time" { packets: u64, samples: u64, total_ns: u64, most_ns: u64, over: u64 });
 
 mirror!(Times = "joint_times" { joints: [[u64; 5]; JOINTS] });
@@ -106,6 +108,7 @@ mod tests {
                 Key::LAYOUT,
                 Pair::LAYOUT,
                 Session::LAYOUT,
+                Ring::LAYOUT,
                 Time::LAYOUT,
                 Times::LAYOUT,
                 Counts::LAYOUT,

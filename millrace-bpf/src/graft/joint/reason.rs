@@ -74,4 +74,8 @@ reasons! {
     TooFast = "too-fast",
     /// The application's socket has no room: it has not come, and is asked for again.
     SocketFull = "socket-full",
+    /// It went to the application's ring.
+    InRing = "in-ring",
+    /// Of those, what there was no room for.
+    RingFull = "ring-full",
 }

@@ -33,6 +33,8 @@ pub struct Peer {
     pub sessions_per_user: usize,
     /// Bytes that the library puts into one.
     pub datagram_bytes: usize,
+    /// Applications get rings, where there can be some.
+    pub rings: bool,
     key: [u8; 16],
 }
 
@@ -53,6 +55,8 @@ pub struct Raw {
     cipher: Option<Cipher>,
     #[serde(default)]
     clear: bool,
+    #[serde(default)]
+    rings: bool,
 }
 
 impl Peer {
@@ -118,7 +122,8 @@ impl Raw {
         let cipher = (!self.clear).then(|| self.cipher.unwrap_or_default());
         let sessions_per_user = self.sessions_per_user.unwrap_or(SESSIONS_PER_USER);
         let (ends, key) = (ends.collect(), read_key(directory, &self.key_file)?);
-        Ok(Peer { name: self.name, ends, cipher, users, groups, sessions_per_user, datagram_bytes, key })
+        let Self { name, rings, .. } = self;
+        Ok(Peer { name, ends, cipher, users, groups, sessions_per_user, datagram_bytes, rings, key })
     }
 }
 

@@ -27,7 +27,7 @@ impl Daemon {
         std::fs::write(path("toml"), settings)?;
         let mut command = node.command(std::env::current_exe()?);
         command.args(["graft", "packets", "run", "--http=off", "--config"]).arg(path("toml"));
-        command.arg("--socket").arg(path("sock"));
+        command.arg("--socket").arg(path("sock")).arg("--messages-socket").arg(path("messages"));
         let process = Process::start(name, command, site.directory())?;
         let mut daemon = Self { process, socket: path("sock") };
         let socket = daemon.socket.clone();

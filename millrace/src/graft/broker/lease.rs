@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_bpf::graft::joint::Ends;
+use millrace_bpf::graft::joint::{Ends, Lent};
 use millrace_graft::{
     message::{By, Opened, Want, Why, control::Control, wire::Word},
     packet::{
@@ -14,7 +14,7 @@ use millrace_graft::{
     },
 };
 use ring::rand::{SecureRandom as _, SystemRandom};
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd, BorrowedFd};
 use tracing::{info, warn};
 
 use super::{
@@ -258,7 +258,8 @@ impl Broker {
     }
 
     /// The socket is the application's.
-    fn lend(&mut self, life: u64, control: Option<&Control>) -> Option<()> {
+    fn lend(&mut self, runtime: &mut Runtime, life: u64, control: Option<&Control>) -> Option<()> {
+        let (receives, ring) = self.receives(runtime, life);
         let lease = self.leases.get_mut(&life)?;
         let socket = self.seats.get_mut(&lease.ends)?.lend(lease.user).ok()?;
         // Before anybody can send by it.
@@ -273,6 +274,8 @@ impl Broker {
             datagram_bytes: self.peers.get(lease.peer)?.datagram_bytes,
             local: lease.ends.local.to_string(),
             remote: lease.ends.remote.to_string(),
+            receives,
+            ring: ring.as_ref().map(|ring| ring.frames),
         };
         let desk = self.desks.get(&lease.desk?)?;
         info!(
@@ -282,10 +285,12 @@ impl Broker {
             user = lease.user,
             "a session is lent"
         );
-        let is_taken = match control {
-            Some(control) => desk.tell(&Word::Accepted(opened), &[socket.as_fd(), control.as_fd()]),
-            None => desk.tell(&Word::Opened(opened), &[socket.as_fd()]),
+        let (own, word) = match control {
+            Some(control) => (vec![socket.as_fd(), control.as_fd()], Word::Accepted(opened)),
+            None => (vec![socket.as_fd()], Word::Opened(opened)),
         };
+        let descriptors: Vec<_> = own.into_iter().chain(descriptors_of(ring.as_ref())).collect();
+        let is_taken = desk.tell(&word, &descriptors);
         (lease.stage, lease.said) = (Stage::Open, None);
         let peer = lease.peer;
         is_taken.then(|| self.fars.get_mut(peer).into_iter().for_each(|far| far.opened += 1))
@@ -311,7 +316,7 @@ impl Broker {
                 self.declined(runtime, life, why, &reason)
             }
             Say::Go { life } if is_known(&life) => self.go(runtime, life),
-            Say::Ready { life } if is_known(&life) => self.ready(life),
+            Say::Ready { life } if is_known(&life) => self.ready(runtime, life),
             Say::Finish { life, messages } => {
                 if is_known(&life) {
                     self.tell_finish(life, messages);
@@ -409,7 +414,7 @@ impl Broker {
         let (Some(caller), Ok((own, theirs))) = (caller, Control::pair()) else {
             return self.end_own(life, "the application that listened there has gone");
         };
-        if self.lend(life, Some(&theirs)).is_none() {
+        if self.lend(runtime, life, Some(&theirs)).is_none() {
             return self.end_own(life, "the application that listens there does not take it");
         }
         let desk = self.add_desk(Desk::of_session(own, caller, life));
@@ -417,10 +422,10 @@ impl Broker {
         self.say_of(life, &Say::Ready { life });
     }
 
-    fn ready(&mut self, life: u64) {
+    fn ready(&mut self, runtime: &mut Runtime, life: u64) {
         let is_going =
             self.leases.get(&life).is_some_and(|lease| lease.is_own && lease.stage == Stage::Going);
-        if is_going && self.lend(life, None).is_none() {
+        if is_going && self.lend(runtime, life, None).is_none() {
             self.end_own(life, "the application there has gone");
         }
     }
@@ -462,8 +467,11 @@ impl Broker {
                 let services = lease.services(&self.offers);
                 let desk = lease.desk;
                 info!(session, graft, ?by, "a session has changed");
-                let word = Word::Changed { graft: graft.clone(), services, by };
-                desk.into_iter().for_each(|desk| self.tell(desk, &word));
+                let (receives, lent) = self.receives(runtime, life);
+                let ring = lent.as_ref().map(|ring| ring.frames);
+                let word = Word::Changed { graft: graft.clone(), services, by, receives, ring };
+                let descriptors: Vec<_> = descriptors_of(lent.as_ref()).collect();
+                desk.into_iter().for_each(|desk| self.tell_with(desk, &word, &descriptors));
             }
             (Stage::Open, Err(why)) => {
                 let by = lease.changing.take();
@@ -529,7 +537,7 @@ impl Broker {
         if graft == lease.graft {
             let services = lease.services(&self.offers);
             let desk = lease.desk;
-            let word = Word::Changed { graft, services, by };
+            let word = Word::Changed { graft, services, by, receives: self.receives_by(life), ring: None };
             return desk.into_iter().for_each(|desk| self.tell(desk, &word));
         }
         (lease.changing, lease.quality.next) = (Some(by), Some(graft));
@@ -791,6 +799,10 @@ impl Lease {
 /// Whether order is the library's matter with this graft.
 pub fn waits(want: &Want, offer: &Offer) -> bool {
     want.services.contains(Service::Order.name()) && !offer.services.contains(&Service::Order)
+}
+
+fn descriptors_of(ring: Option<&Lent>) -> impl Iterator<Item = BorrowedFd<'_>> {
+    ring.into_iter().flat_map(|ring| ring.descriptors.iter().map(AsFd::as_fd))
 }
 
 fn short(reason: &str) -> String {

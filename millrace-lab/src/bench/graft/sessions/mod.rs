@@ -2,6 +2,7 @@
 
 mod delay;
 mod memory;
+mod receive;
 
 use std::path::PathBuf;
 
@@ -16,8 +17,14 @@ use crate::lab::{Node, Topology};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// What is measured: the delay of messages, or memory
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "delay,memory", value_name = "PART")]
+    /// What is measured: the delay of messages, memory, or how what comes gets to applications
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        default_value = "delay,memory,receive",
+        value_name = "PART"
+    )]
     parts: Vec<Part>,
     /// Sessions that share the messages
     #[arg(long, value_delimiter = ',', default_value = "1,64", value_name = "COUNT")]
@@ -46,6 +53,7 @@ pub struct Args {
 enum Part {
     Delay,
     Memory,
+    Receive,
 }
 
 /// Of the one host; the other one has `PORT` for all of them.
@@ -72,6 +80,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         let (part, text) = match part {
             Part::Delay => delay::run(&args, &site)?,
             Part::Memory => memory::run(&args, &site)?,
+            Part::Receive => receive::run(&args, &site)?,
         };
         rows.extend(part);
         print!("{text}");

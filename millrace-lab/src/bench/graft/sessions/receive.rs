@@ -1,0 +1,203 @@
+//! How what comes for an application gets to it: by its socket, or by a ring. One-way delay of messages at a rate, from one application
+//! to the other by the library, and the CPU time of it.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow, bail, ensure};
+use millrace_graft::message::{Error, Preconnection, Received, Receives, Session};
+use nix::time::{ClockId, clock_gettime};
+use serde_json::{Value, json};
+
+use super::super::daemon::Daemon;
+use super::super::repair::datagrams::{message, read};
+use super::Args;
+use crate::bench::site::{SUBSCRIBERS_LINK, Site};
+use crate::bench::stats::Percentiles;
+use crate::bench::table::columns;
+use crate::bench::usage::Reading;
+use crate::lab::Node;
+use crate::progress::Progress;
+
+const START: Duration = Duration::from_secs(60);
+const TURN: Duration = Duration::from_millis(20);
+/// For what is under way when the last one was sent.
+const GRACE: Duration = Duration::from_millis(500);
+
+#[derive(Clone, Copy)]
+struct Arm {
+    has_ring: bool,
+    is_sealed: bool,
+}
+
+/// Clear and sealed, by either way.
+const ARMS: [Arm; 4] = [
+    Arm { has_ring: false, is_sealed: false },
+    Arm { has_ring: true, is_sealed: false },
+    Arm { has_ring: false, is_sealed: true },
+    Arm { has_ring: true, is_sealed: true },
+];
+
+#[derive(Default)]
+struct Outcome {
+    sent: u64,
+    delays_us: Vec<f64>,
+    /// Of the thread that receives.
+    receiver_ns: u64,
+    /// Of all CPUs, whoever used them.
+    machine_ns: u64,
+}
+
+impl Arm {
+    fn receives(self) -> &'static str {
+        if self.has_ring { "ring" } else { "socket" }
+    }
+
+    fn sealed(self) -> &'static str {
+        if self.is_sealed { "sealed" } else { "clear" }
+    }
+}
+
+pub fn run(args: &Args, site: &Site) -> anyhow::Result<(Vec<Value>, String)> {
+    let progress = Progress::of(ARMS.len() * args.rounds);
+    let mut outcomes: Vec<Vec<Outcome>> = ARMS.iter().map(|_| Vec::new()).collect();
+    for round in 1..=args.rounds {
+        for (arm, outcomes) in ARMS.iter().zip(&mut outcomes) {
+            let label = format!("round {round}, {}, {}", arm.receives(), arm.sealed());
+            progress.begin(label.clone());
+            outcomes.push(args.receive_by(site, *arm).with_context(|| label.clone())?);
+            progress.next(label);
+        }
+    }
+    drop(progress);
+    let head = ["receives by", "", "messages", "lost", "p50 us", "p99 us", "receiver ns", "machine ns"];
+    let (mut rows, mut lines) = (Vec::new(), vec![head.map(str::to_owned).to_vec()]);
+    for (arm, outcomes) in ARMS.iter().zip(&outcomes) {
+        let sum = |of: fn(&Outcome) -> u64| outcomes.iter().map(of).sum::<u64>();
+        let delays: Vec<f64> = outcomes.iter().flat_map(|outcome| outcome.delays_us.clone()).collect();
+        let (sent, come) = (sum(|it| it.sent), delays.len() as u64);
+        let Some(delays) = Percentiles::of(delays) else { continue };
+        let each = |ns: u64| ns as f64 / come as f64;
+        let (receiver_ns, machine_ns) = (each(sum(|it| it.receiver_ns)), each(sum(|it| it.machine_ns)));
+        rows.push(json!({
+            "part": "receive", "receives": arm.receives(), "sealed": arm.is_sealed, "functions": ["number"],
+            "rate": args.rate, "bytes": args.bytes, "seconds": args.seconds, "rounds": args.rounds,
+            "sent": sent, "lost": sent - come, "delay_us": delays,
+            "receiver_ns_per_message": receiver_ns, "machine_ns_per_message": machine_ns,
+        }));
+        let mut line = vec![arm.receives().to_owned(), arm.sealed().to_owned()];
+        line.extend([sent, sent - come].map(|count| count.to_string()));
+        line.extend([delays.p50, delays.p99, receiver_ns, machine_ns].map(|it| format!("{it:.0}")));
+        lines.push(line);
+    }
+    Ok((rows, columns(&lines)))
+}
+
+impl Args {
+    fn receive_by(&self, site: &Site, arm: Arm) -> anyhow::Result<Outcome> {
+        let daemons = Daemons::start(site, arm)?;
+        let listener = daemons.asks("far").listen()?;
+        let mut near = daemons.opened()?;
+        let mut far = listener.accept()?;
+        let receives = far.agreed()?.receives.clone();
+        ensure!(
+            arm.has_ring == (receives == Receives::Ring),
+            "the application does not receive as it is to: {receives}"
+        );
+        far.set_timeout(Some(TURN));
+        let (base, is_over) = (Instant::now(), AtomicBool::new(false));
+        let before = Reading::take(std::process::id())?;
+        let (mut outcome, sent) = std::thread::scope(|scope| {
+            let receiving = scope.spawn(|| self.take_all(&mut far, base, &is_over));
+            let sent = self.send_all(&mut near, base);
+            std::thread::sleep(GRACE);
+            is_over.store(true, Ordering::Relaxed);
+            let outcome = receiving.join().map_err(|_| anyhow!("the receiver panicked"))??;
+            Ok::<_, anyhow::Error>((outcome, sent?))
+        })?;
+        outcome.machine_ns = Reading::take(std::process::id())?.used_since(&before).machine_ns;
+        outcome.sent = sent;
+        Ok(outcome)
+    }
+
+    fn send_all(&self, near: &mut Session, base: Instant) -> anyhow::Result<u64> {
+        let count = self.seconds * u64::from(self.rate);
+        for number in 0..count {
+            let due = base + Duration::from_secs(number) / self.rate;
+            std::thread::sleep(due.saturating_duration_since(Instant::now()));
+            near.send(&message(number, base, self.bytes))?;
+        }
+        Ok(count)
+    }
+
+    fn take_all(&self, far: &mut Session, base: Instant, is_over: &AtomicBool) -> anyhow::Result<Outcome> {
+        let begin = thread_time()?;
+        let (mut outcome, mut seen) = (Outcome::default(), std::collections::BTreeSet::new());
+        while !is_over.load(Ordering::Relaxed) {
+            let got = match far.receive() {
+                Ok(Received::Message(bytes)) => bytes,
+                Ok(Received::Finished) => bail!("the sender has finished"),
+                Err(Error::TimedOut) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            let (number, delay_ms) =
+                read(&got, base, self.bytes).context("a message is not as it was sent")?;
+            ensure!(seen.insert(number), "message {number} came twice");
+            outcome.delays_us.push(delay_ms * 1e3);
+        }
+        outcome.receiver_ns = (thread_time()? - begin).as_nanos() as u64;
+        Ok(outcome)
+    }
+}
+
+fn thread_time() -> anyhow::Result<Duration> {
+    Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?.into())
+}
+
+/// One at each end, with the other one as its peer.
+struct Daemons {
+    directory: PathBuf,
+    _both: [Daemon; 2],
+}
+
+impl Daemons {
+    fn start(site: &Site, arm: Arm) -> anyhow::Result<Self> {
+        let (near, far) = (site.relay()?, site.subscribers()?);
+        let text = |node: &Node, other: &Node| -> anyhow::Result<String> {
+            let device = &node.interface(SUBSCRIBERS_LINK).context("no interface")?.device;
+            let Arm { has_ring, is_sealed } = arm;
+            Ok(format!(
+                "interface = [{device:?}]\n[[graft]]\nname = \"once\"\nfunctions = [\"number\"]\n[[peer]]\nname = \"other\"\n\
+                 local = \"{}\"\nremote = \"{}\"\nkey-file = \"key\"\nports = \"41000-41002\"\nclear = {}\nrings = {has_ring}\n",
+                node.addr_v4(),
+                other.addr_v4(),
+                !is_sealed,
+            ))
+        };
+        let both = [
+            Daemon::start(site, "near", near, &text(near, far)?)?,
+            Daemon::start(site, "far", far, &text(far, near)?)?,
+        ];
+        Ok(Self { directory: site.directory().to_owned(), _both: both })
+    }
+
+    fn asks(&self, name: &str) -> Preconnection {
+        Preconnection::new("other", "bench").socket(self.directory.join(format!("{name}.messages")))
+    }
+
+    /// As soon as the daemons know each other, and have keys.
+    fn opened(&self) -> anyhow::Result<Session> {
+        let begin = Instant::now();
+        loop {
+            match self.asks("near").service("once").initiate() {
+                Ok(session) => return Ok(session),
+                Err(error @ Error::Refused { .. }) if begin.elapsed() < START => {
+                    tracing::debug!("not yet: {error}");
+                    std::thread::sleep(TURN);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
