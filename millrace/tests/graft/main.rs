@@ -7,6 +7,7 @@ mod carried;
 mod messages;
 mod messages_c;
 mod packets;
+mod pools;
 mod site;
 
 use std::{
