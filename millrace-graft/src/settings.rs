@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::{
     agreement::{Agreement, Fetch, Peer, Trust},
-    carry::{Carry, Connect, Tier},
+    carry::{Carry, Connect, Kind, Pool, Tier},
     probe::Probe,
 };
 use crate::{Error, identity::Key};

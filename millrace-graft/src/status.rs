@@ -67,6 +67,10 @@ pub struct Carry {
 #[serde(default)]
 pub struct Carrier {
     pub peer: String,
+    /// What it is: `quic`, `tcp`, `mptcp`.
+    pub carrier: String,
+    /// And where it goes to, or comes from.
+    pub way: String,
     /// `warm`, `suspect` (nothing comes back: nothing is led), `full`, `cold`.
     pub state: String,
     /// Why it is not warm.
@@ -83,7 +87,11 @@ pub struct Carrier {
     /// Its own, with its acknowledgements and what keeps it warm.
     pub sent_bytes: u64,
     pub received_bytes: u64,
+    /// With the peer, by all of its carriers: the one that is used has it.
     pub connections: u64,
+    /// Connections of a pool that wait for what is to be carried, and others.
+    pub pool_idle: u64,
+    pub pool_busy: u64,
 }
 
 /// A peer of the settings.

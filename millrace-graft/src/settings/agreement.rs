@@ -10,10 +10,13 @@ use std::{
 use millrace_proto::graft::judge::{self, Wants};
 use serde::Deserialize;
 
+use super::carry::OneOrMore;
 use crate::Identity;
 
 /// With whom this host may agree at once.
 const PEERS_MAX: usize = 256;
+/// Where a peer's broker is called, each with carriers of its own.
+const WAYS_MAX: usize = 4;
 const INTERVAL_S: u64 = 10;
 const INTERVAL_MAX_S: u64 = 3600;
 
@@ -53,17 +56,22 @@ pub struct Peer {
     pub wants: Wants,
     /// Whether the path to it is probed, where it is called.
     pub probe: bool,
-    /// Where its broker is called; `None`: it calls.
-    pub carry: Option<SocketAddr>,
-    /// That its key stands for, besides the one of `carry`.
+    /// Where its broker is called, each for itself, in order of preference; none: it calls.
+    pub carry: Vec<SocketAddr>,
+    /// That its key stands for, besides those of `carry`.
     pub addresses: Vec<IpAddr>,
 }
 
 impl Peer {
     /// Of its host, as far as the settings know.
     pub fn all_addresses(&self) -> impl Iterator<Item = IpAddr> {
-        let called = self.carry.map(|at| at.ip()).filter(|at| !self.addresses.contains(at));
-        called.into_iter().chain(self.addresses.iter().copied())
+        let mut all = Vec::new();
+        for address in self.carry.iter().map(SocketAddr::ip).chain(self.addresses.iter().copied()) {
+            if !all.contains(&address) {
+                all.push(address);
+            }
+        }
+        all.into_iter()
     }
 }
 
@@ -102,7 +110,7 @@ pub(super) struct RawPeer {
     min_memory_mib: u64,
     min_kernel: Option<String>,
     probe: Option<bool>,
-    carry: Option<String>,
+    carry: Option<OneOrMore<String>>,
     #[serde(default)]
     addresses: Vec<IpAddr>,
 }
@@ -154,7 +162,7 @@ impl Raw {
         let peers: Vec<Peer> = peers.into_iter().map(RawPeer::checked).collect::<Result<_, _>>()?;
         let hears = listen.is_some() || carry_hears == Some(true);
         check_peers(&peers, hears, self.authority.is_some())?;
-        if let Some(peer) = peers.iter().find(|peer| peer.carry.is_some() && carry_hears.is_none()) {
+        if let Some(peer) = peers.iter().find(|peer| !peer.carry.is_empty() && carry_hears.is_none()) {
             return Err(format!("peer {}: carry wants [carry]", peer.name));
         }
         let fetch: Vec<Fetch> = fetch.into_iter().map(RawFetch::checked).collect::<Result<_, _>>()?;
@@ -188,7 +196,7 @@ fn check_peers(peers: &[Peer], hears: bool, has_authority: bool) -> Result<(), S
         if !keys.insert(format!("{:?}", peer.trust)) {
             return Err(format!("peer {name}: another peer has the same key or host"));
         }
-        if peer.address.is_none() && peer.carry.is_none() && !hears {
+        if peer.address.is_none() && peer.carry.is_empty() && !hears {
             return Err(format!("peer {name}: without address it calls, which wants listen in [agreement]"));
         }
         if matches!(peer.trust, Trust::Host(_)) && !has_authority {
@@ -228,9 +236,20 @@ impl RawPeer {
                 kernel: self.min_kernel.map(kernel).transpose()?,
             },
             probe: self.probe.unwrap_or(true),
-            carry: self.carry.map(|text| address("carry", &text)).transpose()?,
+            carry: carry(self.carry.map_or(Vec::new(), OneOrMore::all))?,
             addresses: self.addresses,
         })
+    }
+}
+
+fn carry(texts: Vec<String>) -> Result<Vec<SocketAddr>, String> {
+    if texts.len() > WAYS_MAX {
+        return Err(format!("carry names {} addresses: there may be {WAYS_MAX}", texts.len()));
+    }
+    let all: Vec<_> = texts.iter().map(|text| address("carry", text)).collect::<Result<_, _>>()?;
+    match all.iter().enumerate().find(|(at, it)| all[..*at].contains(it)) {
+        Some((_, twice)) => Err(format!("carry names {twice} twice")),
+        None => Ok(all),
     }
 }
 

@@ -1,6 +1,6 @@
 //! What this host carries for applications.
 
-use std::net::SocketAddr;
+use std::{fmt, net::SocketAddr};
 
 use millrace_proto::graft::carry::{WARM_MAX, WINDOW_MAX};
 use serde::Deserialize;
@@ -13,6 +13,58 @@ const WINDOW_KIB: u32 = 4096;
 const MEMORY_MIB: u32 = 512;
 const WARM_KIB: u32 = 256;
 const MEMORY_MAX_MIB: u32 = 1 << 20;
+const POOL_WARM: u32 = 4;
+const POOL_WARM_MAX: u32 = 64;
+const POOL_MOST: u32 = 1000;
+/// As the kernel has it, with its end.
+const CONGESTION_MAX: usize = 15;
+
+/// What a carrier is.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// One connection; each that is carried has a stream of its own.
+    Quic,
+    /// A pool of connections, each of which carries one at a time.
+    Tcp,
+    /// The same, each by as many paths as both hosts' path managers find.
+    Mptcp,
+}
+
+impl Kind {
+    pub const ALL: [Self; 3] = [Self::Quic, Self::Tcp, Self::Mptcp];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Quic => "quic",
+            Self::Tcp => "tcp",
+            Self::Mptcp => "mptcp",
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(self.name())
+    }
+}
+
+/// One, or a list in order of preference.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+pub(super) enum OneOrMore<T> {
+    One(T),
+    More(Vec<T>),
+}
+
+impl<T> OneOrMore<T> {
+    pub fn all(self) -> Vec<T> {
+        match self {
+            Self::One(one) => vec![one],
+            Self::More(all) => all,
+        }
+    }
+}
 
 /// Whether a rule's connections are carried where they can be.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
@@ -46,6 +98,26 @@ pub struct Carry {
     pub memory: u64,
     /// Bytes of no connection, with which a new carrier's window is opened.
     pub warm: u64,
+    /// What carriers are, in order of preference; those that others make are taken by all that are named.
+    pub carriers: Vec<Kind>,
+    pub pool: Pool,
+}
+
+/// Of connections by TCP or MPTCP to one peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pool {
+    /// That wait for what is to be carried.
+    pub warm: usize,
+    /// Those that carry, too.
+    pub most: usize,
+    /// As the kernel calls it; `None`: BBR where there is one.
+    pub congestion: Option<String>,
+}
+
+impl Carry {
+    pub fn has(&self, kind: Kind) -> bool {
+        self.carriers.contains(&kind)
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -56,6 +128,10 @@ pub(super) struct Raw {
     window_kib: Option<u32>,
     memory_mib: Option<u32>,
     warm_kib: Option<u32>,
+    carrier: Option<OneOrMore<Kind>>,
+    pool_warm: Option<u32>,
+    pool_most: Option<u32>,
+    congestion: Option<String>,
 }
 
 impl Raw {
@@ -74,7 +150,32 @@ impl Raw {
         let memory = within("memory-mib", self.memory_mib.unwrap_or(MEMORY_MIB), 1, MEMORY_MAX_MIB)? << 20;
         let warm = within("warm-kib", self.warm_kib.unwrap_or(WARM_KIB), 0, WARM_MAX_KIB)? << 10;
         let listen = self.listen.map(|text| address("carry: listen", &text)).transpose()?;
-        Ok(Carry { listen, connections, window, memory, warm })
+        let pool_warm = within("pool-warm", self.pool_warm.unwrap_or(POOL_WARM), 1, POOL_WARM_MAX)? as usize;
+        let most = self.pool_most.unwrap_or(POOL_MOST);
+        let most = within("pool-most", most, pool_warm as u32, CONNECTIONS_MAX as u32)? as usize;
+        let carriers = carriers(self.carrier.map_or(vec![Kind::Quic], OneOrMore::all))?;
+        let has_pools = carriers.iter().any(|kind| *kind != Kind::Quic);
+        if !has_pools && (self.pool_warm.is_some() || self.pool_most.is_some() || self.congestion.is_some()) {
+            return Err(
+                "carry: pool-warm, pool-most and congestion want carrier = \"tcp\" or \"mptcp\"".into()
+            );
+        }
+        if self.congestion.as_ref().is_some_and(|name| name.is_empty() || name.len() > CONGESTION_MAX) {
+            return Err(format!("carry: congestion is a name of 1 to {CONGESTION_MAX} bytes"));
+        }
+        let pool = Pool { warm: pool_warm, most, congestion: self.congestion };
+        Ok(Carry { listen, connections, window, memory, warm, carriers, pool })
+    }
+}
+
+fn carriers(kinds: Vec<Kind>) -> Result<Vec<Kind>, String> {
+    if kinds.is_empty() {
+        return Err("carry: carrier names none: \"quic\", \"tcp\", \"mptcp\", or some of them".to_owned());
+    }
+    let twice = |kind: &&Kind| kinds.iter().filter(|it| it == kind).count() > 1;
+    match kinds.iter().find(twice) {
+        Some(kind) => Err(format!("carry: carrier names {kind} twice")),
+        None => Ok(kinds),
     }
 }
 
@@ -82,7 +183,7 @@ impl Raw {
 mod tests {
     use crate::{
         Settings,
-        settings::{Connect, Tier},
+        settings::{Connect, Kind, Tier},
     };
 
     const OURS: &str = "[agreement]\nkey = \"host.key\"\n[carry]\nlisten = \"0.0.0.0:9188\"\n";
@@ -102,10 +203,30 @@ mod tests {
         assert_eq!(addresses, ["192.0.2.1", "2001:db8::1"]);
         let carry = settings.carry.expect("it carries");
         assert_eq!((carry.connections, carry.window, carry.memory), (10_000, 4 << 20, 512 << 20));
-        assert_eq!(carry.warm, 256 << 10);
+        assert_eq!((carry.warm, carry.carriers), (256 << 10, vec![Kind::Quic]));
         let strict = format!("{OURS}{}connect = \"strict\"\n", RULE.replace("\"server\"", "\"client\""));
         let rule = &Settings::parse(&strict).expect("settings").rules[0];
         assert!(rule.connect == Connect::Strict && rule.leads().all(|lead| lead.strict));
+    }
+
+    #[test]
+    fn carriers_have_an_order_and_peers_several_addresses() {
+        let more = "carrier = [\"mptcp\", \"quic\"]\npool-warm = 2\npool-most = 9\ncongestion = \"reno\"\n";
+        let both = peer("carry = [\"192.0.2.1:9188\", \"[2001:db8::1]:9188\"]\naddresses = [\"192.0.2.1\"]");
+        let settings = Settings::parse(&format!("{OURS}{more}{both}")).expect("settings");
+        let carry = settings.carry.expect("it carries");
+        assert_eq!(carry.carriers, [Kind::Mptcp, Kind::Quic]);
+        assert!(carry.has(Kind::Quic) && !carry.has(Kind::Tcp));
+        assert_eq!((carry.pool.warm, carry.pool.most), (2, 9));
+        assert_eq!(carry.pool.congestion.as_deref(), Some("reno"));
+        let peer = settings.agreement.as_ref().and_then(|it| it.peer("b")).expect("a peer");
+        let addresses: Vec<_> = peer.all_addresses().map(|it| it.to_string()).collect();
+        assert_eq!(
+            (peer.carry.len(), addresses),
+            (2, vec!["192.0.2.1".to_owned(), "2001:db8::1".to_owned()])
+        );
+        let one = Settings::parse(&format!("{OURS}carrier = \"tcp\"\n")).expect("settings").carry;
+        assert_eq!(one.map(|it| (it.carriers, it.pool.warm)), Some((vec![Kind::Tcp], 4)));
     }
 
     #[test]
@@ -117,6 +238,17 @@ mod tests {
             (format!("{OURS}window-kib = 1\n"), "carry: window-kib is from 64"),
             (format!("{OURS}memory-mib = 0\n"), "carry: memory-mib is from 1"),
             (format!("{OURS}warm-kib = 2000\n"), "carry: warm-kib is from 0 to 1024"),
+            (format!("{OURS}carrier = []\n"), "carry: carrier names none"),
+            (format!("{OURS}carrier = [\"tcp\", \"tcp\"]\n"), "carry: carrier names tcp twice"),
+            (format!("{OURS}carrier = \"sctp\"\n"), "carrier"),
+            (format!("{OURS}carrier = \"tcp\"\npool-warm = 0\n"), "carry: pool-warm is from 1 to 64"),
+            (format!("{OURS}carrier = \"tcp\"\npool-most = 2\n"), "carry: pool-most is from 4"),
+            (format!("{OURS}carrier = \"tcp\"\ncongestion = \"\"\n"), "carry: congestion is a name"),
+            (format!("{OURS}congestion = \"bbr\"\n"), "congestion want carrier ="),
+            (
+                format!("{OURS}{}", peer("carry = [\"192.0.2.1:1\", \"192.0.2.1:1\"]")),
+                "peer b: carry names 192.0.2.1:1 twice",
+            ),
             (OURS.replace("9188", "0"), "carry: listen \"0.0.0.0:0\" is an address and a port"),
             (format!("{OURS}{}", peer("carry = \"b\"")), "peer b: carry \"b\" is an address"),
             (format!("{OURS}{}", peer("addresses = [\"b\"]")), "invalid IP address"),

@@ -2,6 +2,7 @@
 
 mod agreement;
 pub(crate) mod broker;
+mod callers;
 mod carry;
 pub(crate) mod control;
 pub(crate) mod daemon;

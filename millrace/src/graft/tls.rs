@@ -11,8 +11,8 @@ use millrace_graft::{
 };
 use millrace_proto::graft::message::ALPN;
 use rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, Error, RootCertStore,
-    ServerConfig, SignatureScheme,
+    CertificateError, CipherSuite, ClientConfig, DigitallySignedStruct, DistinguishedName, Error,
+    RootCertStore, ServerConfig, SignatureScheme,
     client::{
         Resumption, WebPkiServerVerifier,
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
@@ -88,7 +88,7 @@ impl Tls {
     /// To call this peer, and nobody else.
     pub fn client(&self, peer: &Peer) -> anyhow::Result<ClientConfig> {
         let expected = Verifier { known: self.known.only(peer) };
-        let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        let mut config = ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&TLS13])?
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(expected))
@@ -100,7 +100,7 @@ impl Tls {
 
     /// To be called by any peer that is known.
     pub fn server(&self) -> anyhow::Result<ServerConfig> {
-        let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        let mut config = ServerConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&TLS13])?
             .with_client_cert_verifier(Arc::new(Verifier { known: self.known.clone() }))
             .with_cert_resolver(Arc::new(rustls::sign::SingleCertAndKey::from(self.shown.clone())));
@@ -136,6 +136,32 @@ fn algorithm(pkcs8: &[u8]) -> anyhow::Result<&'static rcgen::SignatureAlgorithm>
     let der = PrivatePkcs8KeyDer::from(pkcs8);
     let fits = |it: &'static _| rcgen::KeyPair::from_pkcs8_der_and_sign_algo(&der, it).is_ok();
     known.into_iter().find(|it| fits(it)).context("it is no key of Ed25519, P-256 or P-384")
+}
+
+/// With the fastest cipher of this host first. The caller's order counts.
+fn provider() -> Arc<CryptoProvider> {
+    let mut provider = ring::default_provider();
+    let first = match has_aes() {
+        true => CipherSuite::TLS13_AES_128_GCM_SHA256,
+        false => CipherSuite::TLS13_CHACHA20_POLY1305_SHA256,
+    };
+    provider.cipher_suites.sort_by_key(|suite| suite.suite() != first);
+    Arc::new(provider)
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_aes() -> bool {
+    is_x86_feature_detected!("aes") && is_x86_feature_detected!("pclmulqdq")
+}
+
+#[cfg(target_arch = "aarch64")]
+fn has_aes() -> bool {
+    std::arch::is_aarch64_feature_detected!("aes")
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+fn has_aes() -> bool {
+    false
 }
 
 #[derive(Clone, Copy)]

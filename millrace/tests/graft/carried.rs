@@ -19,9 +19,9 @@ use crate::{
     site::{CLIENT, CLIENT6, Daemon, LONG, PORT, SERVER, SERVER6, Site, wait_for},
 };
 
-const CARRIERS: u16 = 9188;
+pub const CARRIERS: u16 = 9188;
 
-fn client(server: &str, rest: &str) -> String {
+pub fn client(server: &str, rest: &str) -> String {
     format!(
         "[agreement]\nkey = \"host0.key\"\n[carry]\n{rest}\n[[peer]]\nname = \"server\"\nkey = \"{server}\"\n\
          carry = \"{SERVER}:{CARRIERS}\"\naddresses = [\"{SERVER6}\"]\n{}",
@@ -29,7 +29,7 @@ fn client(server: &str, rest: &str) -> String {
     )
 }
 
-fn server(client: &str, rest: &str) -> String {
+pub fn server(client: &str, rest: &str) -> String {
     format!(
         "[agreement]\nkey = \"host1.key\"\n[carry]\nlisten = \"{SERVER}:{CARRIERS}\"\n[[peer]]\nname = \"client\"\n\
          key = \"{client}\"\naddresses = [\"{CLIENT6}\"]\n{rest}{}",
@@ -37,21 +37,21 @@ fn server(client: &str, rest: &str) -> String {
     )
 }
 
-fn rule(side: &str, port: u16) -> String {
+pub fn rule(side: &str, port: u16) -> String {
     format!(
         "[[rule]]\nname = \"{side}\"\nside = \"{side}\"\nport = {port}\ntier = \"carried\"\nagree = false\n"
     )
 }
 
-fn carry(daemon: &Daemon<'_>) -> Carry {
+pub fn carry(daemon: &Daemon<'_>) -> Carry {
     daemon.status().carry.unwrap()
 }
 
-fn carrier(daemon: &Daemon<'_>) -> Carrier {
+pub fn carrier(daemon: &Daemon<'_>) -> Carrier {
     carry(daemon).carriers.remove(0)
 }
 
-fn wait_for_state(daemon: &Daemon<'_>, state: &str) {
+pub fn wait_for_state(daemon: &Daemon<'_>, state: &str) {
     let start = Instant::now();
     while carrier(daemon).state != state {
         assert!(start.elapsed() < LONG, "{state}: {:?}\n{}", carrier(daemon), daemon.log());
@@ -59,16 +59,16 @@ fn wait_for_state(daemon: &Daemon<'_>, state: &str) {
     }
 }
 
-fn verdict(daemon: &Daemon<'_>, verdict: &str) -> u64 {
+pub fn verdict(daemon: &Daemon<'_>, verdict: &str) -> u64 {
     carry(daemon).verdicts[verdict]
 }
 
-fn ended(daemon: &Daemon<'_>, how: &str) -> u64 {
+pub fn ended(daemon: &Daemon<'_>, how: &str) -> u64 {
     carry(daemon).ended.get(how).copied().unwrap_or_default()
 }
 
 /// Both daemons, with a warm carrier.
-fn warm<'a>(site: &'a Site, more: [&str; 2]) -> [Daemon<'a>; 2] {
+pub fn warm<'a>(site: &'a Site, more: [&str; 2]) -> [Daemon<'a>; 2] {
     let known = keys(site);
     site.configure_on(0, &client(&known[1], more[0]));
     site.configure_on(1, &server(&known[0], more[1]));
@@ -78,11 +78,11 @@ fn warm<'a>(site: &'a Site, more: [&str; 2]) -> [Daemon<'a>; 2] {
     [near, far]
 }
 
-fn at(ip: &str, port: u16) -> SocketAddr {
+pub fn at(ip: &str, port: u16) -> SocketAddr {
     SocketAddr::new(ip.parse::<IpAddr>().unwrap(), port)
 }
 
-fn connect(site: &Site, listener: &TcpListener) -> (TcpStream, TcpStream, SocketAddr) {
+pub fn connect(site: &Site, listener: &TcpListener) -> (TcpStream, TcpStream, SocketAddr) {
     let near = site.try_connect(listener.local_addr().unwrap()).unwrap();
     let (far, seen) = listener.accept().unwrap();
     for stream in [&near, &far] {
@@ -93,30 +93,30 @@ fn connect(site: &Site, listener: &TcpListener) -> (TcpStream, TcpStream, Socket
 }
 
 /// How a connection ends that is reset at once: that may be noticed while it is made.
-fn reset(site: &Site, at: SocketAddr) -> ErrorKind {
+pub fn reset(site: &Site, at: SocketAddr) -> ErrorKind {
     site.try_connect(at).and_then(|mut stream| stream.read(&mut [0])).unwrap_err().kind()
 }
 
 /// Bytes that follow no pattern which a lost or doubled piece would keep.
-fn noise(seed: u64, length: usize) -> Vec<u8> {
+pub fn noise(seed: u64, length: usize) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(seed);
     (0..length.div_ceil(8)).flat_map(|_| random.u64(..).to_ne_bytes()).take(length).collect()
 }
 
-fn hash(bytes: &[u8]) -> Vec<u8> {
+pub fn hash(bytes: &[u8]) -> Vec<u8> {
     let mut context = Context::new(&SHA256);
     context.update(bytes);
     context.finish().as_ref().to_vec()
 }
 
-fn read_all(mut from: &TcpStream) -> Vec<u8> {
+pub fn read_all(mut from: &TcpStream) -> Vec<u8> {
     let mut got = Vec::new();
     from.read_to_end(&mut got).unwrap();
     got
 }
 
 /// Different bytes each way at once, each way ended by itself. What came is what was sent.
-fn exchange(near: &TcpStream, far: &TcpStream, length: usize) {
+pub fn exchange(near: &TcpStream, far: &TcpStream, length: usize) {
     let sent = [noise(1, length), noise(2, length)];
     thread::scope(|scope| {
         for (mut stream, bytes) in [(near, &sent[0]), (far, &sent[1])] {
@@ -489,7 +489,7 @@ fn urgent_data_stays_in_its_place() {
 }
 
 /// The same each way, but that it goes on until there is enough of it. Each direction's bytes follow from its seed.
-fn exchange_until(near: &TcpStream, far: &TcpStream, enough: &AtomicBool) {
+pub fn exchange_until(near: &TcpStream, far: &TcpStream, enough: &AtomicBool) {
     const PIECE: usize = 64 << 10;
     let send = |mut to: &TcpStream, seed: u64| {
         let (mut context, mut pieces) = (Context::new(&SHA256), 0);

@@ -8,6 +8,7 @@ mod messages;
 mod messages_c;
 mod messages_ends;
 mod packets;
+mod pools;
 mod rings;
 mod site;
 mod streams;

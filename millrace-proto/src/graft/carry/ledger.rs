@@ -175,18 +175,25 @@ impl Incoming {
         self.waiting.front()
     }
 
+    /// That, and what it gets after it.
+    pub fn fronts(&self) -> impl Iterator<Item = &Bytes> {
+        self.waiting.iter()
+    }
+
     pub fn waiting(&self) -> u64 {
         self.received - self.delivered - u64::from(self.has_ended && self.delivered < self.received)
     }
 
     /// The application's kernel has taken so many of it.
-    pub fn deliver(&mut self, bytes: usize) {
-        let Some(front) = self.waiting.front_mut() else { return };
-        let bytes = bytes.min(front.len());
-        front.advance(bytes);
-        self.delivered += bytes as u64;
-        if front.is_empty() {
-            self.waiting.pop_front();
+    pub fn deliver(&mut self, mut bytes: usize) {
+        while let Some(front) = self.waiting.front_mut().filter(|_| bytes > 0) {
+            let some = bytes.min(front.len());
+            front.advance(some);
+            self.delivered += some as u64;
+            bytes -= some;
+            if front.is_empty() {
+                self.waiting.pop_front();
+            }
         }
     }
 

@@ -1,11 +1,6 @@
 //! The end that is called. Nothing is kept of who has not shown a known key, and handshakes are few at once.
 
-use std::{
-    collections::HashMap,
-    net::{IpAddr, SocketAddr},
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use millrace_graft::agreements::State;
 use millrace_proto::graft::message::{Message, Reason, Refusal};
@@ -23,6 +18,7 @@ use super::{
     talk::{End, Talk, unexpected},
     wire::{Broken, PATIENCE, Wire},
 };
+use crate::graft::callers::Callers;
 
 /// Handshakes at once, and of one address.
 const HANDSHAKES_MAX: usize = 64;
@@ -34,7 +30,7 @@ pub async fn listen(context: Arc<Context>, listener: TcpListener, config: Arc<Se
     let acceptor = TlsAcceptor::from(config);
     let handshakes = Arc::new(Semaphore::new(HANDSHAKES_MAX));
     let conversations = Arc::new(Semaphore::new(CONVERSATIONS_MAX));
-    let callers = Callers::default();
+    let callers = Callers::new(HANDSHAKES_OF_ONE_MAX);
     let mut tasks = tokio::task::JoinSet::new();
     loop {
         let accepted = tokio::select! {
@@ -62,36 +58,6 @@ pub async fn listen(context: Arc<Context>, listener: TcpListener, config: Arc<Se
             let (Some((stream, peer)), Ok(_place)) = (proved, conversations.try_acquire()) else { return };
             converse(&context, stream, &peer, remote).await;
         });
-    }
-}
-
-/// Handshakes by address, of those that are under way.
-#[derive(Clone, Default)]
-struct Callers(Arc<Mutex<HashMap<IpAddr, usize>>>);
-
-struct Caller(Callers, IpAddr);
-
-impl Callers {
-    fn enter(&self, address: IpAddr) -> Option<Caller> {
-        let mut callers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = callers.entry(address).or_default();
-        if *count >= HANDSHAKES_OF_ONE_MAX {
-            return None;
-        }
-        *count += 1;
-        Some(Caller(self.clone(), address))
-    }
-}
-
-impl Drop for Caller {
-    fn drop(&mut self) {
-        let mut callers = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = callers.get_mut(&self.1) {
-            *count -= 1;
-            if *count == 0 {
-                callers.remove(&self.1);
-            }
-        }
     }
 }
 

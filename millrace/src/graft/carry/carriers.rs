@@ -1,4 +1,4 @@
-//! Carriers that are there, and what the kernel is told of them.
+//! Carriers that are there, which of them is used, and what the kernel is told of them.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -7,43 +7,23 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_graft::{settings::Peer, status};
+use millrace_graft::{
+    settings::{Kind, Peer},
+    status,
+};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use super::{hooks::Hooks, table::Table};
+use super::{
+    carrier::{Carrier, Way},
+    hooks::Hooks,
+    socket::Crowd,
+    table::Table,
+};
 
 /// How often it is looked whether a suspect carries again.
 const LOOK: Duration = Duration::from_millis(50);
-/// Silence that is none, however short the round trip.
-const SUSPECT_LEAST: Duration = Duration::from_millis(300);
-
-/// One connection to a peer's broker, both of which have proved who they are.
-pub struct Carrier {
-    pub connection: quinn::Connection,
-    pub peer: String,
-    /// Of the other broker: another after each of its starts.
-    pub run: u64,
-    /// Hosts that are reached by it.
-    pub addresses: Vec<IpAddr>,
-}
-
-impl Carrier {
-    pub fn is_closed(&self) -> bool {
-        self.connection.close_reason().is_some()
-    }
-
-    /// After which silence means something.
-    pub fn patience(&self) -> Duration {
-        (self.connection.rtt() * 3).max(SUSPECT_LEAST)
-    }
-
-    /// Another one whenever something has come.
-    pub fn heard(&self) -> u64 {
-        self.connection.stats().udp_rx.datagrams
-    }
-}
 
 pub struct Carriers {
     hooks: Arc<Hooks>,
@@ -54,23 +34,54 @@ pub struct Carriers {
 
 struct State {
     settings: Peer,
+    all: Vec<Arc<Carrier>>,
+    /// The best of them.
     current: watch::Sender<Option<Arc<Carrier>>>,
-    is_suspect: bool,
-    why: String,
+    /// Why there is none, by way.
+    why: BTreeMap<Way, String>,
     since: Instant,
+    /// Connections of pools that the peer has made.
+    served: Arc<Crowd>,
 }
 
 impl State {
     fn new(settings: Peer) -> Self {
-        let why = match settings.carry {
-            Some(_) => "it is being called".to_owned(),
-            None => "it has not called".to_owned(),
-        };
-        Self { settings, current: watch::Sender::new(None), is_suspect: false, why, since: Instant::now() }
+        let (all, current, why) = (Vec::new(), watch::Sender::new(None), BTreeMap::new());
+        Self { settings, all, current, why, since: Instant::now(), served: Arc::default() }
     }
 
     fn live(&self) -> Option<Arc<Carrier>> {
         self.current.borrow().clone().filter(|carrier| !carrier.is_closed())
+    }
+
+    fn why(&self) -> String {
+        let all: Vec<_> = self.why.values().map(String::as_str).collect();
+        match (all.is_empty(), self.settings.carry.is_empty(), self.served.count()) {
+            (false, ..) => all.join("; "),
+            (true, false, _) => "it is being called".to_owned(),
+            (true, true, 0) => "it has not called".to_owned(),
+            (true, true, _) => "its pool carries what it begins itself".to_owned(),
+        }
+    }
+
+    /// The first in the settings' order that is not suspected. Those that are lose what they carry to it.
+    fn choose(&mut self) {
+        self.all.retain(|carrier| !carrier.is_closed());
+        let best = self.all.iter().min_by_key(|it| (it.is_suspect(), it.way.clone())).cloned();
+        for carrier in &self.all {
+            carrier.set_left(carrier.is_suspect() && best.as_ref().is_some_and(|best| !best.is_suspect()));
+        }
+        self.current.send_if_modified(|current| {
+            let is_same = match (&*current, &best) {
+                (Some(current), Some(best)) => Arc::ptr_eq(current, best),
+                (None, None) => true,
+                _ => false,
+            };
+            if !is_same {
+                current.clone_from(&best);
+            }
+            !is_same
+        });
     }
 }
 
@@ -108,62 +119,70 @@ impl Carriers {
 
     fn forget(&self, state: &State) {
         state.settings.all_addresses().for_each(|address| self.hooks.forget_peer(address));
-        if let Some(carrier) = state.current.borrow().as_ref() {
+        for carrier in &state.all {
             carrier.addresses.iter().for_each(|address| self.hooks.forget_peer(*address));
-            carrier.connection.close(0_u32.into(), b"the settings have changed");
+            carrier.close("the settings have changed");
         }
+        state.served.sever();
     }
 
-    /// In the place of what was there. `None`: the settings do not name the peer any more.
-    pub fn add(
-        &self,
-        peer: &str,
-        connection: quinn::Connection,
-        run: u64,
-        is_called: bool,
-    ) -> Option<Arc<Carrier>> {
+    /// In the place of what was there by the same way. `None`: the settings do not name the peer any more.
+    pub fn add(&self, mut carrier: Carrier) -> Option<Arc<Carrier>> {
         let mut states = self.peers.lock();
-        let state = states.get_mut(peer)?;
-        let mut addresses: Vec<_> = state.settings.all_addresses().collect();
-        let remote = connection.remote_address().ip().to_canonical();
-        if !is_called && !addresses.contains(&remote) && addresses.is_empty() {
-            addresses.push(remote);
+        let state = states.get_mut(&carrier.far.peer)?;
+        carrier.addresses = state.settings.all_addresses().collect();
+        if !carrier.way.is_called() && carrier.addresses.is_empty() {
+            carrier.addresses.push(carrier.far.remote);
         }
-        let carrier = Arc::new(Carrier { connection, peer: peer.to_owned(), run, addresses });
-        state.current.send_replace(Some(carrier.clone()));
-        (state.is_suspect, state.since) = (false, Instant::now());
-        state.why.clear();
-        info!(peer, "a carrier is warm");
+        let carrier = Arc::new(carrier);
+        state.all.retain(|other| other.way != carrier.way);
+        state.all.push(carrier.clone());
+        state.why.remove(&carrier.way);
+        state.choose();
+        info!(peer = carrier.far.peer, "a carrier is warm: {}", carrier.way);
         self.tell(state);
         Some(carrier)
     }
 
     pub fn remove(&self, carrier: &Arc<Carrier>, why: String) {
         let mut states = self.peers.lock();
-        let Some(state) = states.get_mut(&carrier.peer) else { return };
-        let is_current = state.current.borrow().as_ref().is_some_and(|current| Arc::ptr_eq(current, carrier));
-        if is_current {
-            warn!(peer = carrier.peer, "the carrier is gone: {why}");
-            state.current.send_replace(None);
-            (state.why, state.since) = (why, Instant::now());
-            for address in &carrier.addresses {
-                self.hooks.set_peer(*address, near(*address), false);
-            }
+        let Some(state) = states.get_mut(&carrier.far.peer) else { return };
+        let count = state.all.len();
+        state.all.retain(|other| !Arc::ptr_eq(other, carrier));
+        if state.all.len() == count {
+            return;
         }
+        warn!(peer = carrier.far.peer, "the carrier is gone: {}: {why}", carrier.way);
+        state.why.insert(carrier.way.clone(), why);
+        state.choose();
+        if state.all.is_empty() {
+            state.since = Instant::now();
+            carrier.addresses.iter().for_each(|it| self.hooks.set_peer(*it, near(*it), false));
+        }
+        self.tell(state);
     }
 
-    /// There is none, for this reason.
-    pub fn lacks(&self, peer: &str, why: String) {
+    /// There is none by this way, for this reason.
+    pub fn lacks(&self, peer: &str, way: &Way, why: String) {
         let mut states = self.peers.lock();
-        let Some(state) = states.get_mut(peer).filter(|state| state.live().is_none()) else { return };
-        if state.why != why {
+        let Some(state) = states.get_mut(peer) else { return };
+        if state.why.get(way) != Some(&why) {
             info!(peer, "no carrier: {why}");
-            (state.why, state.since) = (why, Instant::now());
+            state.why.insert(way.clone(), why);
         }
     }
 
-    pub fn has_live(&self, peer: &str) -> bool {
-        self.peers.lock().get(peer).is_some_and(|state| state.live().is_some())
+    /// Whether no call is needed. A peer that has called by QUIC need not be called where it is called first.
+    pub fn has_live(&self, peer: &str, way: &Way) -> bool {
+        let stands_for = |other: &Way| other == way || (way.is_first_quic() && other.is_incoming_quic());
+        let states = self.peers.lock();
+        let all = states.get(peer).map_or(&[][..], |state| &state.all);
+        all.iter().any(|carrier| stands_for(&carrier.way) && !carrier.is_closed())
+    }
+
+    /// Whether what one carrier of the peer cannot carry, another may.
+    pub fn has_several(&self, peer: &str) -> bool {
+        self.peers.lock().get(peer).is_some_and(|state| state.all.len() > 1)
     }
 
     pub fn to(&self, address: IpAddr) -> Option<Arc<Carrier>> {
@@ -172,9 +191,14 @@ impl Carriers {
         live.find(|carrier| carrier.addresses.contains(&address))
     }
 
-    /// The peer's carriers as they come and go.
+    /// The peer's best carrier, as it changes.
     pub fn watch(&self, peer: &str) -> Option<watch::Receiver<Option<Arc<Carrier>>>> {
         self.peers.lock().get(peer).map(|state| state.current.subscribe())
+    }
+
+    /// Where connections belong that a peer makes for its pools. `None`: the settings do not name it any more.
+    pub fn served(&self, peer: &str) -> Option<Arc<Crowd>> {
+        self.peers.lock().get(peer).map(|state| state.served.clone())
     }
 
     /// Whether the peer's key stands for this address.
@@ -187,12 +211,16 @@ impl Carriers {
         Counted(self, peer.to_owned())
     }
 
+    pub fn connections(&self, peer: &str) -> u64 {
+        self.connections.lock().get(peer).copied().unwrap_or_default()
+    }
+
     /// Nothing has come back: no more connections, until something does.
     pub fn suspect(self: &Arc<Self>, carrier: &Arc<Carrier>) {
         if !self.set_suspect(carrier, true) {
             return;
         }
-        warn!(peer = carrier.peer, "the carrier does not carry: connections go in place");
+        warn!(peer = carrier.far.peer, "the carrier does not carry: {}", carrier.way);
         let (carriers, carrier, heard) = (self.clone(), carrier.clone(), carrier.heard());
         tokio::spawn(async move {
             while carrier.heard() == heard && !carrier.is_closed() {
@@ -205,12 +233,12 @@ impl Carriers {
     /// Returns whether it was otherwise.
     fn set_suspect(&self, carrier: &Arc<Carrier>, is_suspect: bool) -> bool {
         let mut states = self.peers.lock();
-        let Some(state) = states.get_mut(&carrier.peer) else { return false };
-        let is_current = state.live().is_some_and(|current| Arc::ptr_eq(&current, carrier));
-        if !is_current || state.is_suspect == is_suspect {
+        let Some(state) = states.get_mut(&carrier.far.peer) else { return false };
+        let is_there = state.all.iter().any(|other| Arc::ptr_eq(other, carrier));
+        if !is_there || !carrier.set_suspect(is_suspect) {
             return false;
         }
-        (state.is_suspect, state.since) = (is_suspect, Instant::now());
+        state.choose();
         self.tell(state);
         true
     }
@@ -222,52 +250,56 @@ impl Carriers {
 
     fn tell(&self, state: &State) {
         let Some(carrier) = state.live() else { return };
-        let is_warm = !state.is_suspect && !self.table.is_full();
+        let is_warm = !carrier.is_suspect() && !self.table.is_full();
         for address in &carrier.addresses {
             self.hooks.set_peer(*address, near(*address), is_warm);
         }
     }
 
+    /// Those of each peer in the order in which they are used.
     pub fn status(&self) -> Vec<status::Carrier> {
         let connections = self.connections.lock().clone();
         let states = self.peers.lock();
-        let status = |(name, state): (&String, &State)| status::Carrier {
-            connections: connections.get(name).copied().unwrap_or_default(),
-            ..self.status_of(name, state)
+        let status = |(name, state): (&String, &State)| {
+            let mut rows = self.status_of(name, state);
+            if let Some(first) = rows.first_mut() {
+                first.connections = connections.get(name).copied().unwrap_or_default();
+            }
+            rows
         };
-        states.iter().map(status).collect()
+        states.iter().flat_map(status).collect()
     }
 
-    fn status_of(&self, name: &str, state: &State) -> status::Carrier {
-        let (age_s, peer) = (state.since.elapsed().as_secs_f64(), name.to_owned());
-        let Some(carrier) = state.live() else {
-            let addresses = state.settings.all_addresses().collect();
-            let (state, detail) = ("cold".to_owned(), state.why.clone());
-            return status::Carrier { peer, state, detail, age_s, addresses, ..status::Carrier::default() };
-        };
-        let (state, detail) = match (state.is_suspect, self.table.is_full()) {
+    fn status_of(&self, name: &str, state: &State) -> Vec<status::Carrier> {
+        let mut live: Vec<_> = state.all.iter().filter(|carrier| !carrier.is_closed()).collect();
+        if live.is_empty() {
+            let cold = status::Carrier {
+                peer: name.to_owned(),
+                state: "cold".to_owned(),
+                detail: state.why(),
+                age_s: state.since.elapsed().as_secs_f64(),
+                addresses: state.settings.all_addresses().collect(),
+                ..status::Carrier::default()
+            };
+            return vec![cold];
+        }
+        live.sort_by_key(|it| (it.is_suspect(), it.way.clone()));
+        live.into_iter().map(|carrier| self.row(carrier)).collect()
+    }
+
+    fn row(&self, carrier: &Carrier) -> status::Carrier {
+        let (state, detail) = match (carrier.is_suspect(), self.table.is_full()) {
             (true, _) => ("suspect", "nothing comes back"),
             (false, true) => ("full", "as many connections are carried as may be"),
             (false, false) => ("warm", ""),
         };
-        let stats = carrier.connection.stats();
-        let rtt_us = carrier.connection.rtt().as_micros().try_into().unwrap_or(u64::MAX);
-        status::Carrier {
-            peer,
-            state: state.to_owned(),
-            detail: detail.to_owned(),
-            age_s,
-            addresses: carrier.addresses.clone(),
-            rtt_us,
-            window_bytes: stats.path.cwnd,
-            mtu: stats.path.current_mtu,
-            sent_packets: stats.path.sent_packets,
-            lost_packets: stats.path.lost_packets,
-            sent_bytes: stats.udp_tx.bytes,
-            received_bytes: stats.udp_rx.bytes,
-            connections: 0,
-        }
+        status::Carrier { state: state.to_owned(), detail: detail.to_owned(), ..carrier.status() }
     }
+}
+
+/// The place of a kind among those of the settings: what is not among them comes last.
+pub fn place(kinds: &[Kind], kind: Kind) -> usize {
+    kinds.iter().position(|it| *it == kind).unwrap_or(kinds.len())
 }
 
 /// This host's address towards another; that of nobody if there is no way.

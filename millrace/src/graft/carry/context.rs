@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use millrace_graft::Rule;
+use millrace_graft::{Rule, settings::Kind};
 use parking_lot::RwLock;
 
 use super::{carriers::Carriers, hooks::Hooks, table::Table};
@@ -17,4 +17,6 @@ pub struct Context {
     pub servers: RwLock<Vec<Rule>>,
     /// Bytes that open a new carrier's window.
     pub warm: u64,
+    /// What carriers may be, in order of preference.
+    pub carriers_wanted: Vec<Kind>,
 }

@@ -8,23 +8,25 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use millrace_client::congestion::Bbr;
-use millrace_graft::settings::{Carry, Peer};
+use millrace_graft::settings::{Carry, Kind, Peer};
 use millrace_proto::graft::carry::{
     WINDOW_MAX,
     frame::{ALPN, Frame},
 };
 use quinn::{
-    ClientConfig, Connection, Endpoint, EndpointConfig, Incoming, ServerConfig, TokioRuntime,
-    TransportConfig, VarInt,
+    ClientConfig, Connection, ConnectionError, Endpoint, EndpointConfig, Incoming, ServerConfig,
+    TokioRuntime, TransportConfig, TransportErrorCode, VarInt,
     crypto::rustls::{QuicClientConfig, QuicServerConfig},
 };
-use rustls::pki_types::CertificateDer;
+use rustls::{AlertDescription, pki_types::CertificateDer};
 use tokio::{sync::Semaphore, time::timeout};
 use tracing::debug;
 
 use super::{
+    carrier::{Carrier, Far, Link, Way},
+    carriers::place,
     context::Context,
-    host,
+    host, probe,
     stream::{PATIENCE, Stream},
     warm,
 };
@@ -88,17 +90,17 @@ pub fn endpoint(at: SocketAddr, server: Option<ServerConfig>) -> anyhow::Result<
     Ok(Endpoint::new(EndpointConfig::default(), server, socket, Arc::new(TokioRuntime))?)
 }
 
-/// Calls a peer whenever there is no carrier to it, for as long as the settings name it.
-pub async fn call(context: Arc<Context>, peer: Peer, at: SocketAddr, config: ClientConfig) {
+/// Calls a peer whenever there is no carrier to it by this way, for as long as the settings name it.
+pub async fn call(context: Arc<Context>, peer: Peer, (way, at): (Way, SocketAddr), config: ClientConfig) {
     let mut pause = PAUSE_LEAST;
     loop {
-        if context.carriers.has_live(&peer.name) {
+        if context.carriers.has_live(&peer.name, &way) {
             pause = PAUSE_LEAST;
             tokio::time::sleep(LOOK).await;
             continue;
         }
-        if let Err(error) = call_once(&context, &peer, at, config.clone()).await {
-            context.carriers.lacks(&peer.name, format!("{error:#}"));
+        if let Err(error) = call_once(&context, &peer, (&way, at), config.clone()).await {
+            context.carriers.lacks(&peer.name, &way, format!("{error:#}"));
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(PAUSE_MOST);
         }
@@ -108,7 +110,7 @@ pub async fn call(context: Arc<Context>, peer: Peer, at: SocketAddr, config: Cli
 async fn call_once(
     context: &Arc<Context>,
     peer: &Peer,
-    at: SocketAddr,
+    (way, at): (&Way, SocketAddr),
     config: ClientConfig,
 ) -> anyhow::Result<()> {
     let any = match at {
@@ -119,13 +121,16 @@ async fn call_once(
     // Whom the certificate is for is up to the settings.
     let connecting = endpoint.connect_with(config, at, "millrace-graft")?;
     let connection = match timeout(PATIENCE, connecting).await {
+        Ok(Err(error)) if speaks_otherwise(&error) => {
+            bail!("{at} speaks another version of carriers than this host, UDP")
+        }
         Ok(connection) => {
             connection.with_context(|| format!("no broker of this key answers on {at}, UDP"))?
         }
         Err(_) => bail!("nothing came back from {at}, UDP"),
     };
     let stream = connection.open_bi().await?;
-    let run = match Stream::new(stream).ask(&Frame::Hello { run: context.run }).await {
+    let run = match Stream::quic(stream).ask(&Frame::Hello { run: context.run }).await {
         Ok(Frame::Hello { run }) => run,
         Ok(_) => bail!("{at} does not speak as a broker"),
         Err(error) => match connection.close_reason() {
@@ -133,8 +138,27 @@ async fn call_once(
             None => bail!("{at} has connected and does not carry: {error}"),
         },
     };
-    begin(context, peer.name.clone(), connection, run, true);
+    begin(context, peer.name.clone(), connection, run, way.clone());
     Ok(())
+}
+
+fn speaks_otherwise(error: &ConnectionError) -> bool {
+    let code = TransportErrorCode::crypto(AlertDescription::NoApplicationProtocol.into());
+    match error {
+        ConnectionError::ConnectionClosed(close) => close.error_code == code,
+        ConnectionError::TransportError(error) => error.code == code,
+        _ => false,
+    }
+}
+
+/// Those that the peer opens, until the carrier is gone.
+async fn streams(context: Arc<Context>, carrier: Arc<Carrier>, connection: Connection) {
+    // They are as many as the transport lets the peer open.
+    while let Ok(stream) = connection.accept_bi().await {
+        tokio::spawn(host::serve(context.clone(), carrier.far.clone(), Stream::quic(stream)));
+    }
+    let why = connection.close_reason().map_or(String::new(), |reason| reason.to_string());
+    context.carriers.remove(&carrier, why);
 }
 
 /// Peers that call, until the endpoint is closed.
@@ -172,20 +196,29 @@ async fn answer(
     let shown = shown.downcast::<Vec<CertificateDer<'static>>>().ok().context("no certificate")?;
     let peer = tls.read().name(&shown).context("no key that is known")?;
     let stream = timeout(PATIENCE, connection.accept_bi()).await.context("it says nothing")??;
-    let mut stream = Stream::new(stream);
+    let mut stream = Stream::quic(stream);
     let Frame::Hello { run } = stream.first().await? else { bail!("it does not speak as a broker") };
     // It is ready for connections before the caller knows.
-    begin(context, peer, connection, run, false);
+    let from = connection.remote_address().ip().to_canonical();
+    begin(
+        context,
+        peer,
+        connection,
+        run,
+        Way::calls(place(&context.carriers_wanted, Kind::Quic), Kind::Quic, from),
+    );
     stream.sender.push(&Frame::Hello { run: context.run });
     stream.sender.flush().await?;
     stream.finish();
     Ok(())
 }
 
-fn begin(context: &Arc<Context>, peer: String, connection: Connection, run: u64, is_called: bool) {
-    match context.carriers.add(&peer, connection.clone(), run, is_called) {
+fn begin(context: &Arc<Context>, peer: String, connection: Connection, run: u64, way: Way) {
+    let far = Arc::new(Far { peer, run, remote: connection.remote_address().ip().to_canonical() });
+    match context.carriers.add(Carrier::new(far, way, Link::Quic(connection.clone()))) {
         Some(carrier) => {
-            tokio::spawn(host::serve(context.clone(), carrier.clone()));
+            tokio::spawn(streams(context.clone(), carrier.clone(), connection));
+            tokio::spawn(probe::watch(context.carriers.clone(), carrier.clone()));
             let bytes = context.warm;
             tokio::spawn(async move { warm::open(&carrier, bytes).await });
         }

@@ -18,7 +18,7 @@ use tokio::{
 use tracing::{debug, warn};
 
 use super::{
-    carriers::Carrier,
+    carrier::Far,
     context::Context,
     hooks::Shown,
     pump::{Ended, Pump, Role, prepare},
@@ -30,37 +30,54 @@ use super::{
 /// For a server to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Streams of a carrier, until it is gone.
-pub async fn serve(context: Arc<Context>, carrier: Arc<Carrier>) {
-    // They are as many as the transport lets the peer open.
-    while let Ok(stream) = carrier.connection.accept_bi().await {
-        let (context, carrier) = (context.clone(), carrier.clone());
-        tokio::spawn(async move { begin(&context, &carrier, Stream::new(stream)).await });
-    }
-    let why = carrier.connection.close_reason().map_or(String::new(), |reason| reason.to_string());
-    context.carriers.remove(&carrier, why);
-}
-
-async fn begin(context: &Context, carrier: &Arc<Carrier>, mut stream: Stream) {
+/// A stream of a QUIC carrier.
+pub async fn serve(context: Arc<Context>, far: Arc<Far>, mut stream: Stream) {
     match stream.first().await {
-        Ok(Frame::Open(open)) => {
-            let ended = match host(context, carrier, stream, open).await {
-                Ok(ended) => ended.name(),
-                Err(reason) => reason.name(),
-            };
-            context.table.count(ended);
-        }
-        Ok(Frame::Resume { id, received }) => resume(context, carrier, stream, (id, received)).await,
         Ok(Frame::Data(bytes)) => warm::discard(stream, bytes.len() as u64).await,
-        other => {
-            debug!(peer = carrier.peer, "a stream that says nothing of a connection: {other:?}");
+        // It is asked whether anything comes back.
+        Ok(Frame::End) => stream.finish(),
+        Ok(first) => begin(&context, &far, stream, first).await,
+        Err(error) => {
+            debug!(peer = far.peer, "a stream that says nothing: {error}");
             stream.reset();
         }
     }
 }
 
-async fn resume(context: &Context, carrier: &Carrier, stream: Stream, (id, received): (u64, u64)) {
-    match context.table.find(&(carrier.peer.clone(), carrier.run, id)) {
+/// A connection of a pool, until it carries something.
+pub async fn wait(context: Arc<Context>, far: Arc<Far>, mut stream: Stream) {
+    loop {
+        match stream.receiver.next().await {
+            Ok(Frame::Data(bytes)) => {
+                if warm::answer(&mut stream, bytes.len() as u64, context.warm).await.is_err() {
+                    return;
+                }
+            }
+            Ok(first) => return begin(&context, &far, stream, first).await,
+            Err(_) => return,
+        }
+    }
+}
+
+async fn begin(context: &Context, far: &Far, mut stream: Stream, first: Frame) {
+    match first {
+        Frame::Open(open) => {
+            let ended = match host(context, far, stream, open).await {
+                Ok(ended) => ended.name(),
+                Err(reason) => reason.name(),
+            };
+            context.table.count(ended);
+        }
+        Frame::Resume { id, received } => resume(context, far, stream, (id, received)).await,
+        other => {
+            debug!(peer = far.peer, "it says nothing of a connection: {other:?}");
+            stream.reset();
+        }
+    }
+}
+
+async fn resume(context: &Context, far: &Far, stream: Stream, (id, received): (u64, u64)) {
+    match context.table.find(&(far.peer.clone(), far.run, id)) {
         Found::Live(streams) => drop(streams.send((stream, received)).await),
         // All of it was delivered, and the confirmation of that may not have arrived.
         Found::Finished(received) => {
@@ -77,27 +94,22 @@ async fn answer(mut stream: Stream, frames: &[Frame]) {
     }
 }
 
-async fn host(
-    context: &Context,
-    carrier: &Arc<Carrier>,
-    stream: Stream,
-    open: Open,
-) -> Result<Ended, Reason> {
+async fn host(context: &Context, far: &Far, stream: Stream, open: Open) -> Result<Ended, Reason> {
     let place = context.table.enter().ok_or(Reason::Busy);
     let reached = match &place {
-        Ok(_) => reach(context, carrier, &open).await,
+        Ok(_) => reach(context, far, &open).await,
         Err(reason) => Err(*reason),
     };
     let (local, _shown) = match reached {
         Ok(reached) => reached,
         Err(reason) => {
-            debug!(peer = carrier.peer, server = %open.server, "not carried: {}", reason.name());
+            debug!(peer = far.peer, server = %open.server, "not carried: {}", reason.name());
             answer(stream, &[Frame::Refused(reason)]).await;
             return Err(reason);
         }
     };
-    let _counted = context.carriers.count(&carrier.peer);
-    let key = (carrier.peer.clone(), carrier.run, open.id);
+    let _counted = context.carriers.count(&far.peer);
+    let key = (far.peer.clone(), far.run, open.id);
     let streams = context.table.host(key.clone());
     let mut pump = Pump::new(context, &local, stream, Role::Server { streams });
     let ended = pump.run().await;
@@ -107,12 +119,8 @@ async fn host(
 }
 
 /// A connection to the server, that has the client at its other end as far as the server can see.
-async fn reach<'a>(
-    context: &'a Context,
-    carrier: &Carrier,
-    open: &Open,
-) -> Result<(TcpStream, Shown<'a>), Reason> {
-    let client = client_of(context, carrier, open)?;
+async fn reach<'a>(context: &'a Context, far: &Far, open: &Open) -> Result<(TcpStream, Shown<'a>), Reason> {
+    let client = client_of(context, far, open)?;
     let server = open.server;
     if !is_listed(context, server.port(), client.ip()) {
         return Err(Reason::NotListed);
@@ -133,9 +141,9 @@ async fn reach<'a>(
 
 /// As whom the server sees the client: the address that it says it has, if its key stands for that one, else the one that its
 /// carrier comes from, as with any translation of addresses.
-fn client_of(context: &Context, carrier: &Carrier, open: &Open) -> Result<SocketAddr, Reason> {
-    let (said, remote) = (open.client.ip(), carrier.connection.remote_address().ip().to_canonical());
-    if said == remote || context.carriers.stands_for(&carrier.peer, said) {
+fn client_of(context: &Context, far: &Far, open: &Open) -> Result<SocketAddr, Reason> {
+    let (said, remote) = (open.client.ip(), far.remote);
+    if said == remote || context.carriers.stands_for(&far.peer, said) {
         return Ok(open.client);
     }
     match remote.is_ipv4() == open.server.is_ipv4() {

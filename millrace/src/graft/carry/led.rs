@@ -20,7 +20,7 @@ use tokio::{
 use tracing::{debug, warn};
 
 use super::{
-    carriers::Carrier,
+    carrier::Carrier,
     context::Context,
     pump::{Ended, Pump, Role, prepare},
     stream::Stream,
@@ -30,7 +30,7 @@ use super::{
 const BACKLOG: u32 = 4096;
 /// So long a server that has refused a carried connection is asked in place: its refusal is the application's then.
 const AVOID: Duration = Duration::from_secs(2);
-/// For a stream. The peer says how many there may be.
+/// For a stream: the peer says how many there may be, and a pool has so many that are free.
 const ROOM: Duration = Duration::from_millis(50);
 /// For a server that is asked in place.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -150,7 +150,7 @@ async fn carry(context: &Context, local: &mut TcpStream, from: SocketAddr, arriv
     };
     let client = SocketAddr::new(arrival.near, from.port());
     let open = Open { id: context.table.next_id(), server: arrival.far, client };
-    let _counted = context.carriers.count(&carrier.peer);
+    let _counted = context.carriers.count(&carrier.far.peer);
     let refused = match by(context, local, open, carrier).await {
         Ok((Ended::Refused(reason), given)) => Some((reason, given)),
         Ok((ended, _)) => return ended,
@@ -189,9 +189,9 @@ async fn by(
     Ok((ended, given))
 }
 
-/// It waits only where the peer takes no more.
+/// It waits only where the peer takes no more, or a pool is to have another connection first.
 pub async fn stream(carrier: &Carrier) -> Option<Stream> {
-    timeout(ROOM, carrier.connection.open_bi()).await.ok()?.ok().map(Stream::new)
+    timeout(ROOM, carrier.open()).await.ok()?.ok()
 }
 
 /// All that was taken: nothing was confirmed.

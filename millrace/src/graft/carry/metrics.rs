@@ -1,10 +1,13 @@
 //! Its metrics.
 
-use std::fmt;
+use std::{collections::BTreeMap, fmt};
 
 use millrace_graft::status::{Carrier, Carry};
 
 use crate::openmetrics::Out;
+
+/// Of each peer and kind, in the order of the settings' names.
+type Sums<'a> = BTreeMap<(&'a str, &'a str), u64>;
 
 const STATES: [&str; 4] = ["warm", "suspect", "full", "cold"];
 
@@ -23,13 +26,29 @@ pub fn encode(carry: &Carry, out: &mut Out<'_>) -> fmt::Result {
     let bytes = [([("way", "sent")], carry.sent_bytes), ([("way", "received")], carry.received_bytes)];
     out.counters("carried_bytes", "Bytes of applications", bytes.into_iter())?;
     out.counter("carried_resumed", "Times that one went on with another carrier", None, carry.resumed)?;
-    // Peers of the settings: few.
-    let by_peer = |value: fn(&Carrier) -> u64| {
-        carry.carriers.iter().map(move |it| ([("peer", it.peer.as_str())], value(it)))
+    let bytes = by_carrier(carry, |it| it.sent_bytes + it.received_bytes);
+    out.counters("carrier_bytes", "Bytes of carriers, both ways", labelled(&bytes))?;
+    let lost = by_carrier(carry, |it| it.lost_packets);
+    out.counters("carrier_lost_packets", "Their lost packets", labelled(&lost))?;
+    let (idle, busy) = (by_carrier(carry, |it| it.pool_idle), by_carrier(carry, |it| it.pool_busy));
+    let state = |sums, state| {
+        labelled(sums).map(move |([peer, carrier], count)| ([peer, carrier, ("state", state)], count))
     };
-    let all_bytes = by_peer(|it| it.sent_bytes + it.received_bytes);
-    out.counters("carrier_bytes", "Bytes of carriers, both ways", all_bytes)?;
-    out.counters("carrier_lost_packets", "Their lost packets", by_peer(|it| it.lost_packets))
+    let pools = state(&idle, "idle").chain(state(&busy, "busy"));
+    out.gauges("pool_connections", "Connections of pools", pools)
+}
+
+/// Peers of the settings, and what carriers are: few.
+fn by_carrier(carry: &Carry, value: fn(&Carrier) -> u64) -> Sums<'_> {
+    let mut sums = Sums::new();
+    for it in carry.carriers.iter().filter(|it| !it.carrier.is_empty()) {
+        *sums.entry((it.peer.as_str(), it.carrier.as_str())).or_default() += value(it);
+    }
+    sums
+}
+
+fn labelled<'a>(sums: &'a Sums<'a>) -> impl Iterator<Item = ([(&'a str, &'a str); 2], u64)> {
+    sums.iter().map(|((peer, carrier), sum)| ([("peer", *peer), ("carrier", *carrier)], *sum))
 }
 
 #[cfg(test)]
@@ -46,10 +65,12 @@ mod tests {
     fn names_follow_the_documentation() {
         let carrier =
             Carrier { peer: "a".into(), state: "warm".into(), lost_packets: 3, ..Carrier::default() };
+        let quic = Carrier { carrier: "quic".into(), sent_bytes: 4, received_bytes: 5, ..carrier.clone() };
+        let tcp = Carrier { carrier: "tcp".into(), pool_idle: 12, pool_busy: 13, ..carrier };
         let carry = Carry {
             verdicts: [("led".to_owned(), 1)].into(),
             held: [("asked".to_owned(), 2)].into(),
-            carriers: vec![Carrier { sent_bytes: 4, received_bytes: 5, ..carrier }],
+            carriers: vec![quic, tcp],
             connections: 6,
             ended: [("done".to_owned(), 7)].into(),
             resumed: 8,
@@ -64,15 +85,17 @@ mod tests {
             r#"millrace_graft_hook_verdicts_total{verdict="led"} 1"#,
             r#"millrace_graft_held_packets_total{verdict="asked"} 2"#,
             r#"millrace_graft_carried_ended_total{how="done"} 7"#,
-            r#"millrace_graft_carriers{state="warm"} 1"#,
+            r#"millrace_graft_carriers{state="warm"} 2"#,
             r#"millrace_graft_carriers{state="cold"} 0"#,
             "millrace_graft_carried_connections 6",
             "millrace_graft_carried_kept_bytes 11",
             r#"millrace_graft_carried_bytes_total{way="sent"} 9"#,
             r#"millrace_graft_carried_bytes_total{way="received"} 10"#,
             "millrace_graft_carried_resumed_total 8",
-            r#"millrace_graft_carrier_bytes_total{peer="a"} 9"#,
-            r#"millrace_graft_carrier_lost_packets_total{peer="a"} 3"#,
+            r#"millrace_graft_carrier_bytes_total{peer="a",carrier="quic"} 9"#,
+            r#"millrace_graft_carrier_lost_packets_total{peer="a",carrier="quic"} 3"#,
+            r#"millrace_graft_pool_connections{peer="a",carrier="tcp",state="idle"} 12"#,
+            r#"millrace_graft_pool_connections{peer="a",carrier="tcp",state="busy"} 13"#,
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
             let name = line.split(['{', ' ']).next().unwrap();

@@ -1,19 +1,30 @@
 //! Applications' TCP connections, carried: the broker. The kernel leads chosen connections to it ([`hooks`]), it takes them
-//! ([`led`], or [`strict`] where the application is to wait for the server) and makes each a stream of a carrier to the peer's broker ([`carriers`], [`dial`]), which connects to the server
+//! ([`led`], or [`strict`] where the application is to wait for the server) and makes each a stream of a carrier to the peer's broker ([`carriers`]), which connects to the server
 //! ([`host`]). [`pump`] moves the bytes at both ends; what stands on a stream is in `millrace-proto`.
+//!
+//! A [`carrier`] is a QUIC connection ([`dial`]), or a [`pool`] of TCP connections: who calls keeps it ([`keep`]), who is called takes them
+//! ([`take`]). [`tcp`] is their handshake, [`record`] and [`socket`] their bytes, and [`stream`] what one connection has of either kind.
 
+mod carrier;
 mod carriers;
 mod context;
 mod dial;
 mod hooks;
 mod host;
+mod keep;
 mod led;
 pub mod metrics;
+mod pool;
+mod probe;
 mod pump;
+mod record;
+mod socket;
 mod stream;
 mod strict;
 mod syn;
 mod table;
+mod take;
+mod tcp;
 pub mod text;
 mod warm;
 
@@ -23,7 +34,7 @@ use anyhow::{Context as _, bail};
 use millrace_bpf::graft::hook::{Config, HOOK_RULES, Lead};
 use millrace_graft::{
     Rule, Settings, Side,
-    settings::{Agreement, Carry, Peer},
+    settings::{Agreement, Carry, Kind, Peer},
     status,
 };
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -33,7 +44,8 @@ use tokio::task::{AbortHandle, JoinSet};
 use tracing::{info, warn};
 
 use self::{
-    carriers::Carriers, context::Context, hooks::Hooks, led::Listeners, strict::Strict, table::Table,
+    carrier::Way, carriers::Carriers, context::Context, hooks::Hooks, keep::Keeper, led::Listeners,
+    strict::Strict, table::Table,
 };
 use super::tls::Tls;
 
@@ -47,7 +59,7 @@ pub struct Broker {
     strict: Arc<Strict>,
     endpoint: Option<Endpoint>,
     tls: Arc<RwLock<Tls>>,
-    calls: Mutex<BTreeMap<String, (Peer, AbortHandle)>>,
+    calls: Mutex<BTreeMap<String, (Peer, Vec<AbortHandle>)>>,
     tasks: Mutex<JoinSet<()>>,
 }
 
@@ -57,8 +69,13 @@ impl Broker {
     pub fn start(settings: &Settings, cgroup: &Path) -> anyhow::Result<Option<Self>> {
         let (Some(carry), Some(agreement)) = (&settings.carry, &settings.agreement) else { return Ok(None) };
         let tls = Tls::new(agreement)?;
-        let endpoint = match carry.listen {
+        let endpoint = match carry.listen.filter(|_| carry.has(Kind::Quic)) {
             Some(at) => Some(dial::endpoint(at, Some(dial::server_config(&tls, carry)?))?),
+            None => None,
+        };
+        tcp::check(&carry.carriers, &carry.pool)?;
+        let listener = match carry.listen.filter(|_| carry.has(Kind::Tcp) || carry.has(Kind::Mptcp)) {
+            Some(at) => Some(tcp::listen(at, &carry.carriers)?),
             None => None,
         };
         let listeners = Listeners::bind()?;
@@ -68,7 +85,8 @@ impl Broker {
         let table = Arc::new(Table::new(descriptors(carry.connections)?, carry.window, carry.memory));
         let carriers = Arc::new(Carriers::new(hooks.clone(), table.clone()));
         let (run, servers, warm) = (run()?, RwLock::default(), carry.warm);
-        let context = Arc::new(Context { run, hooks, table, carriers, servers, warm });
+        let carriers_wanted = carry.carriers.clone();
+        let context = Arc::new(Context { run, hooks, table, carriers, servers, warm, carriers_wanted });
         let mut tasks = JoinSet::new();
         tasks.spawn(led::accept(context.clone(), listeners));
         let strict = Arc::new(strict);
@@ -78,6 +96,10 @@ impl Broker {
         if let Some(endpoint) = &endpoint {
             tasks.spawn(dial::listen(context.clone(), endpoint.clone(), tls.clone()));
             info!(at = %endpoint.local_addr()?, "carriers are taken, by UDP");
+        }
+        if let Some(listener) = listener {
+            info!(at = %listener.local_addr()?, "carriers are taken, by TCP");
+            tasks.spawn(take::listen(context.clone(), listener, tls.clone(), carry.pool.clone()));
         }
         let (calls, tasks, carry) = (Mutex::default(), Mutex::new(tasks), carry.clone());
         let broker = Self { carry, context, strict, endpoint, tls, calls, tasks };
@@ -102,21 +124,49 @@ impl Broker {
 
     fn call(&self, tls: &Tls, agreement: &Agreement) -> anyhow::Result<()> {
         let mut calls = self.calls.lock();
-        calls.retain(|name, (before, task)| {
+        calls.retain(|name, (before, tasks)| {
             let stays = agreement.peer(name) == Some(before);
             if !stays {
-                task.abort();
+                tasks.iter().for_each(AbortHandle::abort);
             }
             stays
         });
-        for peer in &agreement.peers {
-            let (Some(at), false) = (peer.carry, calls.contains_key(&peer.name)) else { continue };
-            let config = dial::client_config(tls, peer, &self.carry)?;
-            let task = dial::call(self.context.clone(), peer.clone(), at, config);
-            let task = self.tasks.lock().spawn(task);
-            calls.insert(peer.name.clone(), (peer.clone(), task));
+        let new = agreement.peers.iter().filter(|peer| !calls.contains_key(&peer.name));
+        for peer in new.collect::<Vec<_>>() {
+            let tasks = self.call_by_all_ways(tls, peer)?;
+            calls.insert(peer.name.clone(), (peer.clone(), tasks));
         }
         Ok(())
+    }
+
+    /// Each for itself, so that where one does not carry another is there.
+    fn call_by_all_ways(&self, tls: &Tls, peer: &Peer) -> anyhow::Result<Vec<AbortHandle>> {
+        let mut handles = Vec::new();
+        for (place, kind) in self.carry.carriers.iter().copied().enumerate() {
+            for (number, at) in peer.carry.iter().copied().enumerate() {
+                let (context, way) = (self.context.clone(), Way::called(place, kind, number, at));
+                let mut tasks = self.tasks.lock();
+                handles.push(match kind {
+                    Kind::Quic => {
+                        let config = dial::client_config(tls, peer, &self.carry)?;
+                        tasks.spawn(dial::call(context, peer.clone(), (way, at), config))
+                    }
+                    Kind::Tcp | Kind::Mptcp => {
+                        let (config, limits) =
+                            (tcp::client_config(tls.client(peer)?), self.carry.pool.clone());
+                        tasks.spawn(keep::keep(Keeper {
+                            context,
+                            peer: peer.clone(),
+                            way,
+                            at,
+                            config,
+                            limits,
+                        }))
+                    }
+                });
+            }
+        }
+        Ok(handles)
     }
 
     /// The processes of a cgroup, as a rule of their own, until the cgroup is gone.

@@ -3,7 +3,7 @@
 //! It holds at most a window of bytes in each direction, and always reads the stream on, since confirmations of one direction
 //! come behind the bytes of the other. When the carrier is gone it waits for another, and goes on where the other end says.
 
-use std::{io, sync::Arc, sync::atomic::Ordering::Relaxed, time::Duration};
+use std::{io, io::IoSlice, sync::Arc, sync::atomic::Ordering::Relaxed, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use millrace_proto::graft::carry::{
@@ -18,7 +18,7 @@ use tokio::{
 };
 
 use super::{
-    carriers::Carrier,
+    carrier::Carrier,
     context::Context,
     stream::{Broken, Stream},
     table::Resumption,
@@ -30,6 +30,8 @@ const HOLD: Duration = Duration::from_secs(30);
 const PIECE_LEAST: usize = 2 << 10;
 const PIECE_MOST: usize = 64 << 10;
 const BATCH: usize = 128 << 10;
+/// Of what has come, that are given to the application at once.
+const PIECES_MOST: usize = 64;
 /// Delivered bytes that are confirmed at once; fewer are a moment later, together.
 const WORTH: u64 = 64 << 10;
 const MOMENT: Duration = Duration::from_millis(5);
@@ -151,16 +153,22 @@ impl<'a> Pump<'a> {
     pub async fn run(&mut self) -> Ended {
         loop {
             let ended = match self.go_on().await {
-                Ok(()) => return self.finish(),
+                Ok(()) => {
+                    self.stream.release();
+                    return self.finish();
+                }
                 Err(Stop::Ended(ended)) => ended,
-                Err(Stop::Broken(Broken::Lost)) => match self.resume().await {
-                    Ok(true) => {
-                        self.context.table.resumed.fetch_add(1, Relaxed);
-                        continue;
+                Err(Stop::Broken(Broken::Lost)) => {
+                    self.stream.leave();
+                    match self.resume().await {
+                        Ok(true) => {
+                            self.context.table.resumed.fetch_add(1, Relaxed);
+                            continue;
+                        }
+                        Ok(false) => return self.finish(),
+                        Err(ended) => ended,
                     }
-                    Ok(false) => return self.finish(),
-                    Err(ended) => ended,
-                },
+                }
                 Err(Stop::Broken(Broken::Reset)) => Ended::PeerReset,
                 Err(Stop::Broken(_)) => Ended::Malformed,
             };
@@ -193,7 +201,7 @@ impl<'a> Pump<'a> {
             }
             let room = self.out.room(self.context.table.window());
             let (sends, delivers) = (!self.stream.sender.is_empty(), self.inn.front().is_some());
-            let Stream { sender, receiver } = &mut self.stream;
+            let Stream { sender, receiver, .. } = &mut self.stream;
             tokio::select! {
                 ready = self.local.readable(), if room > 0 => {
                     ready?;
@@ -214,7 +222,10 @@ impl<'a> Pump<'a> {
                 },
                 () = until(self.confirm_at) => self.confirm(1),
                 () = until(self.answer_by.map(|(at, _)| at)) => self.suspect(),
-                resumption = resumption(&mut self.role) => self.switch(resumption)?,
+                called = called(&mut self.role) => match called {
+                    Some(resumption) => self.switch(resumption)?,
+                    None => return Err(Broken::Lost.into()),
+                },
             }
         }
     }
@@ -283,8 +294,9 @@ impl<'a> Pump<'a> {
 
     /// To the application.
     fn deliver(&mut self) -> Result<(), Stop> {
-        while let Some(bytes) = self.inn.front() {
-            match self.local.try_write(bytes) {
+        while self.inn.front().is_some() {
+            let pieces: Vec<_> = self.inn.fronts().take(PIECES_MOST).map(|it| IoSlice::new(it)).collect();
+            match self.local.try_write_vectored(&pieces) {
                 Ok(length) => {
                     self.inn.deliver(length);
                     self.context.table.received.fetch_add(length as u64, Relaxed);
@@ -348,6 +360,7 @@ impl<'a> Pump<'a> {
 
     /// Goes on with another stream, from what the other end has received.
     fn switch(&mut self, (stream, received): Resumption) -> Result<(), Stop> {
+        self.stream.leave();
         self.stream = stream;
         self.stream.sender.push(&Frame::Accepted { received: self.inn.received() });
         self.go_on_from(received)?;
@@ -376,14 +389,13 @@ impl<'a> Pump<'a> {
     async fn resume_by_client(&mut self) -> Result<bool, Ended> {
         loop {
             let Role::Client { open, carrier } = &mut self.role else { return Err(Ended::Lost) };
-            let mut carriers = self.context.carriers.watch(&carrier.peer).ok_or(Ended::Lost)?;
+            let mut carriers = self.context.carriers.watch(&carrier.far.peer).ok_or(Ended::Lost)?;
             let fresh = carriers.wait_for(|it| it.as_ref().is_some_and(|it| !it.is_closed())).await;
             // The peer's entry in the settings is another now, or gone.
             let Some(fresh) = fresh.ok().and_then(|fresh| fresh.clone()) else { continue };
-            let same_run = fresh.run == carrier.run;
+            let same_run = fresh.far.run == carrier.far.run;
             *carrier = fresh;
-            let Ok(stream) = carrier.connection.open_bi().await else { continue };
-            let mut stream = Stream::new(stream);
+            let Ok(mut stream) = carrier.open().await else { continue };
             let question = Frame::Resume { id: open.id, received: self.inn.received() };
             match stream.ask(&question).await {
                 Ok(Frame::Accepted { received }) => {
@@ -394,14 +406,14 @@ impl<'a> Pump<'a> {
                 }
                 // It has never heard of it: nothing of it can have reached the server.
                 Ok(Frame::Refused(Reason::Unknown)) if !self.is_accepted && same_run => {
-                    let Ok(stream) = carrier.connection.open_bi().await else { continue };
-                    self.stream = Stream::new(stream);
+                    let Ok(stream) = carrier.open().await else { continue };
+                    self.stream = stream;
                     self.stream.sender.push(&Frame::Open(*open));
                     self.out.rewind(0)?;
                     return Ok(true);
                 }
                 Ok(_) | Err(Broken::Malformed(_)) => return Err(Ended::Lost),
-                Err(_) => {}
+                Err(_) => stream.leave(),
             }
         }
     }
@@ -452,13 +464,17 @@ async fn until(at: Option<Instant>) {
     }
 }
 
-async fn resumption(role: &mut Role) -> Resumption {
+/// To another stream: at the server's end one that has come, at the client's one that is to be had.
+async fn called(role: &mut Role) -> Option<Resumption> {
     match role {
         Role::Server { streams } => match streams.recv().await {
-            Some(resumption) => resumption,
+            Some(resumption) => Some(resumption),
             None => std::future::pending().await,
         },
-        Role::Client { .. } => std::future::pending().await,
+        Role::Client { carrier, .. } => {
+            carrier.left().await;
+            None
+        }
     }
 }
 

@@ -25,7 +25,7 @@ use tokio::{
 use tracing::{debug, warn};
 
 use super::{
-    carriers::Carrier,
+    carrier::Carrier,
     context::Context,
     led::{self, Listeners, canonical},
     pump::{Ended, Pump, prepare},
@@ -206,7 +206,7 @@ async fn join(context: &Context, mut local: TcpStream, reached: Reached) -> Ende
         Reached::InPlace(mut remote) => led::join(&mut local, &mut remote).await,
         Reached::Carried(mut opened, carrier) => {
             let Some(stream) = opened.stream.take() else { return Ended::Reset };
-            let _counted = context.carriers.count(&carrier.peer);
+            let _counted = context.carriers.count(&carrier.far.peer);
             Pump::accepted(context, &local, stream, (opened.open, carrier.clone())).run().await
         }
     }

@@ -8,8 +8,9 @@ use crate::render::{
 };
 
 pub fn status(out: &mut String, carry: &Carry, width: usize) {
-    const CARRIERS: [(&str, Fit); 7] = [
+    const CARRIERS: [(&str, Fit); 8] = [
         ("CARRIER TO", Name),
+        ("BY", Text),
         ("STATE", Whole),
         ("FOR", Whole),
         ("RTT ms", Whole),
@@ -20,10 +21,11 @@ pub fn status(out: &mut String, carry: &Carry, width: usize) {
     let rows = carry.carriers.iter().map(|it| {
         vec![
             it.peer.clone(),
+            if it.way.is_empty() { "-".to_owned() } else { it.way.clone() },
             it.state.clone(),
             span(it.age_s),
-            if it.sent_packets == 0 { "-".to_owned() } else { format!("{:.1}", it.rtt_us as f64 / 1e3) },
-            format!("{:.2}", loss_percent(it)),
+            if it.way.is_empty() { "-".to_owned() } else { format!("{:.1}", it.rtt_us as f64 / 1e3) },
+            if it.sent_packets == 0 { "-".to_owned() } else { format!("{:.2}", loss_percent(it)) },
             it.connections.to_string(),
             bytes(it.sent_bytes + it.received_bytes),
         ]
@@ -31,6 +33,10 @@ pub fn status(out: &mut String, carry: &Carry, width: usize) {
     table(out, width, &CARRIERS, rows);
     for carrier in carry.carriers.iter().filter(|carrier| !carrier.detail.is_empty()) {
         line(out, width, &format!("{}: {}", carrier.peer, carrier.detail));
+    }
+    for it in carry.carriers.iter().filter(|it| it.pool_idle + it.pool_busy > 0) {
+        let (peer, way) = (&it.peer, &it.way);
+        line(out, width, &format!("pool of {peer}, {way}: {} wait, {} carry", it.pool_idle, it.pool_busy));
     }
     let (now, most) = (carry.connections, carry.connections_max);
     let (sent, received, kept) =
@@ -52,12 +58,21 @@ pub fn tier(carrier: &Carrier) -> String {
     let (name, ms) = (&carrier.peer, carrier.rtt_us as f64 / 1e3);
     match carrier.state.as_str() {
         "warm" => format!(
-            "carried by {name}, for {}: {ms:.1} ms, {:.2} % lost, {} connections now",
+            "carried by {name}, {}, for {}: {ms:.1} ms, {}, {} connections now",
+            carrier.way,
             span(carrier.age_s),
-            loss_percent(carrier),
+            health(carrier),
             carrier.connections
         ),
         state => format!("in place, since the carrier {name} is {state}: {}", carrier.detail),
+    }
+}
+
+/// What is known of it.
+fn health(carrier: &Carrier) -> String {
+    match carrier.sent_packets {
+        0 => format!("{} wait in its pool", carrier.pool_idle),
+        _ => format!("{:.2} % lost", loss_percent(carrier)),
     }
 }
 

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use tracing::debug;
 
 use super::{
-    carriers::Carrier,
+    carrier::Carrier,
     stream::{Broken, PATIENCE, Stream},
 };
 
@@ -25,14 +25,19 @@ pub async fn open(carrier: &Carrier, bytes: u64) {
         return;
     }
     if let Err(error) = try_open(carrier, bytes).await {
-        debug!(peer = carrier.peer, "its window is not opened: {error}");
+        debug!(peer = carrier.far.peer, "its window is not opened: {error}");
     }
 }
 
 async fn try_open(carrier: &Carrier, bytes: u64) -> Result<(), Broken> {
-    let stream = carrier.connection.open_bi().await.map_err(|_| Broken::Lost)?;
-    let mut stream = Stream::new(stream);
+    let mut stream = carrier.open().await?;
     stream.yield_to_others();
+    push(&mut stream, bytes).await?;
+    stream.finish();
+    Ok(())
+}
+
+async fn push(stream: &mut Stream, bytes: u64) -> Result<(), Broken> {
     let mut left = usize::try_from(bytes.min(WARM_MAX)).unwrap_or_default();
     while left > 0 {
         let piece = left.min(PIECE);
@@ -41,8 +46,40 @@ async fn try_open(carrier: &Carrier, bytes: u64) -> Result<(), Broken> {
         stream.sender.flush().await?;
         left -= piece;
     }
-    stream.finish();
     Ok(())
+}
+
+/// Of a pool's connection, by who has made it: as much as each end wants, one after the other.
+pub async fn exchange(stream: &mut Stream, bytes: u64) -> Result<(), Broken> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    say(stream, bytes).await?;
+    hear(stream, 0).await
+}
+
+/// The other end's, of which so many have come.
+pub async fn answer(stream: &mut Stream, first: u64, bytes: u64) -> Result<(), Broken> {
+    hear(stream, first).await?;
+    say(stream, bytes).await
+}
+
+async fn say(stream: &mut Stream, bytes: u64) -> Result<(), Broken> {
+    push(stream, bytes).await?;
+    stream.sender.push(&Frame::End);
+    stream.sender.flush().await
+}
+
+async fn hear(stream: &mut Stream, first: u64) -> Result<(), Broken> {
+    let mut got = first;
+    while got <= WARM_MAX {
+        match timeout(PATIENCE, stream.receiver.next()).await.map_err(|_| Broken::TimedOut)?? {
+            Frame::Data(bytes) => got += bytes.len() as u64,
+            Frame::End => return Ok(()),
+            _ => break,
+        }
+    }
+    Err(Broken::Closed)
 }
 
 /// Takes what the other end sends, of which `first` has come. More than there may be is no opening of a window.

@@ -1,0 +1,87 @@
+//! Connections of pools that peers make. Nothing is kept of who has not shown a known key, and handshakes are few at once.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::{Context as _, bail};
+use millrace_graft::settings;
+use parking_lot::RwLock;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::Semaphore,
+};
+use tracing::{debug, warn};
+
+use super::{
+    carrier::Far,
+    context::Context,
+    host,
+    socket::{Socket, halves},
+    stream::{Home, Stream},
+    tcp,
+};
+use crate::graft::{callers::Callers, tls::Tls};
+
+/// Handshakes at once, and of one address.
+const HANDSHAKES_MAX: usize = 64;
+const HANDSHAKES_OF_ONE_MAX: usize = 32;
+
+/// For as long as the broker runs.
+pub async fn listen(
+    context: Arc<Context>,
+    listener: TcpListener,
+    tls: Arc<RwLock<Tls>>,
+    limits: settings::Pool,
+) {
+    let (places, callers) = (Arc::new(Semaphore::new(HANDSHAKES_MAX)), Callers::new(HANDSHAKES_OF_ONE_MAX));
+    let limits = Arc::new(limits);
+    loop {
+        let (stream, remote) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                warn!("a carrier cannot be taken: {error}");
+                // Mostly for want of descriptors.
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let remote = remote.ip().to_canonical();
+        let (Ok(place), Some(caller)) = (places.clone().try_acquire_owned(), callers.enter(remote)) else {
+            debug!(%remote, "one handshake too many");
+            continue;
+        };
+        let (context, tls, limits) = (context.clone(), tls.clone(), limits.clone());
+        tokio::spawn(async move {
+            let taken = take(&context, stream, &tls, &limits).await;
+            drop((place, caller));
+            if let Err(error) = taken {
+                context.table.count("unknown-caller");
+                debug!(%remote, "a caller was let go: {error:#}");
+            }
+        });
+    }
+}
+
+async fn take(
+    context: &Arc<Context>,
+    stream: TcpStream,
+    tls: &RwLock<Tls>,
+    limits: &settings::Pool,
+) -> anyhow::Result<()> {
+    let remote = stream.peer_addr()?.ip().to_canonical();
+    let config = tcp::server_config(tls.read().server()?);
+    let (met, shown) = tcp::answer(stream, config, limits, context.run).await?;
+    let peer = tls.read().name(&shown).context("no key that is known")?;
+    let crowd = context.carriers.served(&peer).context("no peer any more")?;
+    if crowd.count() >= limits.most {
+        bail!("{peer} has {} connections: one more is too many", limits.most);
+    }
+    let socket = Socket::new(met.stream, &crowd);
+    let halves = halves(&socket, &met.secrets).context("no cipher that is known here")?;
+    let far = Arc::new(Far { peer, run: met.run, remote });
+    let context = context.clone();
+    let home: Home = Arc::new(move |stream| {
+        tokio::spawn(host::wait(context.clone(), far.clone(), stream));
+    });
+    home(Stream::tls(halves, home.clone()));
+    Ok(())
+}
