@@ -70,7 +70,7 @@ static __always_inline enum fanout_outcome fan_out(struct __sk_buff *skb, struct
 	outcome = find_media(skb, work);
 	if (outcome)
 		return outcome;
-	work->frame.summed = FAN_SUMMED(skb);
+	work->frame.summed = IP_SUMMED(skb);
 	bpf_loop(config.max_copies_per_run, next_leg, &loop, 0);
 	if (work->leg >= work->legs)
 		return FANOUT_FORWARDED;

@@ -74,10 +74,11 @@ enum graft_reason {
 	GRAFT_UNOPENED, /* sealed with another key, or changed on the way */
 	GRAFT_REPLAYED, /* came sealed before, or is too old to tell */
 	GRAFT_FRAGMENT, /* may be of a sealed session, but is in fragments or behind headers that are not followed */
-	GRAFT_WINDOW_FULL, /* not sent: as much is under way as may be */
-	GRAFT_OUT_OF_TURN, /* behind one that is missing, where order is full */
-	GRAFT_PAUSED,	   /* not sent: the session was about to begin anew */
-	GRAFT_TOO_FAST,	   /* not sent: as much waits for its turn as may */
+	GRAFT_WINDOW_FULL,    /* not sent: as much is under way as may be */
+	GRAFT_OUT_OF_TURN,    /* behind one that is missing, where order is full */
+	GRAFT_PAUSED,	      /* not sent: the session was about to begin anew */
+	GRAFT_TOO_FAST,	      /* not sent: as much waits for its turn as may */
+	GRAFT_OTHER_PROTOCOL, /* came by UDP where the session has protocol 253, or by that where it has UDP */
 	GRAFT_REASONS,
 };
 
@@ -167,7 +168,9 @@ struct graft_work {
 	__u8 was_given_up;    /* at GRAFT_RX: nobody waits for it any more */
 	__u8 is_marked_later; /* at GRAFT_RX: `number` leaves it to another function to say that it has come */
 	__u8 is_returned; /* at GRAFT_REPAIR: this host has recovered it, and has it arrive behind another one */
-	__u8 pad[4];
+	__u8 protocol;	  /* by which it came: UDP, or IP protocol 253 */
+	__u8 wire;	  /* by which the session's packets leave */
+	__u16 protocol_at; /* the byte of IP that says so, in the frame of the link */
 	/* At GRAFT_TX, for the qdisc fq, which has a packet leave when it says. The verdict does it, as the packet may not leave at all. */
 	__u32 takes_ns;	 /* until the next one may leave; 0: no function paces */
 	__u32 spare_ns;	 /* of time in which nothing left, so much counts as if it were to come */

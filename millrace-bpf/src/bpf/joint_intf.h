@@ -34,6 +34,8 @@ struct joint_session {
 	__u8 live;	   /* bits: epochs of what may come in */
 	__u8 is_sealed;	   /* nothing leaves or comes in but sealed */
 	__u8 is_paused;	   /* nothing leaves */
+	__u8 protocol;	   /* on the wire: UDP, or 253 */
+	__u8 pad[7];
 };
 
 /* How long sampled packets took, from the dispatcher to the verdict. */

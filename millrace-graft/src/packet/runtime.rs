@@ -335,15 +335,16 @@ impl Runtime {
 
     fn open(&mut self, session: Session) -> Result<(), Error> {
         let graft = self.settings.graft(&session.graft)?.clone();
-        let Session { ends, key, .. } = session;
+        let Session { ends, key, protocol, .. } = session;
         let first = self.now() + SPREAD * self.live.len() as u32;
         let sealed = session.cipher.map(|cipher| Sealed::new(cipher, &session, first)).transpose()?;
         let (list, budget_ns) = (graft.list.clone(), graft.budget_ns);
         match &sealed {
-            None => self.joints.open(joint::Session { ends, key, list, budget_ns })?,
+            None => self.joints.open(joint::Session { ends, key, list, budget_ns, protocol })?,
             Some(Sealed { secret, .. }) => {
                 let key = secret.frame_key();
-                self.joints.open_sealed(joint::Session { ends, key, list, budget_ns }, secret.word_key())?;
+                let session = joint::Session { ends, key, list, budget_ns, protocol };
+                self.joints.open_sealed(session, secret.word_key())?;
             }
         }
         if needs_clock(&graft) {

@@ -31,6 +31,8 @@ mirror!(Session = "joint_session" {
     live: u8,
     is_sealed: u8,
     is_paused: u8,
+    protocol: u8,
+    pad: [u8; 7],
 });
 
 mirror!(Time = "joint_time" { packets: u64, samples: u64, total_ns: u64, most_ns: u64, over: u64 });

@@ -72,4 +72,6 @@ reasons! {
     Paused = "paused",
     /// Not sent: as much waits for its turn as may.
     TooFast = "too-fast",
+    /// Came by UDP where the session has protocol 253, or by that where it has UDP.
+    OtherProtocol = "other-protocol",
 }

@@ -176,9 +176,10 @@ impl Live {
         if self.session.key != session.key
             || self.session.name != *name
             || self.session.cipher != session.cipher
+            || self.session.protocol != session.protocol
         {
             return Err(Error::Settings(format!(
-                "session {name}: its name, key and cipher do not change while it runs"
+                "session {name}: its name, key, cipher and protocol do not change while it runs"
             )));
         }
         let wanted = if is_wanted { &session.graft } else { &self.graft.name };
@@ -230,6 +231,7 @@ impl Live {
                 .round_trip
                 .map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
             functions: self.graft.functions.iter().map(|function| function.name.clone()).collect(),
+            protocol: self.session.protocol.name().to_owned(),
             sealed: self.sealed.as_ref().map_or("clear", |sealed| sealed.cipher.name()).to_owned(),
             has_keys: self.sealed.is_some() && self.is_open(),
             packets: packets.map(|(reason, count)| (reason.name().to_owned(), *count)).collect(),

@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use millrace_bpf::graft::joint::Ends;
+use millrace_bpf::graft::joint::{Ends, Protocol};
 use nix::unistd::{Gid, Group, Uid, User};
 use ring::hmac;
 use serde::Deserialize;
 
 use super::super::keys::Cipher;
-use super::{CANONICAL, Session, read_key};
+use super::{CANONICAL, RawProtocol, Session, read_key};
 use crate::Error;
 
 /// Of a pool: one for the daemons' own words, and one for either end to open.
@@ -28,6 +28,8 @@ pub struct Peer {
     /// The pool. The first one is the daemons' own.
     pub ends: Vec<Ends>,
     pub cipher: Option<Cipher>,
+    /// On the wire.
+    pub protocol: Protocol,
     pub users: BTreeSet<u32>,
     pub groups: BTreeSet<u32>,
     pub sessions_per_user: usize,
@@ -53,6 +55,8 @@ pub struct Raw {
     cipher: Option<Cipher>,
     #[serde(default)]
     clear: bool,
+    #[serde(default)]
+    protocol: RawProtocol,
 }
 
 impl Peer {
@@ -85,6 +89,7 @@ impl Peer {
             key: derive(&self.key, ends),
             graft: CANONICAL.to_owned(),
             cipher: self.cipher,
+            protocol: self.protocol,
             when: Vec::new(),
         })
     }
@@ -118,7 +123,8 @@ impl Raw {
         let cipher = (!self.clear).then(|| self.cipher.unwrap_or_default());
         let sessions_per_user = self.sessions_per_user.unwrap_or(SESSIONS_PER_USER);
         let (ends, key) = (ends.collect(), read_key(directory, &self.key_file)?);
-        Ok(Peer { name: self.name, ends, cipher, users, groups, sessions_per_user, datagram_bytes, key })
+        let (name, protocol) = (self.name, self.protocol.into());
+        Ok(Peer { name, ends, cipher, protocol, users, groups, sessions_per_user, datagram_bytes, key })
     }
 }
 
