@@ -104,6 +104,8 @@ int relay_ingress(struct __sk_buff *skb)
 
 	if (!work)
 		return PASS_ON; /* for the verifier: each CPU has one */
+	/* Where it cannot be had, the frame is found to be none. */
+	have_link(skb);
 	if (__sync_lock_test_and_set(&work->busy, 1))
 		return pass_by(skb);
 	verdict = run(skb, work);
