@@ -281,8 +281,8 @@ impl Runtime {
         for (ends, live) in &self.live {
             let counts = self.joints.counts(ends)?;
             let session = live.status(&counts, &self.joints.progress(ends)?);
-            let keyless = live.sealed.as_ref().and_then(Sealed::trouble);
-            for trouble in live.trouble.iter().chain(&live.mute).chain(&keyless) {
+            let unheard = live.unheard(&counts);
+            for trouble in live.trouble.iter().chain(&live.mute).chain(&unheard) {
                 status.trouble.push(format!("session {}: {trouble}", session.name));
             }
             if is_out_of_step(&counts) {
@@ -299,7 +299,8 @@ impl Runtime {
     /// `None`: there is no such session.
     pub fn see(&mut self, ends: &Ends) -> Result<Option<Seen>, Error> {
         let Some(live) = self.live.get(ends) else { return Ok(None) };
-        let trouble = live.trouble.clone().or_else(|| live.sealed.as_ref().and_then(Sealed::trouble));
+        let counts = self.joints.counts(ends)?;
+        let trouble = live.trouble.clone().or_else(|| live.unheard(&counts));
         let seen = Seen {
             graft: live.graft.name.clone(),
             is_open: live.is_open(),
@@ -309,7 +310,6 @@ impl Runtime {
         };
         let totals = self.totals(ends)?;
         let refused = [Reason::WindowFull, Reason::TooFast];
-        let counts = self.joints.counts(ends)?;
         let refused = counts.iter().filter(|(reason, _)| refused.contains(reason));
         Ok(Some(Seen {
             round_trip: self.joints.progress(ends)?.round_trip,
