@@ -82,6 +82,15 @@ struct UdpPacket {
     family: u8,
 }
 
+/// `struct ip_carried`.
+#[repr(C)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Carried {
+    end: u32,
+    protocol_at: u32,
+    protocol: u8,
+}
+
 /// `struct quic_short`.
 #[repr(C)]
 #[derive(Default)]
@@ -95,6 +104,8 @@ struct Short {
 unsafe extern "C" {
     fn frames_native_walk(text: *const u8, at: u32, end: u32, out: *mut Walk) -> i32;
     fn udp_native_parse(frame: *const u8, bytes: u32, vlan_tci: *const u16, out: *mut UdpPacket) -> i32;
+    fn wire_native_parse(frame: *const u8, bytes: u32, out: *mut UdpPacket, carried: *mut Carried) -> i32;
+    fn wire_native_change(udp: *const u16, wire: *mut u16, again: *mut u16);
     fn quic_native_unprotect(
         key: *const u8,
         packet: *mut u8,
@@ -159,6 +170,44 @@ pub fn kernel_udp(data: &[u8]) {
         Ok(want) => assert_eq!((verdict, found), (OK, want)),
         Err(refusal) => assert_eq!(verdict, refusal),
     }
+    wire(&frame);
+}
+
+/// As packet grafts take it: UDP as above, and what stands for UDP with protocol 253.
+fn wire(frame: &[u8]) {
+    let (mut found, mut carried) = (UdpPacket::default(), Carried::default());
+    // SAFETY: as in `kernel_udp`.
+    let verdict =
+        unsafe { wire_native_parse(frame.as_ptr(), frame.len() as u32, &raw mut found, &raw mut carried) };
+    if verdict != OK {
+        assert!(udp(frame, None).is_err(), "what is UDP is taken");
+        return;
+    }
+    let (at, protocol_at) = (found.payload_offset as usize - 8, carried.protocol_at as usize);
+    assert_eq!(frame[protocol_at], carried.protocol);
+    let of_udp = |mut udp: UdpPacket| {
+        (udp.payload_bytes, udp.vlan) = (0, 0);
+        udp
+    };
+    if carried.protocol == 17 {
+        assert_eq!(of_udp(found), of_udp(udp(frame, None).expect("UDP")));
+        return;
+    }
+    assert_eq!(carried.protocol, 253);
+    // It is what it would be if it said UDP, but that IP says how long it is.
+    let mut other = frame.to_vec();
+    other[protocol_at] = 17;
+    let want = UdpPacket { udp_bytes: found.udp_bytes, ..of_udp(udp(&other, None).expect("UDP")) };
+    assert_eq!(found, want);
+    assert_eq!(at + usize::from(found.udp_bytes), carried.end as usize);
+    let header: [u16; 4] =
+        std::array::from_fn(|word| u16::from_ne_bytes([frame[at + 2 * word], frame[at + 2 * word + 1]]));
+    let (mut on_the_wire, mut again) = ([0xffff; 4], [0xffff; 4]);
+    // SAFETY: each has the four words of a header.
+    unsafe { wire_native_change(header.as_ptr(), on_the_wire.as_mut_ptr(), again.as_mut_ptr()) };
+    let [source, destination, _, check] = header;
+    assert_eq!(on_the_wire, [source, destination, check, 0]);
+    assert_eq!(again, header);
 }
 
 /// What the walk of programs at TC makes of a frame without a tag beside it.

@@ -37,6 +37,27 @@ fn random_bytes_pass() {
     }
 }
 
+/// Almost right: random bytes are seldom of protocol 253.
+#[test]
+fn random_frames_of_protocol_253_pass() {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/fixtures/kernel_udp");
+    let mut rng = fastrand::Rng::with_seed(4);
+    for name in ["ipv4_253", "ipv6_extensions_253"] {
+        let fixture = fs::read(fixtures.join(name)).expect("a frame");
+        for _ in 0..50_000 {
+            let mut data = fixture.clone();
+            for _ in 0..rng.usize(..3) {
+                let at = rng.usize(15..data.len());
+                data[at] = rng.u8(..);
+            }
+            if rng.u32(..3) == 0 {
+                data.truncate(rng.usize(15..data.len()));
+            }
+            checks::kernel_udp(&data);
+        }
+    }
+}
+
 /// Almost right: random bytes seldom come past a stream's header.
 #[test]
 fn random_subgroups_pass() {

@@ -13,9 +13,11 @@ use std::net::{IpAddr, UdpSocket};
 
 use fastrand::Rng;
 use millrace_bpf::crypto::QuicKeys;
+use millrace_bpf::gate::{self, Gate};
 use millrace_bpf::relay::{
     Compute, Config, Egress, EgressOutcome, Forwarded, Outcome, Position, Relay, Slot, Upstream,
 };
+use millrace_bpf::xdp::Mode;
 use millrace_proto::quic::keys::Suite;
 use net::{Capture, Network, RawSender, address, ip, root};
 use peers::{PORT, Subscriber};
@@ -158,6 +160,32 @@ fn back_over_the_interface_it_came_by_and_over_another() {
         scene.reaches_all(700);
         scene.reaches_all(20);
         // The publisher's own two are among those that are seen there.
+        assert_eq!(captures.map(|capture| capture.check()), [2 + 2, 4]);
+    }
+}
+
+/// There packets come to TC as copies whose link header is somewhere else.
+#[test]
+fn behind_a_gate_in_generic_mode() {
+    if !root("behind_a_gate_in_generic_mode") {
+        return;
+    }
+    let network = Network::new("gen");
+    without_offload(&network);
+    net::set_checksum_offload(&network.relay, "west", false);
+    let gate = Gate::load(&gate::Config::default()).unwrap_or_else(|error| panic!("{error}"));
+    let west_link = net::ifindex(&network.relay, "west");
+    net::inside(&network.relay, || gate.attach(west_link, Mode::Generic).expect("generic"));
+    for family in [4, 6] {
+        let mut scene = Scene::new(&network, "west", west(family));
+        scene.subscribe(&network, &network.publisher, (address(family, 1, 1), address(family, 1, 2)));
+        for other in [6, 4] {
+            let over = (address(other, 2, 1), address(other, 2, 2));
+            scene.subscribe(&network, &network.subscriber, over);
+        }
+        let captures = [&network.publisher, &network.subscriber].map(|namespace| Capture::new(namespace));
+        scene.reaches_all(1200);
+        scene.reaches_all(20);
         assert_eq!(captures.map(|capture| capture.check()), [2 + 2, 4]);
     }
 }

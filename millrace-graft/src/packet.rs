@@ -61,6 +61,8 @@ pub struct SessionStatus {
     pub functions: Vec<String>,
     /// Smoothed, where a function of its graft says what has come.
     pub round_trip_us: Option<u64>,
+    /// On the wire: `udp`, or `253`, the IP protocol.
+    pub protocol: String,
     /// The cipher, or `clear`.
     pub sealed: String,
     /// Nothing passes a sealed session before its ends have agreed on keys.

@@ -9,17 +9,12 @@
 #define MILLRACE_FAN_H
 
 #include "fan_intf.h"
+#include "sk_buff.h"
 #include "skb_udp.h"
-#include <bpf/bpf_core_read.h>
 
 #define LOOPBACK 1 /* interface index, in every network namespace */
 #define AF_INET	 2
 #define AF_INET6 10
-
-enum ip_summed {
-	CHECKSUM_COMPLETE = 2,
-	CHECKSUM_PARTIAL = 3,
-};
 
 /* The frame that arrived, and what has been done to it. */
 struct fan_frame {
@@ -147,12 +142,5 @@ static __always_inline int fan_tag_again(struct __sk_buff *skb, const struct fan
 {
 	return frame->untagged ? bpf_skb_vlan_push(skb, frame->vlan_protocol, frame->vlan_tci) : 0;
 }
-
-/* The one field that is needed; libbpf finds its place in the running kernel. */
-struct sk_buff {
-	__u8 ip_summed : 2;
-} __attribute__((preserve_access_index));
-
-#define FAN_SUMMED(skb) BPF_CORE_READ_BITFIELD_PROBED((struct sk_buff *)(skb), ip_summed)
 
 #endif

@@ -70,7 +70,7 @@ static __always_inline enum fanout_outcome fan_out(struct __sk_buff *skb, struct
 	outcome = find_media(skb, work);
 	if (outcome)
 		return outcome;
-	work->frame.summed = FAN_SUMMED(skb);
+	work->frame.summed = IP_SUMMED(skb);
 	bpf_loop(config.max_copies_per_run, next_leg, &loop, 0);
 	if (work->leg >= work->legs)
 		return FANOUT_FORWARDED;
@@ -134,6 +134,8 @@ int fanout_ingress(struct __sk_buff *skb)
 
 	if (!work)
 		return PASS_ON; /* for the verifier: each CPU has one */
+	/* Where it cannot be had, the frame is found to be none. */
+	have_link(skb);
 	if (__sync_lock_test_and_set(&work->busy, 1))
 		return pass_by(skb);
 	verdict = run(skb, work);

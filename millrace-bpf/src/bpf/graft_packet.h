@@ -74,13 +74,14 @@ enum graft_reason {
 	GRAFT_UNOPENED, /* sealed with another key, or changed on the way */
 	GRAFT_REPLAYED, /* came sealed before, or is too old to tell */
 	GRAFT_FRAGMENT, /* may be of a sealed session, but is in fragments or behind headers that are not followed */
-	GRAFT_WINDOW_FULL, /* not sent: as much is under way as may be */
-	GRAFT_OUT_OF_TURN, /* behind one that is missing, where order is full */
-	GRAFT_PAUSED,	   /* not sent: the session was about to begin anew */
-	GRAFT_TOO_FAST,	   /* not sent: as much waits for its turn as may */
-	GRAFT_SOCKET_FULL, /* its socket has no room: it has not come, and may come again */
-	GRAFT_IN_RING,	   /* it goes to the application's ring */
-	GRAFT_RING_FULL,   /* of those, what there was no room for; the kernel counts it */
+	GRAFT_WINDOW_FULL,    /* not sent: as much is under way as may be */
+	GRAFT_OUT_OF_TURN,    /* behind one that is missing, where order is full */
+	GRAFT_PAUSED,	      /* not sent: the session was about to begin anew */
+	GRAFT_TOO_FAST,	      /* not sent: as much waits for its turn as may */
+	GRAFT_SOCKET_FULL,    /* its socket has no room: it has not come, and may come again */
+	GRAFT_IN_RING,	      /* it goes to the application's ring */
+	GRAFT_RING_FULL,      /* of those, what there was no room for; the kernel counts it */
+	GRAFT_OTHER_PROTOCOL, /* came by UDP where the session has protocol 253, or by that where it has UDP */
 	GRAFT_REASONS,
 };
 
@@ -170,9 +171,11 @@ struct graft_work {
 	__u8 was_given_up;    /* at GRAFT_RX: nobody waits for it any more */
 	__u8 is_marked_later; /* at GRAFT_RX: `number` leaves it to another function to say that it has come */
 	__u8 is_returned; /* at GRAFT_REPAIR: this host has recovered it, and has it arrive behind another one */
-	__u8 tells_room;  /* the session: its sender is told when there is room again */
-	__u8 is_for_ring; /* at GRAFT_RX: no function waits for it at GRAFT_REPAIR */
-	__u8 pad[2];
+	__u8 tells_room;   /* the session: its sender is told when there is room again */
+	__u8 is_for_ring;  /* at GRAFT_RX: no function waits for it at GRAFT_REPAIR */
+	__u8 protocol;	   /* by which it came: UDP, or IP protocol 253 */
+	__u8 wire;	   /* by which the session's packets leave */
+	__u16 protocol_at; /* the byte of IP that says so, in the frame of the link */
 	/* At GRAFT_TX, for the qdisc fq, which has a packet leave when it says. The verdict does it, as the packet may not leave at all. */
 	__u32 takes_ns;	 /* until the next one may leave; 0: no function paces */
 	__u32 spare_ns;	 /* of time in which nothing left, so much counts as if it were to come */

@@ -6,6 +6,7 @@
  *   graft_packet.h   what functions see; joint_intf.h: what userspace sees; joint_frame.h: frames
  *   joint_seal.h     the stages of sealed sessions, which are in seal.bpf.c
  *   joint_ring.h     the way to an application past its socket
+ *   joint_wire.h     datagrams over IP protocol 253
  */
 #include "barrier.h"
 #include "joint_frame.h"
@@ -14,7 +15,7 @@
 #include "joint_room.h"
 #include "joint_ring.h"
 #include "joint_seal.h"
-#include <bpf/bpf_core_read.h>
+#include "joint_wire.h"
 #include <linux/pkt_cls.h>
 
 SEC(".rodata.config")
@@ -27,13 +28,13 @@ struct {
 	__type(value, struct joint_session);
 } sessions SEC(".maps");
 
-/* Addresses between which there are sealed sessions -> one of these. */
+/* Addresses between which there are sessions that are sealed or have another protocol than UDP -> one of these. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, GRAFT_SESSIONS);
 	__type(key, struct joint_pair);
 	__type(value, __u32);
-} sealed_pairs SEC(".maps");
+} strict_pairs SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -63,13 +64,6 @@ struct {
 	__type(key, __u32);
 	__type(value, struct net_head);
 } heads SEC(".maps");
-
-#define CHECKSUM_PARTIAL 3
-
-/* The one field that is needed; libbpf finds its place in the running kernel. */
-struct sk_buff {
-	__u8 ip_summed : 2;
-} __attribute__((preserve_access_index));
 
 static __always_inline void count(__u32 session, __u32 reason)
 {
@@ -105,24 +99,26 @@ static __always_inline void hear(const struct graft_work *work)
 
 enum found {
 	FOUND,
-	FOUND_OTHER, /* not UDP */
+	FOUND_OTHER, /* not UDP, nor protocol 253 as sessions have it */
 	FOUND_ODD,   /* addresses only: UDP that has no frame which could be found, but which hosts accept */
 };
 
 /* Fragments say what is in them, or that it is behind more headers. */
-static __always_inline int may_be_udp(struct net_cursor *cursor, const struct udp_packet *packet)
+static __always_inline int may_be_udp(struct net_cursor *cursor, const struct udp_packet *packet,
+				      const struct ip_carried *carried)
 {
 	__u16 offset;
 	__u8 next;
 
 	if (packet->family == 4)
-		return 1;
+		return carried->protocol == IPPROTO_UDP;
 	return take_fragment(cursor, &next, &offset) || next == IPPROTO_UDP || is_extension(next);
 }
 
 static __always_inline enum found find_udp_in(struct net_cursor *cursor, struct udp_packet *packet,
 					      struct graft_work *work)
 {
+	struct ip_carried carried = {};
 	struct net_udp udp;
 	enum parse result;
 	__be16 protocol;
@@ -131,19 +127,21 @@ static __always_inline enum found find_udp_in(struct net_cursor *cursor, struct 
 		return FOUND_OTHER;
 	work->ip_at = cursor->at;
 	if (protocol == bpf_htons(ETH_P_IP))
-		result = parse_ipv4(cursor, packet);
+		result = parse_ipv4(cursor, packet, &carried);
 	else if (protocol == bpf_htons(ETH_P_IPV6))
-		result = parse_ipv6(cursor, packet);
+		result = parse_ipv6(cursor, packet, &carried);
 	else
 		return FOUND_OTHER;
 	if (result == PARSE_NOT_UDP || !packet->family)
 		return FOUND_OTHER;
 	if (result == PARSE_FRAGMENT)
-		return may_be_udp(cursor, packet) ? FOUND_ODD : FOUND_OTHER;
+		return may_be_udp(cursor, packet, &carried) ? FOUND_ODD : FOUND_OTHER;
 	if (result)
 		return FOUND_ODD; /* more extension headers than are followed */
 	work->udp_at = cursor->at;
-	if (take_udp(cursor, &udp))
+	work->protocol = carried.protocol;
+	work->protocol_at = carried.protocol_at;
+	if (carried.protocol == IPPROTO_UDP ? take_udp(cursor, &udp) : take_wire(cursor, &carried, &udp))
 		return FOUND_OTHER;
 	if (udp.bytes < UDP_BYTES)
 		return FOUND_ODD; /* of IPv6 it may be 0, for all that is there */
@@ -166,8 +164,8 @@ static __always_inline struct joint_session *find_session(const struct udp_packe
 	return bpf_map_lookup_elem(&sessions, &key);
 }
 
-/* Whether what is odd is between the addresses of a sealed session: then it might be that one's, and it is dropped. XDP leaves that
- * to TC, which sees it, too.
+/* Whether what is odd is between the addresses of a session of which nothing passes as it is: then it might be that one's, and it is
+ * dropped. XDP leaves that to TC, which sees it, too.
  */
 static __always_inline int is_dropped(const struct udp_packet *packet, int out)
 {
@@ -176,7 +174,7 @@ static __always_inline int is_dropped(const struct udp_packet *packet, int out)
 
 	__builtin_memcpy(pair.local, out ? packet->source : packet->destination, sizeof(pair.local));
 	__builtin_memcpy(pair.remote, out ? packet->destination : packet->source, sizeof(pair.remote));
-	session = bpf_map_lookup_elem(&sealed_pairs, &pair);
+	session = bpf_map_lookup_elem(&strict_pairs, &pair);
 	if (session)
 		count(*session, GRAFT_FRAGMENT);
 	return session != NULL;
@@ -199,6 +197,7 @@ static __always_inline void begin(struct graft_work *work, const struct joint_se
 	work->is_sealed = session->is_sealed;
 	work->tells_room = session->tells_room;
 	work->is_for_ring = 0;
+	work->wire = session->protocol;
 	work->limit = 0;
 	work->takes_ns = work->spare_ns = 0;
 	work->leaves_ns = 0;
@@ -341,6 +340,12 @@ static __always_inline void put_time(struct __sk_buff *skb, const struct graft_w
 		bpf_skb_set_tstamp(skb, work->leaves_ns, BPF_SKB_TSTAMP_DELIVERY_MONO);
 }
 
+/* In the form that it has on the wire. Not 0: it cannot leave. */
+static __always_inline int leave(struct __sk_buff *skb, const struct graft_work *work, __u32 protocol)
+{
+	return protocol == IPPROTO_UDP ? 0 : wire_out(skb, work);
+}
+
 /* What functions and the daemon send. `works` is the one's whose run this is in, if it is in one. */
 static __always_inline int pass_own(struct __sk_buff *skb, const struct joint_session *session,
 				    const struct udp_packet *packet)
@@ -355,7 +360,12 @@ static __always_inline int pass_own(struct __sk_buff *skb, const struct joint_se
 	if (session->is_sealed && mark != config.clear_mark)
 		return seal(skb, (struct seal_call){.session = session->index,
 						    .bytes = packet->udp_bytes - UDP_BYTES,
-						    .reason = GRAFT_SENT_BY_US});
+						    .reason = GRAFT_SENT_BY_US,
+						    .protocol = session->protocol});
+	if (!work || leave(skb, work, session->protocol)) {
+		count(session->index, GRAFT_NO_ROOM);
+		return TC_ACT_SHOT;
+	}
 	count(session->index, GRAFT_SENT_BY_US);
 	return PASS_ON;
 }
@@ -384,7 +394,7 @@ int joint_tx(struct __sk_buff *skb)
 	found = find_udp_in(&cursor, &packet, work);
 	if (found == FOUND_ODD && is_dropped(&packet, 1))
 		return TC_ACT_SHOT;
-	if (found)
+	if (found || work->protocol != IPPROTO_UDP)
 		goto other;
 	session = find_session(&packet, 1);
 	if (!session)
@@ -510,8 +520,11 @@ int joint_tx_done(struct __sk_buff *skb)
 		return seal(skb, (struct seal_call){.session = work->session,
 						    .bytes = work->payload_bytes + GRAFT_FRAME_BYTES,
 						    .reason = reason,
-						    .is_behind = work->behind});
+						    .is_behind = work->behind,
+						    .protocol = work->wire});
 	}
+	if (goes_on(reason) && !work->again && leave(skb, work, work->wire))
+		reason = GRAFT_NO_ROOM;
 	conclude(work, GRAFT_TX, reason);
 	if (work->again && goes_on(reason))
 		return follow(skb, work);
@@ -522,10 +535,13 @@ int joint_tx_done(struct __sk_buff *skb)
 SEC("tcx/egress")
 int joint_tx_out(struct __sk_buff *skb)
 {
+	const struct graft_work *work = graft_work(GRAFT_TX);
 	struct seal_call *call = seal_call();
 
-	if (!call)
+	if (!call || !work)
 		return TC_ACT_SHOT;
+	if (goes_on(call->reason) && leave(skb, work, call->protocol))
+		call->reason = GRAFT_NO_ROOM;
 	count(call->session, call->reason < GRAFT_REASONS ? call->reason : GRAFT_MALFORMED);
 	return goes_on(call->reason) ? PASS_ON : drop(call->is_behind);
 }
@@ -610,6 +626,7 @@ static __always_inline int receive(struct xdp_md *ctx, const int is_opened)
 	struct udp_packet packet = {};
 	struct joint_session *session;
 	enum graft_reason wrong;
+	int is_new;
 
 	if (!work || !head || copy_head(ctx, head) || find_udp_in(&cursor, &packet, work))
 		goto other;
@@ -620,8 +637,13 @@ static __always_inline int receive(struct xdp_md *ctx, const int is_opened)
 	if (!session->is_sealed || is_opened)
 		start_time(work, GRAFT_RX);
 	wrong = prove_xdp(ctx, work, session, &packet);
-	/* What this host has had arrive once more was opened before (XDP in the generic mode sees it again). */
-	if (session->is_sealed && !is_opened && (wrong || work->kind != GRAFT_RETURNED)) {
+	/* XDP in the generic mode sees again what this host has had arrive once more: as UDP, and opened. */
+	is_new = !is_opened && (wrong || work->kind != GRAFT_RETURNED);
+	if (is_new && work->protocol != session->protocol)
+		return graft_done(ctx, rx, work, GRAFT_OTHER_PROTOCOL);
+	if (work->protocol != IPPROTO_UDP && wire_in_xdp(ctx, work, packet.udp_bytes))
+		return graft_done(ctx, rx, work, GRAFT_NO_ROOM);
+	if (session->is_sealed && is_new) {
 		work->payload_bytes = packet.udp_bytes - UDP_BYTES;
 		bpf_tail_call(ctx, &stages_rx, STAGE_OPEN);
 		return graft_done(ctx, rx, work, GRAFT_NO_KEYS);
@@ -654,7 +676,7 @@ int joint_rx_opened(struct xdp_md *ctx)
 
 /* --- TC ingress --- */
 
-/* Opening has left a whole checksum, where the interface is to complete that of the pseudo header. */
+/* Opening has left a whole checksum, or protocol 253 has brought it, where the interface is to complete that of the pseudo header. */
 static __always_inline int put_partial_checksum(struct __sk_buff *skb, const struct graft_work *work,
 						const struct udp_packet *packet)
 {
@@ -687,7 +709,7 @@ int joint_repair(struct __sk_buff *skb)
 	enum graft_reason wrong;
 	enum found found;
 
-	if (!work)
+	if (!work || have_link(skb))
 		goto other;
 	found = find_udp_in(&cursor, &packet, work);
 	if (found == FOUND_ODD && is_dropped(&packet, 0))
@@ -701,6 +723,11 @@ int joint_repair(struct __sk_buff *skb)
 	start_time(work, GRAFT_REPAIR);
 	if (skb->gso_segs > 1)
 		return graft_done(skb, repair, work, GRAFT_MERGED);
+	/* UDP may be what XDP has made of protocol 253. */
+	if (work->protocol != IPPROTO_UDP && session->protocol == IPPROTO_UDP)
+		return graft_done(skb, repair, work, GRAFT_OTHER_PROTOCOL);
+	if (work->protocol != IPPROTO_UDP && wire_in_skb(skb, work, packet.udp_bytes))
+		return graft_done(skb, repair, work, GRAFT_NO_ROOM);
 	work->payload_bytes = packet.udp_bytes - UDP_BYTES - GRAFT_FRAME_BYTES;
 	if (packet.udp_bytes < UDP_BYTES + GRAFT_FRAME_BYTES ||
 	    bpf_skb_load_bytes(skb, work->udp_at + packet.udp_bytes - GRAFT_FRAME_BYTES, &frame,
@@ -710,9 +737,9 @@ int joint_repair(struct __sk_buff *skb)
 	wrong = prove(work, session, &frame, &packet);
 	if (wrong)
 		return graft_done(skb, repair, work, wrong);
-	work->is_partial =
-		BPF_CORE_READ_BITFIELD_PROBED((struct sk_buff *)skb, ip_summed) == CHECKSUM_PARTIAL;
-	if (work->is_sealed && work->is_partial && put_partial_checksum(skb, work, &packet))
+	work->is_partial = IP_SUMMED(skb) == CHECKSUM_PARTIAL;
+	if (work->is_partial && (work->is_sealed || session->protocol != IPPROTO_UDP) &&
+	    put_partial_checksum(skb, work, &packet))
 		return graft_done(skb, repair, work, GRAFT_NO_ROOM);
 	if (work->kind >= GRAFT_SAYS) {
 		hear(work);

@@ -35,7 +35,8 @@ struct joint_session {
 	__u8 is_sealed;	   /* nothing leaves or comes in but sealed */
 	__u8 is_paused;	   /* nothing leaves */
 	__u8 tells_room;   /* its daemon hears when there is room for who was refused */
-	__u8 pad[7];
+	__u8 protocol;	   /* on the wire: UDP, or 253 */
+	__u8 pad[6];
 };
 
 /* A receive queue. */

@@ -44,6 +44,7 @@ struct seal_call {
 	__u32 bytes;	 /* behind the UDP header */
 	__u32 reason;	 /* what it is counted as, and what went wrong afterwards */
 	__u32 is_behind; /* graft_work's */
+	__u32 protocol;	 /* the session's */
 };
 
 struct {

@@ -31,6 +31,7 @@ static long native_load_bytes(const struct __sk_buff *skb, __u32 offset, void *t
 #include "gate_bucket.h"
 #include "gate_packet.h"
 #include "graft_option.h"
+#include "joint_wire.h"
 #include "quic_packet.h"
 #include "rtp.h"
 #include "skb_udp.h"
@@ -54,6 +55,8 @@ __u32 web_native_put_datagram(__u8 *end, __u64 session);
 __u32 web_native_stream_len(__u64 session);
 __u32 web_native_datagram_len(__u64 session);
 int udp_native_parse(const __u8 *frame, __u32 bytes, const __u16 *vlan_tci, struct udp_packet *out);
+int wire_native_parse(const __u8 *frame, __u32 bytes, struct udp_packet *out, struct ip_carried *carried);
+void wire_native_change(const struct udphdr *udp, struct wire_header *wire, struct udphdr *again);
 int gate_native_read(const __u8 *frame, __u32 bytes, __u8 fill, struct gate_packet *out);
 int gate_native_take(__u64 *full_at, const struct gate_rate *rate, __u64 units, __u64 now_ns);
 int graft_native_read(const __u8 *found, __u32 bytes);
@@ -155,6 +158,42 @@ int udp_native_parse(const __u8 *frame, __u32 bytes, const __u16 *vlan_tci, stru
 	native.skb.vlan_present = !!vlan_tci;
 	native.skb.vlan_tci = vlan_tci ? *vlan_tci : 0;
 	return parse_udp(&native.skb, out);
+}
+
+/* enum parse, of what packet grafts take: UDP, and protocol 253 as it stands for UDP. */
+int wire_native_parse(const __u8 *frame, __u32 bytes, struct udp_packet *out, struct ip_carried *carried)
+{
+	struct native_skb native = {.skb.len = bytes, .frame = frame};
+	struct net_scratch scratch;
+	struct net_cursor cursor = {.source = NET_SKB, .skb = &native.skb, .scratch = &scratch};
+	struct net_udp udp;
+	enum parse result;
+	__be16 protocol;
+
+	if (take_ethernet(&cursor, &protocol, NULL))
+		return PARSE_MALFORMED;
+	if (protocol == bpf_htons(ETH_P_IP))
+		result = parse_ipv4(&cursor, out, carried);
+	else if (protocol == bpf_htons(ETH_P_IPV6))
+		result = parse_ipv6(&cursor, out, carried);
+	else
+		result = PARSE_NOT_UDP;
+	if (result)
+		return result;
+	if (carried->protocol == IPPROTO_UDP ? take_udp(&cursor, &udp) : take_wire(&cursor, carried, &udp))
+		return PARSE_MALFORMED;
+	out->source_port = udp.source;
+	out->destination_port = udp.destination;
+	out->udp_bytes = udp.bytes;
+	out->payload_offset = cursor.at;
+	return PARSE_OK;
+}
+
+/* A header as it leaves, and as it comes in again. */
+void wire_native_change(const struct udphdr *udp, struct wire_header *wire, struct udphdr *again)
+{
+	wire_of_udp(wire, udp);
+	udp_of_wire(again, wire, bpf_ntohs(udp->len));
 }
 
 static void copy_head(struct net_head *head, const __u8 *frame, __u32 most)

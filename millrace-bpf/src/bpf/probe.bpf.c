@@ -3,6 +3,7 @@
  * nothing: every packet goes on to whatever else is attached.
  */
 #include "intf.h"
+#include "sk_buff.h"
 #include "skb_udp.h"
 
 SEC(".rodata.config")
@@ -71,6 +72,7 @@ static __always_inline enum probe_outcome inspect(struct __sk_buff *skb, __u8 di
 SEC("tcx/ingress")
 int probe_ingress(struct __sk_buff *skb)
 {
+	have_link(skb);
 	add_to(&outcomes, inspect(skb, PROBE_INGRESS), 1);
 	return PASS_ON;
 }

@@ -38,7 +38,7 @@ static __always_inline enum relay_outcome relay(struct __sk_buff *skb, struct wo
 	outcome = walk_frames(work);
 	if (outcome)
 		return outcome;
-	work->arrival.frame.summed = FAN_SUMMED(skb);
+	work->arrival.frame.summed = IP_SUMMED(skb);
 	bpf_loop(config.max_copies_per_run, next_egress, &loop, 0);
 	if (restore(skb, work))
 		return RELAY_NOT_RESTORED;
@@ -104,6 +104,8 @@ int relay_ingress(struct __sk_buff *skb)
 
 	if (!work)
 		return PASS_ON; /* for the verifier: each CPU has one */
+	/* Where it cannot be had, the frame is found to be none. */
+	have_link(skb);
 	if (__sync_lock_test_and_set(&work->busy, 1))
 		return pass_by(skb);
 	verdict = run(skb, work);

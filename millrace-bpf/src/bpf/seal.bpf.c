@@ -9,7 +9,7 @@
 #include "aead.h"
 #include "joint_frame.h"
 #include "joint_seal.h"
-#include <bpf/bpf_core_read.h>
+#include "sk_buff.h"
 #include <linux/pkt_cls.h>
 
 /* Without types: to kernels before 6.2 a map with some is none like those that userspace makes, which have none. */
@@ -42,13 +42,6 @@ struct {
 	__type(key, __u32);
 	__type(value, struct quic_buf);
 } seal_bufs SEC(".maps");
-
-#define CHECKSUM_PARTIAL 3
-
-/* The one field that is needed; libbpf finds its place in the running kernel. */
-struct sk_buff {
-	__u8 ip_summed : 2;
-} __attribute__((preserve_access_index));
 
 static __always_inline struct seal_key *find_key(__u32 session, __u32 place)
 {
@@ -127,7 +120,7 @@ static __always_inline int put_udp_around(struct __sk_buff *skb, const struct gr
 		return -1;
 	put_udp(&udp, udp.source, udp.dest, udp_bytes);
 	sum = csum_pseudo(addresses, sizeof(addresses), udp_bytes);
-	if (BPF_CORE_READ_BITFIELD_PROBED((struct sk_buff *)skb, ip_summed) == CHECKSUM_PARTIAL)
+	if (IP_SUMMED(skb) == CHECKSUM_PARTIAL)
 		udp.check = csum_fold(sum);
 	else
 		put_udp_checksum(&udp, bpf_csum_diff(NULL, 0, (__be32 *)&udp, sizeof(udp), csum_fold(sum)) +

@@ -29,43 +29,77 @@ struct udp_packet {
 	__u8 family;	 /* 4 or 6 */
 };
 
-static __always_inline enum parse parse_ipv4(struct net_cursor *cursor, struct udp_packet *packet)
+#define IPPROTO_EXPERIMENT 253 /* RFC 3692 */
+
+/* What IP carries, and where it says so. For programs that take protocol 253 in UDP's place, too; others have NULL. */
+struct ip_carried {
+	__u32 end;	   /* of it, in the frame */
+	__u32 protocol_at; /* the byte that names the protocol, in the frame */
+	__u8 protocol;
+};
+
+static __always_inline int is_taken(__u8 next, const struct ip_carried *carried)
 {
+	return next == IPPROTO_UDP || (carried && next == IPPROTO_EXPERIMENT);
+}
+
+static __always_inline enum parse parse_ipv4(struct net_cursor *cursor, struct udp_packet *packet,
+					     struct ip_carried *carried)
+{
+	__u32 begin = cursor->at;
 	struct net_ip ip;
 
 	if (take_ipv4(cursor, &ip))
 		return PARSE_MALFORMED;
-	if (ip.next != IPPROTO_UDP)
+	if (!is_taken(ip.next, carried))
 		return PARSE_NOT_UDP;
+	if (carried)
+		*carried = (struct ip_carried){
+			.end = begin + ip.bytes,
+			.protocol_at = begin + __builtin_offsetof(struct iphdr, protocol),
+			.protocol = ip.next,
+		};
 	packet->family = 4;
 	__builtin_memcpy(packet->source, ip.source, sizeof(__be32));
 	__builtin_memcpy(packet->destination, ip.destination, sizeof(__be32));
 	return ip.fragment & IPV4_FRAGMENT ? PARSE_FRAGMENT : PARSE_OK;
 }
 
-static __always_inline enum parse parse_ipv6(struct net_cursor *cursor, struct udp_packet *packet)
+static __always_inline enum parse parse_ipv6(struct net_cursor *cursor, struct udp_packet *packet,
+					     struct ip_carried *carried)
 {
+	__u32 begin = cursor->at;
 	struct net_ip ip;
 	__u8 next;
 
 	if (take_ipv6(cursor, &ip))
 		return PARSE_MALFORMED;
+	if (carried)
+		*carried = (struct ip_carried){
+			.end = cursor->at + ip.bytes,
+			.protocol_at = begin + __builtin_offsetof(struct ipv6hdr, nexthdr),
+			.protocol = ip.next,
+		};
 	packet->family = 6;
 	__builtin_memcpy(packet->source, ip.source, sizeof(packet->source));
 	__builtin_memcpy(packet->destination, ip.destination, sizeof(packet->destination));
 	next = ip.next;
 	for (int i = 0; i < SKB_EXTENSIONS_MAX; i++) {
-		if (next == IPPROTO_UDP)
+		if (is_taken(next, carried))
 			return PARSE_OK;
 		if (next == IPPROTO_FRAGMENT)
 			return PARSE_FRAGMENT;
 		if (!is_extension(next))
 			return PARSE_NOT_UDP;
+		if (carried)
+			carried->protocol_at = cursor->at + __builtin_offsetof(struct ipv6_extension, next);
 		/* That the rest of one is missing shows at the next header. */
 		if (take_extension(cursor, 2, &next))
 			return PARSE_MALFORMED;
+		if (carried)
+			carried->protocol = next;
 	}
-	return next == IPPROTO_UDP ? PARSE_OK : PARSE_MALFORMED;
+	return is_taken(next, carried) ? PARSE_OK : PARSE_MALFORMED;
 }
 
 /* The payload's size is that of the frame, not of the UDP header: GRO leaves there the length of one segment or of all,
@@ -98,9 +132,9 @@ static __always_inline enum parse parse_udp(struct __sk_buff *skb, struct udp_pa
 	if (take_ethernet(&cursor, &protocol, &packet->vlan))
 		return PARSE_MALFORMED;
 	if (protocol == bpf_htons(ETH_P_IP))
-		result = parse_ipv4(&cursor, packet);
+		result = parse_ipv4(&cursor, packet, NULL);
 	else if (protocol == bpf_htons(ETH_P_IPV6))
-		result = parse_ipv6(&cursor, packet);
+		result = parse_ipv6(&cursor, packet, NULL);
 	else
 		result = PARSE_NOT_UDP;
 	return result ? result : parse_ports(&cursor, packet);

@@ -10,6 +10,8 @@
 
 mod function;
 mod intf;
+mod pairs;
+mod protocol;
 mod reason;
 mod ring;
 mod room;
@@ -26,11 +28,13 @@ use std::time::Duration;
 use libbpf_rs::{MapCore, MapFlags, MapHandle, RingBufferBuilder, num_possible_cpus};
 
 pub use function::Function;
+pub use protocol::Protocol;
 pub use reason::Reason;
 pub use ring::Lent;
 pub use room::{KEPT_BYTES, Room, SEALED_BYTES, base_bytes};
 pub use seal::{KeyWord, Keys, Phase, SEAL_BYTES, SEALED_MAX, Wear};
 
+use self::pairs::Pairs;
 use super::Error;
 use crate::barrier::Barrier;
 use crate::intf::Plain;
@@ -123,6 +127,8 @@ pub struct Session {
     pub list: List,
     /// Of the joint that takes longest; 0: none.
     pub budget_ns: u32,
+    /// Both ends have the same.
+    pub protocol: Protocol,
 }
 
 /// What ends say to each other beside the data.
@@ -244,6 +250,7 @@ pub struct Joints {
     object: Loaded,
     shared: BTreeMap<&'static str, MapHandle>,
     table: MapHandle,
+    pairs: Pairs,
     mark: u32,
     /// Of sessions, each time that one begins, or begins anew.
     births: u32,
@@ -289,6 +296,7 @@ impl Joints {
             write(&shared[joint.programs()], joint.programs(), &[0; 4], &fd)?;
         }
         let table = object.handle("sessions")?;
+        let pairs = Pairs(object.handle("strict_pairs")?);
         Ok(Self {
             places: Vec::new(),
             sessions: BTreeMap::new(),
@@ -299,6 +307,7 @@ impl Joints {
             object,
             shared,
             table,
+            pairs,
             mark,
             births: 0,
             stages: None,
@@ -424,6 +433,7 @@ impl Joints {
             key: [u64::from_le_bytes(halves[0]), u64::from_le_bytes(halves[1])],
             live: 1,
             is_sealed: sealed.is_some().into(),
+            protocol: session.protocol.number(),
             ..Default::default()
         };
         raw.lists[0] = self.encode(&session.list)?;
@@ -432,7 +442,10 @@ impl Joints {
         self.count_anew(index)?;
         self.begin_ring(index)?;
         if let Some(sealed) = &sealed {
-            self.begin_sealed(&ends, index, sealed)?;
+            self.begin_sealed(index, sealed)?;
+        }
+        if is_strict(&raw) {
+            self.pairs.begin(&ends, index)?;
         }
         self.put(&ends, &raw)?;
         self.free.pop();
@@ -537,7 +550,9 @@ impl Joints {
         self.free.push(Reverse(open.raw.index));
         self.set_clock_of(open.raw.index, Duration::ZERO)?;
         self.table.delete(key(ends)?.as_bytes()).map_err(Error::State)?;
-        self.end_sealed(ends, open.raw.index)
+        self.end_sealed(open.raw.index);
+        let others = self.sessions.iter().filter(|(_, open)| is_strict(&open.raw));
+        self.pairs.end(ends, others.map(|(ends, open)| (ends, open.raw.index)))
     }
 
     fn find(&self, ends: &Ends) -> Result<&Open, Error> {
@@ -813,6 +828,11 @@ impl Joints {
         let leaves_ns = context.get(TIME_STAMP_AT..).and_then(|rest| rest.first_chunk());
         Ok(Run { verdict, frame, time, leaves_ns: leaves_ns.map_or(0, |bytes| u64::from_ne_bytes(*bytes)) })
     }
+}
+
+/// Nothing of it passes as an application has sent it.
+fn is_strict(raw: &intf::Session) -> bool {
+    raw.is_sealed != 0 || raw.protocol != Protocol::Udp.number()
 }
 
 /// 0: not known.

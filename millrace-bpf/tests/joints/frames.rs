@@ -1,7 +1,7 @@
 //! One frame at a time, without a network.
 
 use millrace_bpf::graft::TALLIES;
-use millrace_bpf::graft::joint::{Ends, FRAME_BYTES, Function, Joint, Joints, Reason, Word};
+use millrace_bpf::graft::joint::{Ends, FRAME_BYTES, Function, Joint, Joints, Protocol, Reason, Word};
 
 use crate::datagrams::{ETHERNET, PASS_ON, REDIRECT, SHOT, XDP_DROP, XDP_PASS, datagram, v4, v6};
 use crate::net::root;
@@ -112,6 +112,7 @@ fn forged_frames_are_dropped() {
         key: [7; 16],
         list: list(&["number", "repair"]),
         budget_ns: 0,
+        protocol: Protocol::Udp,
     };
     other.open(session).expect("a session");
     let reflected = {
@@ -312,6 +313,7 @@ fn what_cannot_be_is_said() {
         key: [0; 16],
         list: list(functions),
         budget_ns: 0,
+        protocol: Protocol::Udp,
     };
     let table = [
         (session(v4(), &[]), "there is a session"),

@@ -13,11 +13,12 @@ mod sealed;
 mod shared;
 mod traffic;
 mod unread;
+mod wire;
 
 use std::net::SocketAddr;
 
 use millrace_bpf::graft::FUNCTIONS;
-use millrace_bpf::graft::joint::{Ends, Function, Joints, List, Reason, Session};
+use millrace_bpf::graft::joint::{Ends, Function, Joints, List, Protocol, Reason, Session};
 
 pub const KEY: [u8; 16] = *b"sixteen bytes, !";
 
@@ -58,7 +59,11 @@ pub fn other_side(ends: &Ends) -> Ends {
 }
 
 pub fn open(joints: &mut Joints, ends: Ends, functions: &[&str]) {
-    let session = Session { ends, key: KEY, list: list(functions), budget_ns: 0 };
+    open_over(joints, ends, functions, Protocol::Udp);
+}
+
+pub fn open_over(joints: &mut Joints, ends: Ends, functions: &[&str], protocol: Protocol) {
+    let session = Session { ends, key: KEY, list: list(functions), budget_ns: 0, protocol };
     joints.open(session).unwrap_or_else(|error| panic!("{error}"));
 }
 

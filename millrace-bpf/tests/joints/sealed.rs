@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use millrace_bpf::crypto::QuicKeys;
 use millrace_bpf::graft::joint::{
-    Ends, FRAME_BYTES, Joint, Joints, KeyWord, Keys, Reason, SEAL_BYTES, SEALED_MAX, Session, Word,
+    Ends, FRAME_BYTES, Joint, Joints, KeyWord, Keys, Protocol, Reason, SEAL_BYTES, SEALED_MAX, Session, Word,
 };
 use millrace_bpf::xdp::Mode;
 use nix::sys::socket::{setsockopt, sockopt};
@@ -108,7 +108,11 @@ fn keys([there, back]: [Direction; 2], limit: u64) -> Keys {
 }
 
 fn open_keyless(joints: &mut Joints, ends: Ends, functions: &[&str]) {
-    let session = Session { ends, key: KEY, list: list(functions), budget_ns: 0 };
+    open_keyless_over(joints, ends, functions, Protocol::Udp);
+}
+
+fn open_keyless_over(joints: &mut Joints, ends: Ends, functions: &[&str], protocol: Protocol) {
+    let session = Session { ends, key: KEY, list: list(functions), budget_ns: 0, protocol };
     joints.open_sealed(session, WORD_KEY).unwrap_or_else(|error| panic!("{error}"));
 }
 
@@ -128,12 +132,22 @@ pub fn pair_of(
     functions: &[&str],
     make: impl Fn() -> Joints,
 ) -> (Joints, Joints) {
+    pair_over(Protocol::Udp, ends, cipher, functions, make)
+}
+
+pub fn pair_over(
+    protocol: Protocol,
+    ends: Ends,
+    cipher: Cipher,
+    functions: &[&str],
+    make: impl Fn() -> Joints,
+) -> (Joints, Joints) {
     let (mut sender, mut receiver) = (make(), make());
     let [there, back] = directions(cipher);
     for (joints, ends, directions) in
         [(&mut sender, ends, [there, back]), (&mut receiver, other_side(&ends), [back, there])]
     {
-        open_keyless(joints, ends, functions);
+        open_keyless_over(joints, ends, functions, protocol);
         install(joints, &ends, directions, 0);
     }
     (sender, receiver)
@@ -466,7 +480,7 @@ fn what_cannot_be_sealed_or_opened_does_not_pass() {
 }
 
 /// Fragments, first and later ones; of IPv6 also more extension headers than are followed, and a length that says nothing.
-fn odd(ends: &Ends) -> Vec<Vec<u8>> {
+pub fn odd(ends: &Ends) -> Vec<Vec<u8>> {
     const OPTIONS: u8 = 60;
     const FRAGMENT: u8 = 44;
     let plain = datagram(ends, b"payload, payload, payload");
@@ -564,17 +578,19 @@ fn what_is_lost_is_sent_again() {
     if !root("what_is_lost_is_sent_again") {
         return;
     }
-    for (family, cipher) in [(4, Cipher::ChaCha20Poly1305), (6, Cipher::Aes128Gcm)] {
-        let site = Site::new("sealed", family);
+    for (family, protocol, cipher) in [
+        (4, Protocol::Udp, Cipher::ChaCha20Poly1305),
+        (6, Protocol::Udp, Cipher::Aes128Gcm),
+        (4, Protocol::Ip253, Cipher::Aes128Gcm),
+        (6, Protocol::Ip253, Cipher::ChaCha20Poly1305),
+    ] {
+        let site = Site::over("sealed", family, protocol);
         let (near, far) = site.sockets();
         let there = other_side(&site.ends);
-        let (mut sender, mut receiver) = pair(site.ends, cipher, &["number", "repair"]);
-        for (namespace, joints) in
-            [(&site.network.publisher, &mut sender), (&site.network.subscriber, &mut receiver)]
-        {
-            let eth = ifindex(namespace, "eth");
-            inside(namespace, || joints.attach(eth, Mode::Auto).expect("attached"));
-        }
+        let (mut sender, mut receiver) =
+            pair_over(protocol, site.ends, cipher, &["number", "repair"], joints);
+        site.attach(&site.network.publisher, &mut sender);
+        site.attach(&site.network.subscriber, &mut receiver);
         let (stop, pace) = (AtomicBool::new(false), Pace::default());
         let lossy = |count: u64| if count % 7 == 3 || count % 61 < 3 { Fate::Lose } else { Fate::Pass };
         let wire = site.wire();
@@ -619,11 +635,19 @@ fn what_functions_send_is_sealed() {
         return;
     }
     let parity: &[&str] = &["window", "number", "fec", "repair", "acknowledge"];
-    for (family, cipher, functions) in [
-        (4, Cipher::ChaCha20Poly1305, SELECTIVE),
-        (6, Cipher::Aes128Gcm, GO_BACK),
-        (4, Cipher::Aes128Gcm, parity),
-        (6, Cipher::ChaCha20Poly1305, parity),
+    use Cipher::{Aes128Gcm, ChaCha20Poly1305};
+    use Mode::{Auto, Generic};
+    use Protocol::{Ip253, Udp};
+    for (family, protocol, mode, cipher, functions) in [
+        (4, Udp, Auto, ChaCha20Poly1305, SELECTIVE),
+        (6, Udp, Auto, Aes128Gcm, GO_BACK),
+        (4, Udp, Auto, Aes128Gcm, parity),
+        (6, Udp, Generic, ChaCha20Poly1305, parity),
+        (4, Udp, Generic, ChaCha20Poly1305, GO_BACK),
+        (4, Ip253, Generic, ChaCha20Poly1305, parity),
+        (4, Ip253, Auto, ChaCha20Poly1305, GO_BACK),
+        (6, Ip253, Auto, Aes128Gcm, SELECTIVE),
+        (6, Ip253, Auto, ChaCha20Poly1305, parity),
     ] {
         let parameters = [
             ("window", "packets", 64),
@@ -632,7 +656,7 @@ fn what_functions_send_is_sealed() {
             ("gobackn", "retry_us", 20_000),
             ("fec", "packets", 8),
         ];
-        let site = Site::new("sealedf", family);
+        let site = Site { mode, ..Site::over("sealedf", family, protocol) };
         let (near, far) = site.sockets();
         match family {
             4 => setsockopt(&near, sockopt::Ipv4RecvErr, &true).expect("errors"),
@@ -640,13 +664,9 @@ fn what_functions_send_is_sealed() {
         }
         let there = other_side(&site.ends);
         let make = || joints_of(functions, &parameters);
-        let (mut sender, mut receiver) = pair_of(site.ends, cipher, functions, make);
-        for (namespace, joints) in
-            [(&site.network.publisher, &mut sender), (&site.network.subscriber, &mut receiver)]
-        {
-            let eth = ifindex(namespace, "eth");
-            inside(namespace, || joints.attach(eth, Mode::Auto).expect("attached"));
-        }
+        let (mut sender, mut receiver) = pair_over(protocol, site.ends, cipher, functions, make);
+        site.attach(&site.network.publisher, &mut sender);
+        site.attach(&site.network.subscriber, &mut receiver);
         let stop = AtomicBool::new(false);
         let lossy = |count: u64| if count % 17 == 3 { Fate::Lose } else { Fate::Pass };
         let wire = site.wire();

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use millrace_bpf::graft::joint::{Ends, Joints, List, Reason, Word};
+use millrace_bpf::graft::joint::{Ends, Joints, List, Protocol, Reason, Word};
 use millrace_bpf::xdp::Mode;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{setsockopt, sockopt};
@@ -15,7 +15,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 use crate::net::{
     Capture, Network, RawSender, ifindex, inside, ip, link_address, root, set_checksum_offload, socket,
 };
-use crate::{count, ends, joints, joints_of, list, open, other_side};
+use crate::{count, ends, joints, joints_of, list, open_over, other_side};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -32,18 +32,26 @@ pub enum Fate {
 pub struct Site {
     pub network: Network,
     pub ends: Ends,
-    family: u8,
+    pub protocol: Protocol,
+    pub mode: Mode,
+    pub family: u8,
 }
 
 impl Site {
     pub fn new(name: &str, family: u8) -> Self {
+        Self::over(name, family, Protocol::Udp)
+    }
+
+    pub fn over(name: &str, family: u8, protocol: Protocol) -> Self {
         let network = Network::new(name);
         for (namespace, host) in [(&network.publisher, 1), (&network.subscriber, 2)] {
             let address =
                 if family == 4 { format!("10.99.0.{host}/24") } else { format!("fd99::{host}/64 nodad") };
             ip(&format!("-n {namespace} addr add {address} dev eth"));
-            // What passes a packet socket needs its checksum.
-            set_checksum_offload(namespace, "eth", false);
+            // What passes a packet socket needs its checksum. Protocol 253 brings it.
+            if protocol == Protocol::Udp {
+                set_checksum_offload(namespace, "eth", false);
+            }
         }
         // Nothing is dropped because a neighbour was not found in time.
         for (namespace, other, host) in
@@ -57,7 +65,7 @@ impl Site {
             4 => ends("10.99.0.1:7000", "10.99.0.2:6000"),
             _ => ends("[fd99::1]:7000", "[fd99::2]:6000"),
         };
-        Self { network, ends, family }
+        Self { network, ends, protocol, mode: Mode::Auto, family }
     }
 
     pub fn sockets(&self) -> (UdpSocket, UdpSocket) {
@@ -84,11 +92,15 @@ impl Site {
             [(&self.network.publisher, self.ends), (&self.network.subscriber, other_side(&self.ends))];
         sides.map(|(namespace, ends)| {
             let mut joints = make();
-            open(&mut joints, ends, functions);
-            let eth = ifindex(namespace, "eth");
-            inside(namespace, || joints.attach(eth, Mode::Auto).expect("attached"));
+            open_over(&mut joints, ends, functions, self.protocol);
+            self.attach(namespace, &mut joints);
             joints
         })
+    }
+
+    pub fn attach(&self, namespace: &str, joints: &mut Joints) {
+        let eth = ifindex(namespace, "eth");
+        inside(namespace, || joints.attach(eth, self.mode).expect("attached"));
     }
 
     /// Nothing is lost from now on, and nothing is carried before it runs.
@@ -98,6 +110,7 @@ impl Site {
             from: Capture::on(relay, from),
             to: RawSender::new(relay, to),
             source: link_address(host, "eth"),
+            protocol: self.protocol,
             count: 0,
             held: None,
         };
@@ -124,6 +137,7 @@ struct Way {
     from: Capture,
     to: RawSender,
     source: [u8; 6],
+    protocol: Protocol,
     count: u64,
     held: Option<Vec<u8>>,
 }
@@ -135,8 +149,10 @@ impl Way {
             if frame[6..12] != self.source {
                 continue;
             }
-            let fate = if is_datagram(&frame) { fate(self.count) } else { Fate::Pass };
-            self.count += u64::from(is_datagram(&frame));
+            let protocol = protocol_of(&frame);
+            assert!(protocol.is_none_or(|it| it == self.protocol), "{frame:?}");
+            let fate = if protocol.is_some() { fate(self.count) } else { Fate::Pass };
+            self.count += u64::from(protocol.is_some());
             match fate {
                 Fate::Lose => {}
                 Fate::Hold if self.held.is_none() => self.held = Some(frame),
@@ -155,8 +171,18 @@ impl Way {
     }
 }
 
+/// By which of both a frame has come, if by either.
+pub fn protocol_of(frame: &[u8]) -> Option<Protocol> {
+    let number = match &frame[12..14] {
+        [8, 0] => frame[23],
+        [0x86, 0xdd] => frame[20],
+        _ => return None,
+    };
+    Protocol::ALL.into_iter().find(|protocol| protocol.number() == number)
+}
+
 pub fn is_datagram(frame: &[u8]) -> bool {
-    matches!((&frame[12..14], frame[23], frame[20]), ([8, 0], 17, _) | ([0x86, 0xdd], _, 17))
+    protocol_of(frame).is_some()
 }
 
 fn message(number: u32) -> Vec<u8> {
@@ -295,8 +321,10 @@ fn what_is_lost_is_sent_again() {
     if !root("what_is_lost_is_sent_again") {
         return;
     }
-    for family in [4, 6] {
-        let site = Site::new("repair", family);
+    for (family, protocol) in
+        [(4, Protocol::Udp), (6, Protocol::Udp), (4, Protocol::Ip253), (6, Protocol::Ip253)]
+    {
+        let site = Site::over("repair", family, protocol);
         assert_eq!(site.family, family);
         let (near, far) = site.sockets();
         let [mut sender, mut receiver] = site.joints(&["number", "repair"]);
@@ -331,24 +359,30 @@ fn what_is_late_is_dropped() {
     if !root("what_is_late_is_dropped") {
         return;
     }
-    let site = Site::new("order", 4);
+    for protocol in Protocol::ALL {
+        what_is_late_is_dropped_over(protocol, SENT);
+    }
+}
+
+fn what_is_late_is_dropped_over(protocol: Protocol, sent: u32) {
+    let site = Site::over("order", 4, protocol);
     let (near, far) = site.sockets();
     let [_sender, mut receiver] = site.joints(&["number", "order"]);
     let stop = AtomicBool::new(false);
     // The last ones come as they are, so that their end is seen.
     let unruly = |count: u64| match count % 10 {
-        _ if count > u64::from(SENT) - 20 => Fate::Pass,
+        _ if count > u64::from(sent) - 20 => Fate::Pass,
         3 => Fate::Lose,
         5 => Fate::Hold,
         7 => Fate::Double,
         _ => Fate::Pass,
     };
-    let rounds = u64::from(SENT - 20) / 10;
+    let rounds = u64::from(sent - 20) / 10;
     let wire = site.wire();
     let got = thread::scope(|scope| {
         scope.spawn(|| wire.run(&stop, unruly));
-        send(&near, 0..SENT);
-        let got = receive(&far, (u64::from(SENT) - 2 * rounds) as usize);
+        send(&near, 0..sent);
+        let got = receive(&far, (u64::from(sent) - 2 * rounds) as usize);
         stop.store(true, Ordering::Relaxed);
         got
     });
@@ -357,7 +391,7 @@ fn what_is_late_is_dropped() {
     let late = count(&mut receiver, &there, Reason::Late);
     let duplicates = count(&mut receiver, &there, Reason::Duplicate);
     assert!(late >= rounds && duplicates >= rounds, "{late} late, {duplicates} twice");
-    assert_eq!(got.len() as u64 + late, u64::from(SENT) - rounds, "what is not lost comes, or comes late");
+    assert_eq!(got.len() as u64 + late, u64::from(sent) - rounds, "what is not lost comes, or comes late");
 }
 
 /// Both ends change between two lists, back and forth, in the middle of it all.
@@ -409,6 +443,7 @@ fn lists_are_swapped_without_loss() {
 
 pub const SELECTIVE: &[&str] = &["window", "number", "repair", "acknowledge"];
 pub const GO_BACK: &[&str] = &["window", "gobackn", "number", "acknowledge"];
+const PARTIAL: &[&str] = &["window", "number", "partial", "acknowledge"];
 
 /// All comes once, in order where that is promised, and the sender is told when there is no room.
 #[test]
@@ -423,10 +458,21 @@ fn windows_keep_what_they_promise() {
         13 => Fate::Double,
         _ => Fate::Pass,
     };
-    for (family, functions, packets) in
-        [(4, SELECTIVE, 64), (6, SELECTIVE, 256), (4, GO_BACK, 64), (6, GO_BACK, 16), (4, GO_BACK, 1)]
-    {
-        let site = Site::new("window", family);
+    use Protocol::{Ip253, Udp};
+    for (family, protocol, functions, packets) in [
+        (4, Udp, SELECTIVE, 64),
+        (6, Udp, SELECTIVE, 256),
+        (4, Udp, GO_BACK, 64),
+        (6, Udp, GO_BACK, 16),
+        (4, Udp, GO_BACK, 1),
+        (4, Ip253, SELECTIVE, 256),
+        (6, Ip253, SELECTIVE, 64),
+        (4, Ip253, GO_BACK, 16),
+        (6, Ip253, GO_BACK, 64),
+        (6, Ip253, GO_BACK, 1),
+        (4, Ip253, PARTIAL, 64),
+    ] {
+        let site = Site::over("window", family, protocol);
         let (near, far) = site.sockets();
         match family {
             4 => setsockopt(&near, sockopt::Ipv4RecvErr, &true).expect("errors"),
@@ -437,6 +483,8 @@ fn windows_keep_what_they_promise() {
             ("repair", "retry_us", 20_000),
             ("repair", "tries", 0),
             ("gobackn", "retry_us", 20_000),
+            ("partial", "retry_us", 20_000),
+            ("partial", "give_up_permille", 0),
         ];
         let [mut sender, mut receiver] = site.joints_of(functions, &parameters);
         let (stop, ends) = (AtomicBool::new(false), site.ends);
@@ -459,7 +507,7 @@ fn windows_keep_what_they_promise() {
             (receiving.join().expect("messages"), sending.join().expect("sent"))
         });
         assert_all_once(&got, sent);
-        assert!(functions == SELECTIVE || got.is_sorted(), "out of order");
+        assert!(functions != GO_BACK || got.is_sorted(), "out of order");
         assert!(refused > 0 && count(&mut sender, &ends, Reason::WindowFull) == refused, "{refused}");
         assert_eq!(count(&mut sender, &ends, Reason::Sent), u64::from(sent));
         for reason in [Reason::Forged, Reason::Malformed, Reason::NoRoom, Reason::NoFunction] {
@@ -478,7 +526,13 @@ fn windows_are_swapped_without_loss() {
     if !root("windows_are_swapped_without_loss") {
         return;
     }
-    let site = Site::new("swapw", 4);
+    for protocol in Protocol::ALL {
+        windows_are_swapped_over(protocol, SENT);
+    }
+}
+
+fn windows_are_swapped_over(protocol: Protocol, sent_in_all: u32) {
+    let site = Site::over("swapw", 4, protocol);
     let (near, far) = site.sockets();
     setsockopt(&near, sockopt::Ipv4RecvErr, &true).expect("errors");
     let parameters =
@@ -490,8 +544,8 @@ fn windows_are_swapped_without_loss() {
     let (got, rounds) = thread::scope(|scope| {
         scope.spawn(|| wire.run(&stop, |count| if count % 23 < 2 { Fate::Lose } else { Fate::Pass }));
         get_to_know(&site, &sender, &mut receiver);
-        let receiving = scope.spawn(|| receive(&far, SENT as usize));
-        let sending = scope.spawn(|| send_into_window(&near, 0..SENT));
+        let receiving = scope.spawn(|| receive(&far, sent_in_all as usize));
+        let sending = scope.spawn(|| send_into_window(&near, 0..sent_in_all));
         let mut rounds = 0;
         while !receiving.is_finished() {
             let next = list([GO_BACK, SELECTIVE][rounds % 2]);
@@ -515,7 +569,7 @@ fn windows_are_swapped_without_loss() {
         stop.store(true, Ordering::Relaxed);
         (receiving.join().expect("messages"), rounds)
     });
-    assert_all_once(&got, SENT);
+    assert_all_once(&got, sent_in_all);
     assert!(rounds > 3, "{rounds}");
 }
 
@@ -575,8 +629,10 @@ fn parity_makes_up_for_single_losses() {
     if !root("parity_makes_up_for_single_losses") {
         return;
     }
-    for family in [4, 6] {
-        let site = Site::new("fec", family);
+    for (family, protocol) in
+        [(4, Protocol::Udp), (6, Protocol::Udp), (4, Protocol::Ip253), (6, Protocol::Ip253)]
+    {
+        let site = Site::over("fec", family, protocol);
         let (near, far) = site.sockets();
         let [mut sender, mut receiver] = site.joints_of(&["number", "fec"], &[("fec", "packets", 8)]);
         let stop = AtomicBool::new(false);

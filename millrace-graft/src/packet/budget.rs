@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use millrace_bpf::graft::joint::{Ends, Joint, Joints, List, Session, Times};
+use millrace_bpf::graft::joint::{Ends, Joint, Joints, List, Protocol, Session, Times};
 
 use crate::Error;
 
@@ -18,7 +18,8 @@ pub fn measure(joints: &mut Joints, list: &List) -> Result<[Duration; 3], Error>
     let ends = Ends { local: address(1), remote: address(2) };
     let other = Ends { local: ends.remote, remote: ends.local };
     for ends in [ends, other] {
-        joints.open(Session { ends, key: [0; 16], list: list.clone(), budget_ns: 0 })?;
+        let (key, list) = ([0; 16], list.clone());
+        joints.open(Session { ends, key, list, budget_ns: 0, protocol: Protocol::Udp })?;
     }
     let tried = (0..TRIES).map(|_| {
         // Nothing comes back that would make room in a window.

@@ -287,8 +287,8 @@ impl Runtime {
         for (ends, live) in &self.live {
             let counts = self.joints.counts(ends)?;
             let session = live.status(&counts, &self.joints.progress(ends)?);
-            let keyless = live.sealed.as_ref().and_then(Sealed::trouble);
-            for trouble in live.trouble.iter().chain(&live.mute).chain(&keyless) {
+            let unheard = live.unheard(&counts);
+            for trouble in live.trouble.iter().chain(&live.mute).chain(&unheard) {
                 status.trouble.push(format!("session {}: {trouble}", session.name));
             }
             if is_out_of_step(&counts) {
@@ -306,7 +306,7 @@ impl Runtime {
     /// `None`: there is no such session. The kernel is not asked.
     pub fn see(&self, ends: &Ends) -> Option<Seen> {
         let live = self.live.get(ends)?;
-        let trouble = live.trouble.clone().or_else(|| live.sealed.as_ref().and_then(Sealed::trouble));
+        let trouble = live.trouble.clone().or_else(|| live.unheard(&[]));
         Some(Seen {
             graft: live.graft.name.clone(),
             is_open: live.is_open(),
@@ -361,15 +361,16 @@ impl Runtime {
 
     fn open(&mut self, session: Session) -> Result<(), Error> {
         let graft = self.settings.graft(&session.graft)?.clone();
-        let Session { ends, key, .. } = session;
+        let Session { ends, key, protocol, .. } = session;
         let first = self.now() + SPREAD * self.live.len() as u32;
         let sealed = session.cipher.map(|cipher| Sealed::new(cipher, &session, first)).transpose()?;
         let (list, budget_ns) = (graft.list.clone(), graft.budget_ns);
         match &sealed {
-            None => self.joints.open(joint::Session { ends, key, list, budget_ns })?,
+            None => self.joints.open(joint::Session { ends, key, list, budget_ns, protocol })?,
             Some(Sealed { secret, .. }) => {
                 let key = secret.frame_key();
-                self.joints.open_sealed(joint::Session { ends, key, list, budget_ns }, secret.word_key())?;
+                let session = joint::Session { ends, key, list, budget_ns, protocol };
+                self.joints.open_sealed(session, secret.word_key())?;
             }
         }
         if needs_clock(&graft) {

@@ -7,7 +7,9 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use millrace_bpf::graft::joint::{self, Ends, KEPT_BYTES, LIST_MAX, List, Room, SEALED_BYTES, SESSIONS_MAX};
+use millrace_bpf::graft::joint::{
+    self, Ends, KEPT_BYTES, LIST_MAX, List, Protocol, Room, SEALED_BYTES, SESSIONS_MAX,
+};
 use millrace_bpf::xdp::Mode;
 use ring::digest::{SHA256, digest};
 use serde::Deserialize;
@@ -66,6 +68,8 @@ pub struct Session {
     pub graft: String,
     /// `None`: by the operator's word, its payloads are in clear.
     pub cipher: Option<Cipher>,
+    /// On the wire.
+    pub protocol: Protocol,
     /// Other grafts by the round trip, from the shortest to the longest.
     pub when: Vec<When>,
 }
@@ -144,7 +148,28 @@ struct RawSession {
     #[serde(default)]
     clear: bool,
     #[serde(default)]
+    protocol: RawProtocol,
+    #[serde(default)]
     when: Vec<RawWhen>,
+}
+
+/// What is on the wire.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+enum RawProtocol {
+    #[default]
+    #[serde(rename = "udp")]
+    Udp,
+    #[serde(rename = "253")]
+    Ip253,
+}
+
+impl From<RawProtocol> for Protocol {
+    fn from(raw: RawProtocol) -> Self {
+        match raw {
+            RawProtocol::Udp => Self::Udp,
+            RawProtocol::Ip253 => Self::Ip253,
+        }
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -481,7 +506,8 @@ impl RawSession {
         let ends = Ends { local: self.local, remote: self.remote };
         let cipher = (!self.clear).then(|| self.cipher.unwrap_or_default());
         let when = self.when.into_iter().map(|when| when.checked(&self.name)).collect::<Result<_, _>>()?;
-        Ok(Session { name: self.name, ends, key, graft: self.graft, cipher, when })
+        let protocol = self.protocol.into();
+        Ok(Session { name: self.name, ends, key, graft: self.graft, cipher, protocol, when })
     }
 }
 
@@ -566,6 +592,20 @@ mod tests {
         for (line, want) in table {
             let settings = parse(&format!("{TEXT}{line}\n")).expect(line);
             assert_eq!(settings.sessions[0].cipher, want, "{line}");
+        }
+    }
+
+    #[test]
+    fn sessions_are_udp_on_the_wire_unless_they_say_something_else() {
+        let table = [
+            ("", Protocol::Udp),
+            ("protocol = \"udp\"", Protocol::Udp),
+            ("protocol = \"253\"", Protocol::Ip253),
+        ];
+        for (line, want) in table {
+            let settings = parse(&format!("{TEXT}{line}\n{PEER}{line}\n")).expect(line);
+            assert!(settings.sessions.len() > 1);
+            assert!(settings.sessions.iter().all(|session| session.protocol == want), "{line}");
         }
     }
 
@@ -711,6 +751,7 @@ mod tests {
                 "clear and cipher exclude each other",
             ),
             ("key-file", "cipher = \"rot13\"\nkey-file", "unknown variant `rot13`"),
+            ("key-file", "protocol = \"254\"\nkey-file", "unknown variant `254`, expected `udp` or `253`"),
             ("[parameters.repair]", "[parameters.mend]", "there is no function mend"),
             (
                 "functions = [\"number\", \"repair\"]",

@@ -127,10 +127,13 @@ impl Broker {
     /// What cannot change.
     pub fn check(broker: Option<&Self>, settings: &Settings) -> Result<(), String> {
         let known = broker.map_or(&[][..], |broker| &broker.peers);
-        let pool = |peer: &Peer| (peer.name.clone(), peer.ends.clone(), peer.cipher);
+        let pool = |peer: &Peer| (peer.name.clone(), peer.ends.clone(), peer.cipher, peer.protocol);
         match known.iter().map(pool).eq(settings.peers.iter().map(pool)) {
             true => Ok(()),
-            false => Err("peers, their addresses, ports and ciphers do not change while it runs".to_owned()),
+            false => {
+                Err("peers, their addresses, ports, ciphers and protocols do not change while it runs"
+                    .to_owned())
+            }
         }
     }
 

@@ -171,8 +171,17 @@ pub fn event(session: &mut Session, wanted: impl Fn(&Event) -> bool) -> Event {
 
 #[test]
 fn messages_go_both_ways_and_both_ends_finish() {
-    let Some(site) = Site::new("messages") else { return };
-    let hosts = hosts(&site, "");
+    go_both_ways("messages", "");
+}
+
+#[test]
+fn messages_go_over_protocol_253() {
+    go_both_ways("ip253", "protocol = \"253\"\n");
+}
+
+fn go_both_ways(test: &str, more: &str) {
+    let Some(site) = Site::new(test) else { return };
+    let hosts = hosts(&site, more);
     let (mut near, mut far) = pair(&site, &["reliability"]);
     let agreed = near.agreed().unwrap().clone();
     assert_eq!((agreed.graft.as_str(), agreed.is_sealed), ("selective", true));

@@ -143,6 +143,45 @@ fn sessions_are_seen_from_outside() {
     }
 }
 
+/// On a cable on which checksums are left to interfaces that do not complete them.
+#[test]
+fn sessions_go_over_protocol_253_when_both_ends_say_so() {
+    for (name, more) in [("sealed253", ""), ("clear253", "clear = true\n")] {
+        let Some(site) = Site::new(name) else { return };
+        site.namespaces.iter().for_each(|name| crate::site::ip(&format!("-n {name} link set lo up")));
+        let by = |side, protocol| settings(side, &format!("{more}protocol = \"{protocol}\"\n"));
+        let near = Packets::start_with(&site, 0, &by(0, "253"));
+        assert!(near.verb(&["status"]).1.contains("the path does not let IP protocol 253 through"));
+        let far = Packets::start_with(&site, 1, &by(1, "udp"));
+        for (daemon, protocol) in [(&near, "253"), (&far, "udp")] {
+            let said = format!("what comes does not come by protocol = \"{protocol}\"");
+            wait_for("what is wrong", || daemon.verb(&["status"]).1.contains(&said).then_some(()));
+        }
+        drop(far);
+        let far = Packets::start_with(&site, 1, &by(1, "253"));
+        for daemon in [&near, &far] {
+            wait_for("each other", || daemon.get("/healthz").starts_with("HTTP/1.1 200").then_some(()));
+            assert!(daemon.get("/status").contains("\"protocol\":\"253\""));
+        }
+        let (from, to) = (udp(&site, 0), udp(&site, 1));
+        let mut buffer = [0; 2048];
+        for length in [1, 40, 1401, 1420] {
+            for (from, to) in [(&from, &to), (&to, &from)] {
+                let sent: Vec<_> = (0..length).map(|at: u32| at as u8).collect();
+                from.send(&sent).unwrap();
+                let got = to.recv(&mut buffer).unwrap();
+                assert_eq!(buffer[..got], sent);
+            }
+        }
+        let (done, said) = near.verb(&["swap", "test", "newest"]);
+        assert!(done, "{said}");
+        // It is what it was when it was opened.
+        fs::write(site.path("packets0.toml"), by(0, "udp")).unwrap();
+        let (done, said) = near.verb(&["reload"]);
+        assert!(!done && said.contains("key, cipher and protocol do not change while it runs"), "{said}");
+    }
+}
+
 /// A function that counts, in one of two versions.
 fn put_tally(site: &Site, side: usize, version: usize) {
     let pool = site.path(&format!("pool{side}"));

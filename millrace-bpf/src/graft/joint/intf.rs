@@ -32,7 +32,8 @@ mirror!(Session = "joint_session" {
     is_sealed: u8,
     is_paused: u8,
     tells_room: u8,
-    pad: [u8; 7],
+    protocol: u8,
+    pad: [u8; 6],
 });
 
 mirror!(Ring = "joint_ring" { place: [u32; 2], seen: [u32; 2] });

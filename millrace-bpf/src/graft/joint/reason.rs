@@ -78,4 +78,6 @@ reasons! {
     InRing = "in-ring",
     /// Of those, what there was no room for.
     RingFull = "ring-full",
+    /// Came by UDP where the session has protocol 253, or by that where it has UDP.
+    OtherProtocol = "other-protocol",
 }

@@ -119,7 +119,7 @@ impl Joints {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graft::joint::{List, Room, Session};
+    use crate::graft::joint::{List, Protocol, Room, Session};
 
     /// As on a kernel without AF_XDP: all works, but for rings.
     #[test]
@@ -130,7 +130,8 @@ mod tests {
         let mut joints = Joints::load_with(Room::default(), false).expect("loaded");
         let address = |text: &str| text.parse().expect("an address");
         let ends = Ends { local: address("10.0.0.1:1"), remote: address("10.0.0.2:1") };
-        let session = Session { ends, key: [7; 16], list: List::default(), budget_ns: 0 };
+        let session =
+            Session { ends, key: [7; 16], list: List::default(), protocol: Protocol::Udp, budget_ns: 0 };
         joints.open(session).expect("a session");
         let index = joints.find(&ends).expect("a session").raw.index;
         let seen = intf::Ring { seen: [1, 0], ..intf::Ring::default() };

@@ -4,9 +4,9 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
 use std::os::fd::{AsFd, AsRawFd};
 
 use super::super::Error;
-use super::{Ends, Joints, Session, intf, key, word};
+use super::{Ends, Joints, Session, word};
 use crate::crypto::{QuicKeys, TAG_LEN, TEXT_MAX};
-use crate::intf::{Plain, mirror, shared};
+use crate::intf::{mirror, shared};
 use crate::object::{Embedded, Loaded, embedded, write};
 use crate::siphash::siphash128;
 
@@ -108,7 +108,6 @@ pub(super) struct Stages {
     _object: Loaded,
     keys: MapHandle,
     sessions: MapHandle,
-    pairs: MapHandle,
 }
 
 pub(super) fn object() -> Embedded {
@@ -144,7 +143,7 @@ impl Joints {
             write(&self.object.handle(table)?, table, &SECOND.to_ne_bytes(), &fd)?;
         }
         let (keys, sessions) = (object.handle("seal_keys")?, object.handle("seal_sessions")?);
-        Ok(Stages { _object: object, keys, sessions, pairs: self.object.handle("sealed_pairs")? })
+        Ok(Stages { _object: object, keys, sessions })
     }
 
     fn stages(&self) -> Result<&Stages, Error> {
@@ -220,31 +219,18 @@ impl Joints {
     }
 
     /// Before its first datagram.
-    pub(super) fn begin_sealed(&self, ends: &Ends, index: u32, sealed: &Sealed) -> Result<(), Error> {
+    pub(super) fn begin_sealed(&self, index: u32, sealed: &Sealed) -> Result<(), Error> {
         let stages = self.stages()?;
-        write(&stages.pairs, "sealed_pairs", pair(ends)?.as_bytes(), &index.to_ne_bytes())?;
         let bytes = sealed.word_key.map(u64::to_ne_bytes).concat();
         Ok(write(&stages.sessions, "seal_sessions", &index.to_ne_bytes(), &bytes)?)
     }
 
     /// Another session may have the index next.
-    pub(super) fn end_sealed(&self, ends: &Ends, index: u32) -> Result<(), Error> {
-        let Some(stages) = &self.stages else { return Ok(()) };
+    pub(super) fn end_sealed(&self, index: u32) {
+        let Some(stages) = &self.stages else { return };
         for place in 0..PLACES {
             // There may be none.
             let _ = stages.keys.delete(&(index * PLACES + place).to_ne_bytes());
-        }
-        let pair = pair(ends)?;
-        let mut others = self.sessions.iter().filter(|(_, open)| open.sealed.is_some());
-        match others.find(|(other, _)| self::pair(other).is_ok_and(|other| other == pair)) {
-            Some((_, other)) => {
-                let index = other.raw.index.to_ne_bytes();
-                Ok(write(&stages.pairs, "sealed_pairs", pair.as_bytes(), &index)?)
-            }
-            None => {
-                let _ = stages.pairs.delete(pair.as_bytes());
-                Ok(())
-            }
         }
     }
 
@@ -270,11 +256,6 @@ impl Sealed {
         let word_key = [u64::from_le_bytes(halves[0]), u64::from_le_bytes(halves[1])];
         Self { word_key, keys: [None, None], phase: None }
     }
-}
-
-fn pair(ends: &Ends) -> Result<intf::Pair, Error> {
-    let intf::Key { local, remote, .. } = key(ends)?;
-    Ok(intf::Pair { local, remote })
 }
 
 /// Words about keys leave with another mark than what is sealed.

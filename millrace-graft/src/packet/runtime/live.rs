@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millrace_bpf::graft::joint::{Joint, Progress, Reason, Tick};
+use millrace_bpf::graft::joint::{Joint, Progress, Protocol, Reason, Tick};
 
 use super::super::agree::{Agreement, Since};
 use super::super::budget::Meter;
@@ -151,6 +151,35 @@ impl Live {
         (self.peer.is_none() && self.is_open()).then_some(self.greeting)
     }
 
+    /// Why the other end has not been heard of yet, as far as that can be told. Anybody may send by another protocol: that is a guess.
+    pub fn unheard(&self, counts: &[(Reason, u64)]) -> Option<String> {
+        let protocol = self.session.protocol;
+        let is_heard = if self.sealed.is_some() { self.is_open() } else { self.peer.is_some() };
+        if is_heard {
+            return None;
+        }
+        let by_another = counts.iter().any(|(reason, count)| *reason == Reason::OtherProtocol && *count > 0);
+        let has_other_cipher = self.sealed.as_ref().is_some_and(|sealed| sealed.other.is_some());
+        let is_in = if self.sealed.is_some() { "has it in clear" } else { "has it sealed" };
+        let path = match protocol {
+            Protocol::Udp => "",
+            Protocol::Ip253 => "; or the path does not let IP protocol 253 through",
+        };
+        let why = match (has_other_cipher, by_another) {
+            (true, _) => "the other end has another cipher".to_owned(),
+            (_, true) => {
+                format!(
+                    "what comes does not come by protocol = \"{protocol}\", which has to be the same at both ends"
+                )
+            }
+            _ => format!("the other end is not there, has another key, or {is_in}{path}"),
+        };
+        Some(match self.sealed {
+            Some(_) => format!("nothing passes, since there are no keys yet: {why}"),
+            None => format!("the other end is not heard: {why}"),
+        })
+    }
+
     /// Whether datagrams can pass.
     pub fn is_open(&self) -> bool {
         self.sealed.as_ref().is_none_or(|sealed| sealed.agreement.has_keys())
@@ -176,9 +205,10 @@ impl Live {
         if self.session.key != session.key
             || self.session.name != *name
             || self.session.cipher != session.cipher
+            || self.session.protocol != session.protocol
         {
             return Err(Error::Settings(format!(
-                "session {name}: its name, key and cipher do not change while it runs"
+                "session {name}: its name, key, cipher and protocol do not change while it runs"
             )));
         }
         let wanted = if is_wanted { &session.graft } else { &self.graft.name };
@@ -230,6 +260,7 @@ impl Live {
                 .round_trip
                 .map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
             functions: self.graft.functions.iter().map(|function| function.name.clone()).collect(),
+            protocol: self.session.protocol.name().to_owned(),
             sealed: self.sealed.as_ref().map_or("clear", |sealed| sealed.cipher.name()).to_owned(),
             has_keys: self.sealed.is_some() && self.is_open(),
             packets: packets.map(|(reason, count)| (reason.name().to_owned(), *count)).collect(),

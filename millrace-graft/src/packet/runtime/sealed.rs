@@ -90,17 +90,6 @@ impl Sealed {
             _ => Ok(Vec::new()),
         }
     }
-
-    pub(super) fn trouble(&self) -> Option<String> {
-        if self.agreement.has_keys() {
-            return None;
-        }
-        let why = match self.other {
-            Some(_) => "the other end has another cipher",
-            None => "the other end is not there, has another key, or has it in clear",
-        };
-        Some(format!("nothing passes, since there are no keys yet: {why}"))
-    }
 }
 
 fn random() -> Result<[u8; 32], Error> {

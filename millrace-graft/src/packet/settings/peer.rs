@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use millrace_bpf::graft::joint::Ends;
+use millrace_bpf::graft::joint::{Ends, Protocol};
 use nix::unistd::{Gid, Group, Uid, User};
 use ring::hmac;
 use serde::Deserialize;
 
 use super::super::keys::Cipher;
-use super::{CANONICAL, Session, read_key};
+use super::{CANONICAL, RawProtocol, Session, read_key};
 use crate::Error;
 
 /// Of a pool: one for the daemons' own words, and one for either end to open.
@@ -28,6 +28,8 @@ pub struct Peer {
     /// The pool. The first one is the daemons' own.
     pub ends: Vec<Ends>,
     pub cipher: Option<Cipher>,
+    /// On the wire.
+    pub protocol: Protocol,
     pub users: BTreeSet<u32>,
     pub groups: BTreeSet<u32>,
     pub sessions_per_user: usize,
@@ -57,6 +59,7 @@ pub struct Raw {
     clear: bool,
     #[serde(default)]
     rings: bool,
+    protocol: RawProtocol,
 }
 
 impl Peer {
@@ -89,6 +92,7 @@ impl Peer {
             key: derive(&self.key, ends),
             graft: CANONICAL.to_owned(),
             cipher: self.cipher,
+            protocol: self.protocol,
             when: Vec::new(),
         })
     }
@@ -123,7 +127,19 @@ impl Raw {
         let sessions_per_user = self.sessions_per_user.unwrap_or(SESSIONS_PER_USER);
         let (ends, key) = (ends.collect(), read_key(directory, &self.key_file)?);
         let Self { name, rings, .. } = self;
-        Ok(Peer { name, ends, cipher, users, groups, sessions_per_user, datagram_bytes, rings, key })
+        let protocol = self.protocol.into();
+        Ok(Peer {
+            name,
+            ends,
+            cipher,
+            protocol,
+            users,
+            groups,
+            sessions_per_user,
+            datagram_bytes,
+            rings,
+            key,
+        })
     }
 }
 

@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What is between IP and payload on the wire. Sessions over IP protocol 253 (RFC 3692) have UDP everywhere else: it becomes the
+ * other last of all on the way out, and is UDP again first of all on the way in, so nothing between knows of it.
+ *
+ * An interface that is to complete a checksum may do so for UDP and TCP only, or believe that it has. So it is complete before,
+ * and has the place of UDP's length, which IP says, too. Where UDP has its checksum the interface may write what it wants.
+ */
+#ifndef MILLRACE_JOINT_WIRE_H
+#define MILLRACE_JOINT_WIRE_H
+
+#include "skb_udp.h"
+
+/* As long as UDP's. */
+struct wire_header {
+	__be16 source;
+	__be16 destination;
+	__be16 check; /* UDP's, of the datagram that it stands for; 0: none */
+	__u16 spare;  /* means nothing */
+};
+
+_Static_assert(sizeof(struct wire_header) == sizeof(struct udphdr), "nothing moves");
+
+static __always_inline void wire_of_udp(struct wire_header *wire, const struct udphdr *udp)
+{
+	*wire = (struct wire_header){.source = udp->source, .destination = udp->dest, .check = udp->check};
+}
+
+static __always_inline void udp_of_wire(struct udphdr *udp, const struct wire_header *wire, __u32 udp_bytes)
+{
+	*udp = (struct udphdr){.source = wire->source,
+			       .dest = wire->destination,
+			       .len = bpf_htons(udp_bytes),
+			       .check = wire->check};
+}
+
+/* Of an IPv4 header whose protocol changes (RFC 1624). */
+static __always_inline __u16 ip_check_after(__u16 check, __u8 from, __u8 to)
+{
+	return ~csum_fold((__u64)(__u16)~check + (__u16)~bpf_htons(from) + bpf_htons(to));
+}
+
+/* Behind the cursor, by what IP says: the packet as it would be by UDP. Not 0: it is too short. */
+static __always_inline int take_wire(struct net_cursor *cursor, const struct ip_carried *carried,
+				     struct net_udp *udp)
+{
+	__u32 begin = cursor->at;
+
+	if (take_udp(cursor, udp) || carried->end < begin + UDP_BYTES || carried->end - begin > 0xffff)
+		return -1;
+	udp->bytes = carried->end - begin;
+	return 0;
+}
+
+#ifdef __bpf__
+
+#include "graft_packet.h"
+#include "sk_buff.h"
+
+/* --- Out --- */
+
+#define SUM_STEP  512 /* bytes that bpf_csum_diff takes at a time before Linux 6.13 */
+#define SUM_PARTS (65536 / SUM_STEP)
+
+struct wire_part {
+	__u8 bytes[SUM_STEP + 8];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct wire_part);
+} wire_parts SEC(".maps");
+
+struct wire_summing {
+	struct __sk_buff *skb;
+	__u32 at;
+	__u32 bytes;
+	__u32 sum;
+	__u32 failed;
+};
+
+static long sum_part(__u32 index, struct wire_summing *summing)
+{
+	__u32 zero = 0, at = index * SUM_STEP, bytes = summing->bytes - at;
+	struct wire_part *part = bpf_map_lookup_elem(&wire_parts, &zero);
+
+	if (at >= summing->bytes || !part)
+		return 1;
+	if (bytes > SUM_STEP)
+		bytes = SUM_STEP;
+	bytes = BOUNDED(bytes, SUM_STEP);
+	store32(part->bytes + bytes, 0);
+	if (bpf_skb_load_bytes(summing->skb, summing->at + at, part->bytes, bytes)) {
+		summing->failed = 1;
+		return 1;
+	}
+	summing->sum =
+		bpf_csum_diff(NULL, 0, (__be32 *)part->bytes, (bytes + 3) & (2 * SUM_STEP - 4), summing->sum);
+	return 0;
+}
+
+/* What the interface was to do: the sum of all there is, in which the pseudo header's is already. */
+static __always_inline int complete_checksum(struct __sk_buff *skb, const struct graft_work *work,
+					     struct udphdr *udp)
+{
+	struct wire_summing summing = {.skb = skb, .at = work->udp_at, .bytes = bpf_ntohs(udp->len)};
+
+	bpf_loop(SUM_PARTS, sum_part, &summing, 0);
+	put_udp_checksum(udp, summing.sum);
+	return summing.failed;
+}
+
+/* Of the frame's last form. Not 0: the kernel had no memory. */
+static __noinline int wire_out(struct __sk_buff *skb, const struct graft_work *work)
+{
+	const __u8 protocol = IPPROTO_EXPERIMENT;
+	struct wire_header wire;
+	struct udphdr udp;
+
+	if (bpf_skb_load_bytes(skb, work->udp_at, &udp, sizeof(udp)))
+		return -1;
+	if (IP_SUMMED(skb) == CHECKSUM_PARTIAL && complete_checksum(skb, work, &udp))
+		return -1;
+	wire_of_udp(&wire, &udp);
+	if (bpf_skb_store_bytes(skb, work->udp_at, &wire, sizeof(wire), 0) ||
+	    bpf_skb_store_bytes(skb, work->protocol_at, &protocol, sizeof(protocol), 0))
+		return -1;
+	return work->family == 6
+		       ? 0
+		       : bpf_l3_csum_replace(skb, work->ip_at + __builtin_offsetof(struct iphdr, check),
+					     bpf_htons(IPPROTO_UDP), bpf_htons(protocol), 2);
+}
+
+/* --- In --- */
+
+static __noinline int wire_in_xdp(struct xdp_md *ctx, const struct graft_work *work, __u32 udp_bytes)
+{
+	__u32 check_at = work->ip_at + __builtin_offsetof(struct iphdr, check);
+	const __u8 protocol = IPPROTO_UDP;
+	struct wire_header wire;
+	struct udphdr udp;
+	__u16 check;
+
+	if (bpf_xdp_load_bytes(ctx, work->udp_at, &wire, sizeof(wire)))
+		return -1;
+	udp_of_wire(&udp, &wire, udp_bytes);
+	if (bpf_xdp_store_bytes(ctx, work->udp_at, &udp, sizeof(udp)) ||
+	    bpf_xdp_store_bytes(ctx, work->protocol_at, (void *)&protocol, sizeof(protocol)))
+		return -1;
+	if (work->family == 6)
+		return 0;
+	if (bpf_xdp_load_bytes(ctx, check_at, &check, sizeof(check)))
+		return -1;
+	check = ip_check_after(check, IPPROTO_EXPERIMENT, IPPROTO_UDP);
+	return bpf_xdp_store_bytes(ctx, check_at, &check, sizeof(check));
+}
+
+/* The sum that an interface may have made of the whole packet changes with it; with IPv4's header it does not, as that is made whole
+ * again.
+ */
+static __noinline int wire_in_skb(struct __sk_buff *skb, const struct graft_work *work, __u32 udp_bytes)
+{
+	const __u8 protocol = IPPROTO_UDP;
+	struct wire_header wire;
+	struct udphdr udp;
+
+	if (bpf_skb_load_bytes(skb, work->udp_at, &wire, sizeof(wire)))
+		return -1;
+	udp_of_wire(&udp, &wire, udp_bytes);
+	if (bpf_skb_store_bytes(skb, work->udp_at, &udp, sizeof(udp), BPF_F_RECOMPUTE_CSUM))
+		return -1;
+	if (work->family == 6)
+		return bpf_skb_store_bytes(skb, work->protocol_at, &protocol, sizeof(protocol),
+					   BPF_F_RECOMPUTE_CSUM);
+	if (bpf_skb_store_bytes(skb, work->protocol_at, &protocol, sizeof(protocol), 0))
+		return -1;
+	return bpf_l3_csum_replace(skb, work->ip_at + __builtin_offsetof(struct iphdr, check),
+				   bpf_htons(IPPROTO_EXPERIMENT), bpf_htons(protocol), 2);
+}
+
+#endif
+
+#endif
