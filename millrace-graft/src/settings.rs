@@ -27,6 +27,7 @@ use crate::{Error, identity::Key};
 
 mod agreement;
 mod carry;
+mod one_or_more;
 pub mod probe;
 
 /// Of a congestion control's name.

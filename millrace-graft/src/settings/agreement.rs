@@ -10,7 +10,7 @@ use std::{
 use millrace_proto::graft::judge::{self, Wants};
 use serde::Deserialize;
 
-use super::carry::OneOrMore;
+use super::one_or_more::OneOrMore;
 use crate::Identity;
 
 /// With whom this host may agree at once.

@@ -5,7 +5,7 @@ use std::{fmt, net::SocketAddr};
 use millrace_proto::graft::carry::{WARM_MAX, WINDOW_MAX};
 use serde::Deserialize;
 
-use super::agreement::address;
+use super::{agreement::address, one_or_more::OneOrMore};
 
 const CONNECTIONS: usize = 10_000;
 const CONNECTIONS_MAX: usize = 60_000;
@@ -46,23 +46,6 @@ impl Kind {
 impl fmt::Display for Kind {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(self.name())
-    }
-}
-
-/// One, or a list in order of preference.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-pub(super) enum OneOrMore<T> {
-    One(T),
-    More(Vec<T>),
-}
-
-impl<T> OneOrMore<T> {
-    pub fn all(self) -> Vec<T> {
-        match self {
-            Self::One(one) => vec![one],
-            Self::More(all) => all,
-        }
     }
 }
 

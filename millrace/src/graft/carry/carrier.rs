@@ -14,10 +14,7 @@ use millrace_graft::{settings::Kind, status};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use super::{
-    pool::Pool,
-    stream::{Broken, Stream},
-};
+use super::{broken::Broken, pool::Pool, stream::Stream};
 
 /// Silence that is none, however short the round trip.
 const SUSPECT_LEAST: Duration = Duration::from_millis(300);

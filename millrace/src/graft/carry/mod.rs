@@ -5,6 +5,7 @@
 //! A [`carrier`] is a QUIC connection ([`dial`]), or a [`pool`] of TCP connections: who calls keeps it ([`keep`]), who is called takes them
 //! ([`take`]). [`tcp`] is their handshake, [`record`] and [`socket`] their bytes, and [`stream`] what one connection has of either kind.
 
+mod broken;
 mod carrier;
 mod carriers;
 mod context;

@@ -14,8 +14,9 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore};
 
 use super::{
+    broken::Broken,
     socket::{Crowd, Socket},
-    stream::{Broken, Stream},
+    stream::Stream,
 };
 
 /// What is not needed any more is closed after so much time without use.

@@ -17,12 +17,7 @@ use tokio::{
     time::{Instant, sleep_until, timeout_at},
 };
 
-use super::{
-    carrier::Carrier,
-    context::Context,
-    stream::{Broken, Stream},
-    table::Resumption,
-};
+use super::{broken::Broken, carrier::Carrier, context::Context, stream::Stream, table::Resumption};
 
 /// For another carrier. Who waits longer has given up.
 const HOLD: Duration = Duration::from_secs(30);

@@ -16,8 +16,8 @@ use rustls::ExtractedSecrets;
 use tokio::{net::TcpStream, time::timeout};
 
 use super::{
+    broken::Broken,
     record::{Bad, Batch, Content, Opener, Sealer},
-    stream::Broken,
 };
 
 /// Of what is sealed or read at once.

@@ -3,11 +3,12 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use millrace_proto::graft::carry::frame::{Decoder, Frame, Malformed};
+use millrace_proto::graft::carry::frame::{Decoder, Frame};
 use quinn::{ReadError, RecvStream, SendStream, VarInt, WriteError};
 use tokio::time::timeout;
 
 use super::{
+    broken::Broken,
     record::Batch,
     socket::{self, Reading, Socket, Writing},
 };
@@ -20,20 +21,6 @@ const READ_MOST: usize = 64 << 10;
 const RESET: VarInt = VarInt::from_u32(1);
 /// It goes on with another.
 const LEFT: VarInt = VarInt::from_u32(2);
-
-#[derive(Debug, thiserror::Error)]
-pub enum Broken {
-    #[error("the carrier is gone")]
-    Lost,
-    #[error("the other end has reset it")]
-    Reset,
-    #[error("the other end has closed it")]
-    Closed,
-    #[error("nothing came")]
-    TimedOut,
-    #[error("{0}")]
-    Malformed(#[from] Malformed),
-}
 
 impl From<ReadError> for Broken {
     fn from(error: ReadError) -> Self {

@@ -12,8 +12,9 @@ use tokio::time::timeout;
 use tracing::debug;
 
 use super::{
+    broken::Broken,
     carrier::Carrier,
-    stream::{Broken, PATIENCE, Stream},
+    stream::{PATIENCE, Stream},
 };
 
 const PIECE: usize = 16 << 10;
