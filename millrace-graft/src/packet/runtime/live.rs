@@ -168,7 +168,9 @@ impl Live {
         let why = match (has_other_cipher, by_another) {
             (true, _) => "the other end has another cipher".to_owned(),
             (_, true) => {
-                format!("what comes does not come by protocol = \"{protocol}\", which has to be the same at both ends")
+                format!(
+                    "what comes does not come by protocol = \"{protocol}\", which has to be the same at both ends"
+                )
             }
             _ => format!("the other end is not there, has another key, or {is_in}{path}"),
         };

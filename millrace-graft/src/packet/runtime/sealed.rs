@@ -90,7 +90,6 @@ impl Sealed {
             _ => Ok(Vec::new()),
         }
     }
-
 }
 
 fn random() -> Result<[u8; 32], Error> {
