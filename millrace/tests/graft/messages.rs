@@ -429,7 +429,7 @@ fn garbage_does_nothing() {
         far.event().unwrap()
     });
     assert!(matches!(lost, Event::Lost(1..)), "{lost:?}");
-    hostile.send(&[&[1, 0, 0, 0, 0, 1, 0, 0, 0, 9][..], b"whole"].concat()).unwrap();
+    hostile.send(&[&[1, 0, 0, 0, 0, 1, 0, 0, 0x0b, 0xb8][..], b"whole"].concat()).unwrap();
     wait_for("a whole message", || match far.receive() {
         Ok(Received::Message(bytes)) => (bytes == b"whole").then_some(()),
         _ => None,

@@ -59,6 +59,7 @@ pub struct Raw {
     clear: bool,
     #[serde(default)]
     rings: bool,
+    #[serde(default)]
     protocol: RawProtocol,
 }
 
