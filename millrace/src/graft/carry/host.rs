@@ -44,11 +44,12 @@ pub async fn serve(context: Arc<Context>, far: Arc<Far>, mut stream: Stream) {
     }
 }
 
-/// A connection of a pool, until it carries something.
+/// A connection of a pool, until it carries something. Its window is opened once before that, and not as often as the other end likes.
 pub async fn wait(context: Arc<Context>, far: Arc<Far>, mut stream: Stream) {
+    let mut is_warm = false;
     loop {
         match stream.receiver.next().await {
-            Ok(Frame::Data(bytes)) => {
+            Ok(Frame::Data(bytes)) if !std::mem::replace(&mut is_warm, true) => {
                 if warm::answer(&mut stream, bytes.len() as u64, context.warm).await.is_err() {
                     return;
                 }

@@ -40,18 +40,22 @@ pub async fn keep(keeper: Keeper) {
     loop {
         match keeper.begin().await {
             Ok(Some((carrier, pool))) => {
-                pause = PAUSE_LEAST;
                 let why = keeper.clone().hold(&carrier.far, &pool).await;
                 pool.close();
                 keeper.context.carriers.remove(&carrier, why.to_owned());
+                // Else the other end has let it go as soon as it knew whose it was: it has as many as it may.
+                if carrier.heard() > 0 {
+                    pause = PAUSE_LEAST;
+                    continue;
+                }
             }
             Ok(None) => return,
             Err(error) => {
                 keeper.context.carriers.lacks(&keeper.peer.name, &keeper.way, format!("{error:#}"));
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(PAUSE_MOST);
             }
         }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(PAUSE_MOST);
     }
 }
 
