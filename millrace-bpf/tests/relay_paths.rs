@@ -140,6 +140,23 @@ fn the_next_hop_is_a_gateway() {
     assert_eq!(capture.check(), 6);
 }
 
+/// Packets of so many bytes go to one subscriber over the interface that they came by, and to two over another.
+fn go_back_and_over_another(network: &Network, lengths: [usize; 2]) {
+    for family in [4, 6] {
+        let mut scene = Scene::new(network, "west", west(family));
+        let back = (address(family, 1, 1), address(family, 1, 2));
+        scene.subscribe(network, &network.publisher, back);
+        for other in [6, 4] {
+            let over = (address(other, 2, 1), address(other, 2, 2));
+            scene.subscribe(network, &network.subscriber, over);
+        }
+        let captures = [&network.publisher, &network.subscriber].map(|namespace| Capture::new(namespace));
+        lengths.into_iter().for_each(|length| scene.reaches_all(length));
+        // The publisher's own two are among those that are seen there.
+        assert_eq!(captures.map(|capture| capture.check()), [2 + 2, 4]);
+    }
+}
+
 #[test]
 fn back_over_the_interface_it_came_by_and_over_another() {
     if !root("back_over_the_interface_it_came_by_and_over_another") {
@@ -148,20 +165,7 @@ fn back_over_the_interface_it_came_by_and_over_another() {
     let network = Network::new("hp");
     without_offload(&network);
     net::set_checksum_offload(&network.relay, "west", false);
-    for family in [4, 6] {
-        let mut scene = Scene::new(&network, "west", west(family));
-        let back = (address(family, 1, 1), address(family, 1, 2));
-        scene.subscribe(&network, &network.publisher, back);
-        for other in [6, 4] {
-            let over = (address(other, 2, 1), address(other, 2, 2));
-            scene.subscribe(&network, &network.subscriber, over);
-        }
-        let captures = [&network.publisher, &network.subscriber].map(|namespace| Capture::new(namespace));
-        scene.reaches_all(700);
-        scene.reaches_all(20);
-        // The publisher's own two are among those that are seen there.
-        assert_eq!(captures.map(|capture| capture.check()), [2 + 2, 4]);
-    }
+    go_back_and_over_another(&network, [700, 20]);
 }
 
 /// There packets come to TC as copies whose link header is somewhere else.
@@ -176,18 +180,7 @@ fn behind_a_gate_in_generic_mode() {
     let gate = Gate::load(&gate::Config::default()).unwrap_or_else(|error| panic!("{error}"));
     let west_link = net::ifindex(&network.relay, "west");
     net::inside(&network.relay, || gate.attach(west_link, Mode::Generic).expect("generic"));
-    for family in [4, 6] {
-        let mut scene = Scene::new(&network, "west", west(family));
-        scene.subscribe(&network, &network.publisher, (address(family, 1, 1), address(family, 1, 2)));
-        for other in [6, 4] {
-            let over = (address(other, 2, 1), address(other, 2, 2));
-            scene.subscribe(&network, &network.subscriber, over);
-        }
-        let captures = [&network.publisher, &network.subscriber].map(|namespace| Capture::new(namespace));
-        scene.reaches_all(1200);
-        scene.reaches_all(20);
-        assert_eq!(captures.map(|capture| capture.check()), [2 + 2, 4]);
-    }
+    go_back_and_over_another(&network, [1200, 20]);
 }
 
 #[test]

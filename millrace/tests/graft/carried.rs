@@ -421,13 +421,20 @@ fn nobody_uses_the_broker_by_its_own_address() {
     wait_for("count", || (ended(&near, "stranger") == 2).then_some(()));
 }
 
+/// What one window is in the tests of slow readers.
+const WINDOW: u64 = 256 << 10;
+
 #[test]
 fn a_slow_reader_costs_one_window() {
     let Some(site) = Site::new("slow") else { return };
-    const WINDOW: u64 = 256 << 10;
-    let [near, far] = warm(&site, ["window-kib = 256", ""]);
+    let ends = warm(&site, ["window-kib = 256", ""]);
+    slow_reader(&site, &ends);
+}
+
+/// With `window-kib` of [`WINDOW`] at the near end.
+pub fn slow_reader(site: &Site, [near, far]: &[Daemon<'_>; 2]) {
     let listener = site.listen();
-    let (mut here, there, _) = connect(&site, &listener);
+    let (mut here, there, _) = connect(site, &listener);
     here.set_nonblocking(true).unwrap();
     let sent = noise(3, 64 << 20);
     let mut written = 0;
@@ -440,26 +447,30 @@ fn a_slow_reader_costs_one_window() {
         }
         thread::sleep(Duration::from_millis(1));
     }
-    let kept = carry(&near).kept_bytes;
+    let kept = carry(near).kept_bytes;
     assert!(kept > 0 && kept <= WINDOW, "{kept}");
     // What else there is lies in the sockets of kernels: two here, two there.
     assert!(written < 32 << 20, "{written}");
     // Others are not held up by it.
-    let (other, others, _) = connect(&site, &listener);
+    let (other, others, _) = connect(site, &listener);
     exchange(&other, &others, 1_000_000);
     here.set_nonblocking(false).unwrap();
     here.shutdown(Shutdown::Write).unwrap();
     assert_eq!(hash(&read_all(&there)), hash(&sent[..written]));
-    assert_eq!((carry(&near).kept_bytes, carry(&far).kept_bytes), (0, 0));
+    assert_eq!((carry(near).kept_bytes, carry(far).kept_bytes), (0, 0));
 }
 
-/// Each end writes much before it reads anything: confirmations come behind what nobody takes yet.
 #[test]
 fn who_writes_before_reading_is_not_stuck() {
     let Some(site) = Site::new("first") else { return };
-    let [_near, _far] = warm(&site, ["", ""]);
+    let _ends = warm(&site, ["", ""]);
+    write_before_reading(&site);
+}
+
+/// Each end writes much before it reads anything: confirmations come behind what nobody takes yet.
+pub fn write_before_reading(site: &Site) {
     let listener = site.listen();
-    let (mut here, there, _) = connect(&site, &listener);
+    let (mut here, there, _) = connect(site, &listener);
     let (to, back) = (noise(4, 20 << 20), noise(5, 2 << 20));
     thread::scope(|scope| {
         // It reads while it writes, the other does not.

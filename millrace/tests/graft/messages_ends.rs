@@ -6,24 +6,17 @@ use millrace_graft::message::{Error, Event, Received, Want, Why};
 use nix::sys::signal::{Signal, kill};
 
 use crate::{
-    messages::{Capture, Host, asks, event, hosts, message, pair, raw, wait_for_keys},
+    messages::{Capture, GRAFTS, Host, asks, event, hosts, message, pair, raw, wait_for_keys},
     site::{CLIENT, CLIENT6, SERVER, SERVER6, Site, wait_for},
+    streams::IN_ORDER,
 };
 
 const SECRET: &[u8] = b"what nobody else is to read";
 
-const GRAFTS: &str = r#"
-interface = ["eth"]
-[parameters.repair]
-tries = 0
-retry_us = 20000
-[[graft]]
-name = "selective"
-functions = ["window", "number", "repair", "acknowledge"]
-[[graft]]
-name = "back"
-functions = ["window", "gobackn", "number", "acknowledge"]
-"#;
+/// Selective Repeat, and Go-Back-N.
+fn grafts() -> String {
+    format!("{GRAFTS}{IN_ORDER}")
+}
 
 /// Both daemons, with one peer that has these lines besides.
 fn hosts_with<'a>(site: &'a Site, grafts: [&str; 2], addresses: [&str; 2], more: &str) -> [Host<'a>; 2] {
@@ -50,7 +43,7 @@ fn messages_go_over_both_families_sealed_and_in_clear() {
     ];
     for (at, (addresses, more, sealed)) in table.into_iter().enumerate() {
         let Some(site) = Site::new(&format!("kinds{at}")) else { return };
-        let [near_host, _far_host] = hosts_with(&site, [GRAFTS; 2], addresses, more);
+        let [near_host, _far_host] = hosts_with(&site, [&grafts(); 2], addresses, more);
         let status = near_host.status();
         assert!(status.sessions.iter().all(|session| session.sealed == sealed), "{status:?}");
         let capture = Capture::new(&site, 0);
@@ -85,7 +78,7 @@ fn messages_go_over_both_families_sealed_and_in_clear() {
 fn messages_are_in_order_where_the_graft_only_sends_again() {
     const SENT: u32 = 1000;
     let Some(site) = Site::new("order") else { return };
-    let [near_host, _far_host] = hosts_with(&site, [GRAFTS; 2], [CLIENT, SERVER], "");
+    let [near_host, _far_host] = hosts_with(&site, [&grafts(); 2], [CLIENT, SERVER], "");
     let (mut near, mut far) = pair(&site, &["order", "reliability"]);
     for session in [&mut near, &mut far] {
         let agreed = session.agreed().unwrap();

@@ -3,10 +3,9 @@
 
 use std::{
     io::{ErrorKind, Read as _, Write as _},
-    net::Shutdown,
     sync::atomic::{AtomicBool, Ordering},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use socket2::SockRef;
@@ -14,8 +13,8 @@ use socket2::SockRef;
 use crate::{
     agreement::{BEFORE, flush, keys, middlebox},
     carried::{
-        CARRIERS, at, carrier, carry, client, connect, ended, exchange, exchange_until, hash, noise,
-        read_all, server, verdict, wait_for_state,
+        CARRIERS, at, carrier, carry, client, connect, ended, exchange, exchange_until, server, slow_reader,
+        verdict, wait_for_state, write_before_reading,
     },
     site::{CLIENT, CLIENT6, Daemon, PORT, SERVER, SERVER6, Site, wait_for},
 };
@@ -132,52 +131,15 @@ fn by_tcp_a_reset_is_a_reset_at_the_other_end() {
 #[test]
 fn by_tcp_a_slow_reader_costs_one_window() {
     let Some(site) = Site::new("pool-slow") else { return };
-    const WINDOW: u64 = 256 << 10;
-    let [near, far] = warm(&site, "\"tcp\"", "window-kib = 256");
-    let listener = site.listen();
-    let (mut here, there, _) = connect(&site, &listener);
-    here.set_nonblocking(true).unwrap();
-    let sent = noise(3, 64 << 20);
-    let mut written = 0;
-    // Until nothing has gone for a second.
-    let mut latest = Instant::now();
-    while latest.elapsed() < Duration::from_secs(1) {
-        match here.write(&sent[written..]) {
-            Ok(length) => (written, latest) = (written + length, Instant::now()),
-            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
-        }
-        thread::sleep(Duration::from_millis(1));
-    }
-    let kept = carry(&near).kept_bytes;
-    assert!(kept > 0 && kept <= WINDOW, "{kept}");
-    assert!(written < 32 << 20, "{written}");
-    let (other, others, _) = connect(&site, &listener);
-    exchange(&other, &others, 1_000_000);
-    here.set_nonblocking(false).unwrap();
-    here.shutdown(Shutdown::Write).unwrap();
-    assert_eq!(hash(&read_all(&there)), hash(&sent[..written]));
-    assert_eq!((carry(&near).kept_bytes, carry(&far).kept_bytes), (0, 0));
+    let ends = warm(&site, "\"tcp\"", "window-kib = 256");
+    slow_reader(&site, &ends);
 }
 
-/// Each end writes much before it reads anything.
 #[test]
 fn by_tcp_who_writes_before_reading_is_not_stuck() {
     let Some(site) = Site::new("pool-first") else { return };
-    let [_near, _far] = warm(&site, "\"tcp\"", "");
-    let listener = site.listen();
-    let (mut here, there, _) = connect(&site, &listener);
-    let (to, back) = (noise(4, 20 << 20), noise(5, 2 << 20));
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            (&there).write_all(&back).unwrap();
-            there.shutdown(Shutdown::Write).unwrap();
-        });
-        let got = scope.spawn(|| read_all(&there));
-        here.write_all(&to).unwrap();
-        here.shutdown(Shutdown::Write).unwrap();
-        assert_eq!(hash(&read_all(&here)), hash(&back));
-        assert_eq!(hash(&got.join().unwrap()), hash(&to));
-    });
+    let _ends = warm(&site, "\"tcp\"", "");
+    write_before_reading(&site);
 }
 
 #[test]

@@ -286,8 +286,15 @@ impl<'a> Daemon<'a> {
         kill(Pid::from_raw(self.process.id().try_into().unwrap()), signal).unwrap();
     }
 
+    /// Returns when it has stopped, which each of its threads does by itself.
     pub fn pause(&self) {
         self.signal(Signal::SIGSTOP);
+        let is_stopped = |task: std::io::Result<fs::DirEntry>| {
+            let stat = fs::read_to_string(task.unwrap().path().join("stat"));
+            stat.is_ok_and(|stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T')))
+        };
+        let tasks = format!("/proc/{}/task", self.process.id());
+        wait_for("it to stop", || fs::read_dir(&tasks).unwrap().all(is_stopped).then_some(()));
     }
 
     pub fn go_on(&self) {

@@ -205,7 +205,9 @@ impl Controller for Bbr {
         }
         self.loss_in_round = true;
         self.lost_something = true;
-        self.path_loss.iter_mut().for_each(|path| path.on_lost(lost.size));
+        if let Some(path) = &mut self.path_loss {
+            path.on_lost(lost.size);
+        }
         self.cycle.on_lost(lost);
         if self.cycle.samples && self.is_too_much(lost.lost, lost.in_flight, lost.app_limited) {
             self.too_much_in_flight(lost.now, self.inflight_at_loss(lost), lost.app_limited, lost.delivered);
@@ -353,11 +355,14 @@ impl Bbr {
             self.loss_round_delivered = delivered.total;
         }
         self.round_start = sample.prior_delivered >= self.next_round_delivered;
-        self.path_loss.iter_mut().for_each(|path| path.on_delivered(delivered.acked, delivered.rtt));
+        if let Some(path) = &mut self.path_loss {
+            path.on_delivered(delivered.acked, delivered.rtt);
+        }
         if self.round_start {
             let is_steady = self.is_steady();
-            let (min_rtt, mtu) = (self.min_rtt, self.mtu);
-            self.path_loss.iter_mut().for_each(|path| path.end_round(min_rtt, is_steady, mtu));
+            if let Some(path) = &mut self.path_loss {
+                path.end_round(self.min_rtt, is_steady, self.mtu);
+            }
             self.start_round(delivered.total);
             self.rounds += 1;
             self.cycle.rounds_since_probe += 1;
