@@ -143,13 +143,14 @@ fn what_is_lost_is_repaired_as_lists_say() {
         }
     }
     let names: Vec<_> = messages.iter().filter_map(|row| row["arm"].as_str()).collect();
-    assert_eq!(names, ["repair", "gobackn", "partial", "fec", "TCP cubic", "TCP bbr"]);
+    assert_eq!(names, ["repair", "gobackn", "partial", "fec", "TCP cubic", "TCP bbr", "QUIC datagrams"]);
     for row in &messages {
         let [sent, lost] = ["sent", "lost"].map(|what| row[what].as_u64().expect("a count"));
         assert!(sent > 0 && row["delay_ms"]["p50"].as_f64().is_some_and(|ms| ms >= 10.0), "{row}");
         match row["arm"].as_str() {
             Some("partial") => assert!(lost * 1000 <= sent * 20, "more than the bound: {row}"),
             Some("fec") => assert!(lost * 100 <= sent * 5, "more than without: {row}"),
+            Some("QUIC datagrams") => assert!(lost * 4 <= sent, "far more than the link loses: {row}"),
             _ => assert_eq!(lost, 0, "{row}"),
         }
     }
@@ -219,9 +220,12 @@ fn a_graft_changes_with_the_path() {
 fn sessions_take_what_is_stated() {
     let arguments = "sessions --sessions 1,3 --rate 200 --seconds 1 --rounds 1 --memory-sessions 1,300";
     let Some(rows) = rows("sessions_take_what_is_stated", arguments) else { return };
-    let (delays, memory): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| row["part"] == "delay");
-    assert_eq!((delays.len(), memory.len()), (2 * 7, 2));
-    for row in &delays {
+    let of = |part: &str| rows.iter().filter(|row| row["part"] == part).collect::<Vec<_>>();
+    let (delays, received, memory) = (of("delay"), of("receive"), of("memory"));
+    assert_eq!((delays.len(), received.len(), memory.len(), rows.len()), (2 * 7, 4, 2, 20));
+    let ways: Vec<_> = received.iter().map(|row| (row["receives"].clone(), row["sealed"].clone())).collect();
+    assert!((1..4).all(|at| !ways[..at].contains(&ways[at])), "{ways:?}");
+    for row in delays.into_iter().chain(received) {
         assert_eq!((&row["sent"], &row["lost"]), (&200.into(), &0.into()), "{row}");
         assert!(row["delay_us"]["p50"].as_f64().is_some_and(|us| us > 0.0), "{row}");
     }

@@ -67,7 +67,7 @@ impl Host {
     pub fn swap(&self, graft: &str) -> anyhow::Result<bool> {
         match self.0.ask(&json!({ "do": "swap", "session": SESSION, "graft": graft })) {
             Ok(_) => Ok(true),
-            Err(error) if error.to_string().contains("under way") => Ok(false),
+            Err(error) if error.to_string().contains("is being swapped") => Ok(false),
             Err(error) => Err(error),
         }
     }

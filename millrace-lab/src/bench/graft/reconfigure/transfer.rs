@@ -80,12 +80,13 @@ impl Transfer {
         }
     }
 
-    /// Until all have come, or nothing has for `silence` though all were sent, or `limit` is over.
+    /// Until all have come, or nothing has for `silence` though all were sent, or `limit` is over, or the whole transfer.
     pub fn receive(&self, silence: Duration, limit: Duration) -> Received {
         let mut received = Received::default();
         let mut seen = vec![false; usize::try_from(self.messages).unwrap_or(usize::MAX)];
         let (mut buffer, mut latest) = ([0; 2048], Instant::now());
-        while (received.arrivals.len() as u64) < self.messages && self.base.elapsed() < limit {
+        let is_over = || self.base.elapsed() >= limit || self.is_over.load(Ordering::Relaxed);
+        while (received.arrivals.len() as u64) < self.messages && !is_over() {
             let Ok(got) = self.to.recv(&mut buffer) else {
                 let all_sent = self.next.load(Ordering::Relaxed) == self.messages;
                 if all_sent && latest.elapsed() > silence {
