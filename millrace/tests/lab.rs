@@ -490,6 +490,23 @@ fn run_ends_with_its_command() {
     assert!(is_gone(&id));
 }
 
+/// Ctrl-C comes to everybody in front of the terminal, so that the lab does not pass it on.
+#[test]
+fn an_interrupt_is_not_passed_on() {
+    needs_root!("an_interrupt_is_not_passed_on");
+    let script = "trap 'exit 42' INT; echo up; read line; exit 41";
+    let mut command = millrace(&["run", "--", "sh", "-c", script]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "up\n");
+    kill(pid(&child), Signal::SIGINT).unwrap();
+    std::thread::sleep(SILENCE);
+    // The command ends by itself, and the lab with it.
+    drop(child.stdin.take());
+    assert_eq!(child.wait().unwrap().code(), Some(41));
+}
+
 #[test]
 fn what_a_killed_owner_leaves_is_cleaned() {
     needs_root!("what_a_killed_owner_leaves_is_cleaned");

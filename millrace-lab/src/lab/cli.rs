@@ -206,10 +206,20 @@ fn environment(lab: &Lab) -> Vec<(String, String)> {
     list
 }
 
-/// Passes the signal on, and kills what does not end by it.
+/// Has the command end by the signal, and kills what does not.
+///
+/// Ctrl-C comes to everybody in front of the terminal, the command too, and a second one would mean "at once": only where the
+/// command goes on nevertheless it is told, by SIGTERM.
 async fn end(child: &mut tokio::process::Child, signal: Signal) -> Result<ExitStatus> {
+    let tell = match signal {
+        Signal::SIGINT => match tokio::time::timeout(GRACE, child.wait()).await {
+            Ok(status) => return Ok(status?),
+            Err(_) => Signal::SIGTERM,
+        },
+        signal => signal,
+    };
     if let Some(pid) = child.id() {
-        kill(Pid::from_raw(pid.try_into()?), signal)?;
+        kill(Pid::from_raw(pid.try_into()?), tell)?;
     }
     match tokio::time::timeout(GRACE, child.wait()).await {
         Ok(status) => Ok(status?),
