@@ -210,16 +210,15 @@ fn environment(lab: &Lab) -> Vec<(String, String)> {
 ///
 /// Ctrl-C comes to everybody in front of the terminal, the command too, and a second one would mean "at once": only where the
 /// command goes on nevertheless it is told, by SIGTERM.
-async fn end(child: &mut tokio::process::Child, signal: Signal) -> Result<ExitStatus> {
-    let tell = match signal {
-        Signal::SIGINT => match tokio::time::timeout(GRACE, child.wait()).await {
-            Ok(status) => return Ok(status?),
-            Err(_) => Signal::SIGTERM,
-        },
-        signal => signal,
-    };
+async fn end(child: &mut tokio::process::Child, mut signal: Signal) -> Result<ExitStatus> {
+    if signal == Signal::SIGINT {
+        if let Ok(status) = tokio::time::timeout(GRACE, child.wait()).await {
+            return Ok(status?);
+        }
+        signal = Signal::SIGTERM;
+    }
     if let Some(pid) = child.id() {
-        kill(Pid::from_raw(pid.try_into()?), tell)?;
+        kill(Pid::from_raw(pid.try_into()?), signal)?;
     }
     match tokio::time::timeout(GRACE, child.wait()).await {
         Ok(status) => Ok(status?),

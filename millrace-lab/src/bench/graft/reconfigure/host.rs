@@ -65,9 +65,10 @@ impl Host {
 
     /// `false`: another change is not over yet.
     pub fn swap(&self, graft: &str) -> anyhow::Result<bool> {
+        let busy = millrace_graft::Error::Busy(SESSION.to_owned()).to_string();
         match self.0.ask(&json!({ "do": "swap", "session": SESSION, "graft": graft })) {
             Ok(_) => Ok(true),
-            Err(error) if error.to_string().contains("is being swapped") => Ok(false),
+            Err(error) if error.to_string().contains(&busy) => Ok(false),
             Err(error) => Err(error),
         }
     }
