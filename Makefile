@@ -7,7 +7,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 # Seconds of fuzzing, shared by all targets.
 TIME ?= 60
 
-.PHONY: help setup build demo demo-graft lint test peers endurance fuzz model kernels soak bench pictures picture web web-test clean-lab install install-gate install-graft examples
+.PHONY: help setup build demo demo-graft lint test peers endurance fuzz model kernels soak bench pictures picture web web-test clean-lab install install-gate install-graft examples image
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -53,14 +53,15 @@ kernels: setup ## BPF programs and forwarding on Debian's 6.1 and 6.12 (QEMU) an
 	@scripts/setup.sh kernels
 	@scripts/kernels.sh
 
-soak: build ## with each engine ten minutes of loss, reordering and churn; hostile clients, 10^7 forged packets, 200 carriers cut, an hour of observing, README and docs (or SOAK_SECONDS each)
+soak: build ## with each engine ten minutes of loss, reordering and churn; hostile clients, 10^7 forged packets, 200 carriers cut, the matrix of faults, an hour of observing, README and docs (or SOAK_SECONDS each)
 	@scripts/setup.sh soak
 	@scripts/soak.sh
 	@scripts/soak-hostile.sh
 	@scripts/soak-cost.sh
+	@scripts/soak-faults.sh
 	@scripts/walk.py target/release/millrace --whole
 	@cargo test --locked -q -p millrace-bpf --lib -- --ignored --nocapture ten_million_forged_packets
-	@cargo test --locked -q -p millrace --test graft -- --ignored --nocapture two_hundred_carriers
+	@cargo test --locked -q -p millrace --test graft -- --ignored --nocapture two_hundred
 
 bench: build peers ## compare relays, share a bottleneck, adapt, meet hostile clients, watch in a browser; results in target/bench*.json
 	@scripts/setup.sh bench
@@ -89,6 +90,9 @@ examples: setup ## the gate's example servers, built and run (in C: libngtcp2-de
 	@scripts/setup.sh test
 	cargo test --locked -p millrace-gate
 	cargo test --locked -p millrace --test gate
+
+image: build ## a container image out of the release binary, target/image.tar
+	@scripts/image.sh
 
 PREFIX ?= /usr/local
 GATE_BUILD ?= target/release

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs what needs the kernel on other kernels than the running one: Debian's, booted by QEMU with nothing but an
-# initrd. The test programs of millrace-bpf (every BPF object loads; the packet and crypto tables) and a relay with
-# engine `kernel` between a publisher and a subscriber. Prints a table; fails if anything in it failed.
+# initrd. The test programs of millrace-bpf (every BPF object loads; the packet and crypto tables), a relay with
+# engine `kernel` between a publisher and a subscriber, and connections carried by QUIC, TCP, MPTCP and SCTP. Prints a table; fails if anything in it failed.
 #
 #   scripts/kernels.sh [KERNEL...]     6.1, 6.12 (Debian 12 and 13), host (the running one); default: all
 #
@@ -10,15 +10,15 @@
 # has none, name one.
 #
 #   DEBIAN_MIRROR     as in a sources.list
-#   KERNELS_TESTS     only these of the test programs, such as "load relay"; forwarding is always tested
-#   KERNELS_TIMEOUT   seconds for all tests on one kernel (1800): emulated, everything is slow
-#   KERNELS_ACCEL     of QEMU (tcg,thread=multi); "kvm" is faster where it works, which nested it often does not
+#   KERNELS_TESTS     only these of the test programs, such as "load relay"; forwarding and carrying are always tested
+#   KERNELS_TIMEOUT   seconds for all tests on one kernel (4500): emulated, everything is slow
+#   KERNELS_ACCEL     of QEMU (tcg,thread=single); "kvm" is faster where it works, which nested it often does not
 . "$(dirname "$0")/lib.sh"
 
 dir=$ROOT/target/kernels
 tests=$dir/tests
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
-time_limit=${KERNELS_TIMEOUT:-1800}
+time_limit=${KERNELS_TIMEOUT:-4500}
 kernels=("$@")
 [ ${#kernels[@]} -gt 0 ] || kernels=(6.1 6.12 host)
 
@@ -126,19 +126,21 @@ userland() {
     for tool in ip tc ethtool nsenter; do add "$root" "$(PATH=$PATH:/usr/sbin:/sbin command -v "$tool")" "tools/$tool"; done
     add "$root" "$dir/millrace" tools/millrace
     for program in "$tests"/*; do add "$root" "$program" "tests/$(basename "$program")"; done
-    install scripts/kernels/run.sh scripts/kernels/forward.sh "$root/"
+    install scripts/kernels/run.sh scripts/kernels/forward.sh scripts/kernels/carry.sh "$root/"
     install scripts/kernels/init.sh "$root/init"
     archive "$root" >"$dir/userland.cpio"
     rm -rf "$root"
 }
 
 # The guest's first serial port is its console, the second one takes the results. Without cx16, because QEMU 7.2
-# loses the flags when an interrupt meets a CMPXCHG16B, of which 6.12's allocator is full: a double fault. Without the
-# check of the timer, which panics when a busy host does not run QEMU for a few ticks.
+# loses the flags when an interrupt meets a CMPXCHG16B, of which 6.12's allocator is full: a double fault. Both CPUs in
+# one thread: a kernel that changes its own code (where a program is attached to a tracepoint, for one) while another
+# thread of QEMU runs it meets breakpoints that have gone, and panics. Without the check of the timer, which panics when a
+# busy host does not run QEMU for a few ticks.
 boot() {
     local to=$dir/$1 begin=$SECONDS running
     cat "$dir/userland.cpio" "$to/modules.cpio" >"$to/initrd"
-    timeout "$time_limit" qemu-system-x86_64 -accel "${KERNELS_ACCEL:-tcg,thread=multi}" -cpu max,-cx16 -smp 2 -m 2G \
+    timeout "$time_limit" qemu-system-x86_64 -accel "${KERNELS_ACCEL:-tcg,thread=single}" -cpu max,-cx16 -smp 2 -m 2G \
         -nodefaults -no-user-config -display none -no-reboot -kernel "$to/vmlinuz" -initrd "$to/initrd" \
         -append "console=ttyS0 loglevel=5 no_timer_check panic=-1 oops=panic softlockup_panic=1" \
         -serial "file:$to/console" -serial "file:$to/results" </dev/null >"$to/qemu" 2>&1 || true
@@ -160,7 +162,7 @@ run_here() {
         return
     fi
     uname -r >"$to/console"
-    PATH=$dir:$PATH:/usr/sbin:/sbin sh scripts/kernels/run.sh "$tests" scripts/kernels/forward.sh "$to/results" \
+    PATH=$dir:$PATH:/usr/sbin:/sbin sh scripts/kernels/run.sh "$tests" scripts/kernels "$to/results" \
         >>"$to/console" 2>&1 || true
 }
 

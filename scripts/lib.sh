@@ -12,6 +12,9 @@ RUST_TESTED=1.95.0
 CLANG_TESTED=19
 CLANG_MINIMUM=16
 
+# Descriptors as far as may be: libbpf takes one for each map of an object that is open, and tests have many objects.
+ulimit -Sn 65536 2>/dev/null || ulimit -Sn "$(ulimit -Hn)"
+
 say() { printf '%s: %s\n' "$(basename "$0" .sh)" "$*" >&2; }
 die() { say "$*"; exit 1; }
 have() { command -v "$1" >/dev/null; }

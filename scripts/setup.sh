@@ -47,7 +47,7 @@ NEEDS
 
 # What scripts/test.sh wants beyond that, with the least version that is of use. Where the distribution lacks one, the
 # tests that use it are skipped: the gate's example in C (ngtcp2, gnutls), benchmarks (iperf3, perf, xdp-filter),
-# filters (nft), and the dissection of what the kernel sent (tshark). The documentation's commands want jq and openssl.
+# filters (nft), first bytes (nDPI), the dissection of what the kernel sent (tshark), functions that are SCTP (usrsctp). The documentation's commands want jq and openssl.
 wants_test() {
     cat <<'WANTS'
 /usr/include/ngtcp2/ngtcp2.h                libngtcp2-dev               0.12
@@ -58,7 +58,10 @@ iperf3                                      iperf3                      3.7
 perf                                        linux-perf                  5
 tshark                                      tshark                      3.4
 xdp-filter                                  xdp-tools                   1.2
+/usr/share/doc/libusrsctp2                  libusrsctp2                 0.9.5
+/usr/include/ndpi/ndpi_api.h                libndpi-dev                 4.2
 jq                                          jq                          1.5
+go                                          golang-go                   1.19
 openssl                                     openssl                     1.1
 WANTS
 }

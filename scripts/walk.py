@@ -86,6 +86,7 @@ SHORT = {
     "bench graft swap": "--rounds 50",
     "bench graft fct": "--sizes-kib 64 --loss 0 --rtt-ms 20 --rounds 1",
     "bench graft fairness": "--seconds 3 --rounds 1 --buffers 1",
+    "bench graft instances": "--rounds 1 --connections 2 --cgroups 2 --messages 5 --mib 1",
     "bench graft redirect": "--rounds 1 --messages 50 --seconds 1",
     "bench graft select": "--networks 1 --seeds 1 --rates 5:10 --rtts 5:20 --arms cubic --most-kib 16",
     "lab hostile all": "--rounds 1",
@@ -105,6 +106,7 @@ PARSED = [
 ONLY_PARSED = {
     "docs/measurements.md": "what was measured, in hours",
     "docs/dependencies.md": "no commands",
+    "docs/containers.md": "wants a container runtime, or a cluster",
     "docs/carried.md": "wants daemons on two hosts; millrace/tests/graft/carried.rs has them",
 }
 # Words that stand for something, by page.

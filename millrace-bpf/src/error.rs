@@ -6,12 +6,12 @@ use crate::hook::{Hook, Mechanism, Mode, needed_to_share, remedy};
 /// would be said again (thiserror takes `r#source` for none).
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("cannot open the embedded object {object}: {source}")]
+    #[error("cannot open the embedded object {object}: {source:#}")]
     Open { object: &'static str, r#source: libbpf_rs::Error },
     #[error("the embedded object {object} has no {what}")]
     Missing { object: &'static str, what: &'static str },
     /// `log` is the end of what libbpf and the verifier said.
-    #[error("the kernel refused {object}: {source}\n{log}")]
+    #[error("the kernel refused {object}: {source:#}\n{log}")]
     Load { object: &'static str, r#source: libbpf_rs::Error, log: String },
     #[error("cannot attach to {hook} of interface {ifindex} by {mechanism}: {source}")]
     Interface { ifindex: i32, hook: Hook, mechanism: Mechanism, r#source: std::io::Error },
@@ -33,9 +33,9 @@ pub enum Error {
          packets before; attach to those"
     )]
     Merged { ifindex: i32, kind: String },
-    #[error("cannot attach to tracepoint {tracepoint}: {source}")]
+    #[error("cannot attach to tracepoint {tracepoint}: {source:#}")]
     Tracepoint { tracepoint: &'static str, r#source: libbpf_rs::Error },
-    #[error("cannot attach to function {function}: {source}")]
+    #[error("cannot attach to function {function}: {source:#}")]
     Function { function: &'static str, r#source: libbpf_rs::Error },
     #[error(
         "the kernel allows no programs on its functions, as in lockdown; method `system-calls` does without"
@@ -45,9 +45,9 @@ pub enum Error {
     Sampler { cpu: u32, r#source: std::io::Error },
     #[error("the kernel does not keep run-time statistics of BPF programs: {0}")]
     Statistics(std::io::Error),
-    #[error("cannot read {what}: {source}")]
+    #[error("cannot read {what}: {source:#}")]
     Read { what: &'static str, r#source: libbpf_rs::Error },
-    #[error("cannot change {what}: {source}")]
+    #[error("cannot change {what}: {source:#}")]
     Write { what: &'static str, r#source: libbpf_rs::Error },
     #[error("cannot map {what} into memory: {source}")]
     Memory { what: &'static str, r#source: std::io::Error },

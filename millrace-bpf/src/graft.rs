@@ -1,21 +1,31 @@
 //! Grafts: transport functions that are loaded while TCP runs. Congestion controls from object files
 //! ([`Control`]), agreement with peers and settings of new sockets ([`Tcp`]), the sockets that live ([`Sockets`]), and
-//! connections that are led to a broker ([`hook::Hook`]), which may hold their SYNs back ([`hold::Hold`]).
+//! connections that are led to a broker ([`hook::Hook`]), which may hold their SYNs back ([`hold::Hold`]) and bypass TCP
+//! between itself and applications ([`hop::Hop`]), of other hosts too ([`gateway::Gateway`]).
 
+mod asks;
 mod attachment;
+mod caller;
 mod control;
+mod diag;
 mod error;
+pub mod gateway;
 pub mod hold;
 pub mod hook;
+pub mod hop;
 mod intf;
 pub mod joint;
+mod namespace;
 mod object;
 mod pins;
 mod recipe;
 mod rule;
 mod sockets;
 mod tcp;
+mod told;
 
+pub use asks::Asks;
+pub use caller::{CGROUP_LEVELS, COMMAND_MAX, Caller, cgroup_id};
 pub use control::{Control, Timing, remove_leftovers};
 pub use error::Error;
 pub use object::{NAME_PREFIX, Object, Parameter};
@@ -24,6 +34,7 @@ pub use recipe::Verification;
 pub use rule::{RULES, Rule, Settings, Side, covers, everybody};
 pub use sockets::{Change, Changed, Socket, Sockets};
 pub use tcp::{Connection, Outcome, Peer, Tcp};
+pub use told::{Arm, CHOICES, Choice, Shared, Told, What};
 
 /// What `bpf/graft.h` is at.
 pub const ABI: u32 = 1;

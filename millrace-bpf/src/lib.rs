@@ -49,9 +49,11 @@
 //!
 //! * `memory`, `relay`, `cost::buffer`, `xsk::reader`: maps that are mapped into this process, which the kernel changes at the same time.
 //!   All of it is atomic, or in an `UnsafeCell` with one writer. `Shared` is the promise that a type is made of such.
+//! * `usrsctp`: a C library that is loaded at run time, by a process of its own.
 //! * `intf`, `crypto`: structures as bytes and back. `Plain` is the promise that all bytes are values, and none is padding.
 //! * `tc`, `udp`, `xdp`, `xsk`, `raw`, `fork`, `programs`, `energy`, `gate::maps`, `graft`, `cost::{aio, uring}`: system calls, and functions of
 //!   libbpf, that no crate wraps.
+//! * `ndpi`: a library in C that is opened at run time. It is here since this is where `unsafe` is, and knows nothing of the kernel.
 //!
 //! # To add a program
 //!
@@ -77,9 +79,11 @@ mod fork;
 pub mod gate;
 pub mod graft;
 mod hook;
+pub mod icmp;
 pub mod idle;
 mod intf;
 mod memory;
+pub mod ndpi;
 mod netlink;
 mod object;
 pub mod probe;
@@ -87,12 +91,14 @@ pub mod programs;
 pub mod qdisc;
 mod raw;
 pub mod relay;
+pub mod sctp;
 mod siphash;
 pub mod softirqs;
 mod stack;
 pub mod syscalls;
 pub mod tc;
 pub mod udp;
+pub mod usrsctp;
 pub mod xdp;
 pub mod xsk;
 

@@ -67,6 +67,9 @@ fn page_bytes() -> usize {
 /// As said; the layout is that of the map's value, its size a multiple of 8 without implicit padding.
 pub(crate) unsafe trait Shared {}
 
+// SAFETY: it is atomic, and 8 bytes.
+unsafe impl Shared for AtomicU64 {}
+
 /// An mmapable array.
 pub(crate) struct Table<T> {
     mapping: Mapping,

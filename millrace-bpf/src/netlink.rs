@@ -1,27 +1,22 @@
-//! Questions to rtnetlink about the calling thread's network namespace.
+//! Questions to rtnetlink about the calling thread's network namespace, and changes of it.
 
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket};
 
 // linux/netlink.h
 const NLM_F_REQUEST_DUMP: u16 = 0x301;
+const NLM_F_REQUEST_ACK: u16 = 0x5;
+/// It must not be there yet.
+pub(crate) const CREATE: u16 = 0x600;
 const NLMSG_DONE: u16 = 3;
-const NLMSG_ERROR: u16 = 2;
+pub(crate) const NLMSG_ERROR: u16 = 2;
 const HEADER: usize = 16;
 
 /// Asks for everything of a kind, and hands over the bodies of answers of kind `wanted`.
 pub(crate) fn dump(kind: u16, body: &[u8], wanted: u16, mut each: impl FnMut(&[u8])) -> io::Result<()> {
-    let mut request = Vec::with_capacity(HEADER + body.len());
-    request.extend(((HEADER + body.len()) as u32).to_ne_bytes());
-    request.extend(kind.to_ne_bytes());
-    request.extend(NLM_F_REQUEST_DUMP.to_ne_bytes());
-    request.extend([0; 8]);
-    request.extend(body);
-    let flags = SockFlag::SOCK_CLOEXEC;
-    let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute)?;
-    send(socket.as_raw_fd(), &request, MsgFlags::empty())?;
+    let socket = ask(kind, NLM_F_REQUEST_DUMP, body)?;
     let mut buffer = vec![0; 64 * 1024];
     loop {
         let len = recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
@@ -30,17 +25,55 @@ pub(crate) fn dump(kind: u16, body: &[u8], wanted: u16, mut each: impl FnMut(&[u
             match kind {
                 kind if kind == wanted => each(body),
                 NLMSG_DONE => return Ok(()),
-                NLMSG_ERROR => {
-                    let code = body.first_chunk().map_or(0, |code| i32::from_ne_bytes(*code));
-                    return Err(io::Error::from_raw_os_error(-code));
-                }
+                NLMSG_ERROR => return Err(error(body)),
                 _ => {}
             }
         }
     }
 }
 
-fn next_message<'a>(messages: &mut &'a [u8]) -> Option<(u16, &'a [u8])> {
+/// Has something changed, and waits until it is. `flags`: 0, or [`CREATE`].
+pub(crate) fn change(kind: u16, flags: u16, body: &[u8]) -> io::Result<()> {
+    let socket = ask(kind, NLM_F_REQUEST_ACK | flags, body)?;
+    let mut buffer = vec![0; 4096];
+    let len = recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
+    let mut messages = buffer.get(..len).unwrap_or_default();
+    match next_message(&mut messages) {
+        Some((NLMSG_ERROR, body)) if body.starts_with(&[0; 4]) => Ok(()),
+        Some((NLMSG_ERROR, body)) => Err(error(body)),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+fn ask(kind: u16, flags: u16, body: &[u8]) -> io::Result<OwnedFd> {
+    let mut request = Vec::with_capacity(HEADER + body.len());
+    request.extend(((HEADER + body.len()) as u32).to_ne_bytes());
+    request.extend(kind.to_ne_bytes());
+    request.extend(flags.to_ne_bytes());
+    request.extend([0; 8]);
+    request.extend(body);
+    let flags = SockFlag::SOCK_CLOEXEC;
+    let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute)?;
+    send(socket.as_raw_fd(), &request, MsgFlags::empty())?;
+    Ok(socket)
+}
+
+pub(crate) fn error(body: &[u8]) -> io::Error {
+    let code = body.first_chunk().map_or(0, |code| i32::from_ne_bytes(*code));
+    io::Error::from_raw_os_error(-code)
+}
+
+/// An attribute with its head, as long as it has to be.
+pub(crate) fn attribute_of(kind: u16, value: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    bytes.extend((4 + value.len() as u16).to_ne_bytes());
+    bytes.extend(kind.to_ne_bytes());
+    bytes.extend(value);
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    bytes
+}
+
+pub(crate) fn next_message<'a>(messages: &mut &'a [u8]) -> Option<(u16, &'a [u8])> {
     let len = u32::from_ne_bytes(*messages.first_chunk()?) as usize;
     let kind = u16::from_ne_bytes(*messages.get(4..)?.first_chunk()?);
     let body = messages.get(HEADER..len)?;
@@ -60,17 +93,5 @@ pub(crate) fn attribute(mut attributes: &[u8], wanted: u16) -> Option<&[u8]> {
             return Some(value);
         }
         attributes = attributes.get(len.next_multiple_of(4)..)?;
-    }
-}
-
-#[cfg(test)]
-pub(crate) mod tests {
-    pub fn attribute_of(kind: u16, value: &[u8]) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        bytes.extend((4 + value.len() as u16).to_ne_bytes());
-        bytes.extend(kind.to_ne_bytes());
-        bytes.extend(value);
-        bytes.resize(bytes.len().next_multiple_of(4), 0);
-        bytes
     }
 }

@@ -58,7 +58,7 @@ fn judge(all: &[Qdisc]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::netlink::tests::attribute_of;
+    use crate::netlink::attribute_of;
 
     fn qdisc(parent: u32, kind: &str) -> Qdisc {
         Qdisc { parent, kind: kind.to_owned() }

@@ -107,7 +107,7 @@ fn parse(body: &[u8]) -> Option<Link> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::netlink::tests::attribute_of;
+    use crate::netlink::attribute_of;
 
     /// In whatever namespace the tests are: the loopback interface has no driver that could strip anything.
     #[test]

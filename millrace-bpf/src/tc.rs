@@ -227,6 +227,12 @@ impl Drop for Filter {
     }
 }
 
+/// Removes the filters with a program of this name that processes which were killed have left on an interface, as they do where the kernel has
+/// no TCX.
+pub fn remove_leftovers(ifindex: i32, hook: Hook, name: &str) -> io::Result<()> {
+    remove_stale(&point(ifindex, hook), hook, name)
+}
+
 /// Removes the filters of processes that were killed. Their programs do no harm, since nobody raises their limits any more,
 /// but they see every packet.
 fn remove_stale(point: &libbpf_sys::bpf_tc_hook, hook: Hook, name: &str) -> io::Result<()> {

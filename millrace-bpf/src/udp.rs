@@ -10,28 +10,27 @@ use nix::libc;
 /// Whoever holds the socket neither sends by it nor gets anything any more, whatever they do to it: it is shut down, and a filter that
 /// cannot be taken off drops what comes. What has come before can still be read.
 pub fn end_for_all(socket: impl AsFd) -> io::Result<()> {
-    let nothing = libc::sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: 0 };
-    let mut filters = [nothing];
-    let program = libc::sock_fprog { len: 1, filter: filters.as_mut_ptr() };
-    set(&socket, libc::SO_ATTACH_FILTER, &program)?;
+    drop_all(&socket)?;
     let locked: libc::c_int = 1;
-    set(&socket, libc::SO_LOCK_FILTER, &locked)?;
+    set(&socket, libc::SOL_SOCKET, libc::SO_LOCK_FILTER, &locked)?;
     // SAFETY: the descriptor is open; no pointers are passed.
     let ended = unsafe { libc::shutdown(socket.as_fd().as_raw_fd(), libc::SHUT_RDWR) };
     if ended == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-fn set<T>(socket: impl AsFd, name: libc::c_int, value: &T) -> io::Result<()> {
+/// Nothing that comes is received.
+pub(crate) fn drop_all(socket: impl AsFd) -> io::Result<()> {
+    let nothing = libc::sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: 0 };
+    let mut filters = [nothing];
+    let program = libc::sock_fprog { len: 1, filter: filters.as_mut_ptr() };
+    set(&socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
+}
+
+pub(crate) fn set<T>(socket: impl AsFd, level: libc::c_int, name: libc::c_int, value: &T) -> io::Result<()> {
     let bytes = size_of::<T>() as libc::socklen_t;
     // SAFETY: the descriptor is open, and `value` has as many bytes as is said; what a filter points to outlives the call.
     let set = unsafe {
-        libc::setsockopt(
-            socket.as_fd().as_raw_fd(),
-            libc::SOL_SOCKET,
-            name,
-            std::ptr::from_ref(value).cast(),
-            bytes,
-        )
+        libc::setsockopt(socket.as_fd().as_raw_fd(), level, name, std::ptr::from_ref(value).cast(), bytes)
     };
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
@@ -58,7 +57,7 @@ mod tests {
         // Connected anew it is shut down all the same, and its filter stays.
         kept.connect(address(&other)).expect("connect");
         assert!(kept.send(b"after").is_err());
-        assert!(set(&kept, libc::SO_DETACH_FILTER, &0).is_err());
+        assert!(set(&kept, libc::SOL_SOCKET, libc::SO_DETACH_FILTER, &0).is_err());
         let _ = other.send(b"to nobody");
         kept.set_nonblocking(true).expect("set");
         assert!(!matches!(kept.recv(&mut [0; 16]), Ok(1..)));

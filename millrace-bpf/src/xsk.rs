@@ -50,12 +50,18 @@ impl Ring {
         for ring in [libc::XDP_UMEM_FILL_RING, libc::XDP_UMEM_COMPLETION_RING, libc::XDP_RX_RING] {
             set(&socket, ring, &FRAMES).map_err(failed("a ring"))?;
         }
-        Reader::fill(&socket).map_err(failed("a ring"))?;
         bind(&socket, ifindex, queue).map_err(|error| match error.raw_os_error() {
             Some(libc::EBUSY) => {
                 format!("queue {queue} of the interface has a ring already, and has room for one")
             }
             _ => format!("queue {queue} of the interface: {}", words(&error)),
+        })?;
+        // Bound, as it is for whoever gets its descriptors.
+        Reader::fill(&socket).map_err(|error| match error.raw_os_error() {
+            Some(libc::EBUSY) => {
+                "another process can map a ring on Linux 6.4 and newer, not on this kernel".to_owned()
+            }
+            _ => format!("a ring: {}", words(&error)),
         })?;
         Ok(Self { socket, memory })
     }

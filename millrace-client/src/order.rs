@@ -17,6 +17,8 @@ pub struct Sequencer {
     open: BTreeMap<(u64, u64), Option<u64>>,
     /// One past the last object that came out.
     next: Option<Location>,
+    /// Where a track that is joined in the middle of a group may begin.
+    inside: Option<Location>,
     late: u64,
 }
 
@@ -24,6 +26,11 @@ impl Sequencer {
     /// Begins behind `last`: everything up to it came from elsewhere.
     pub fn skip_to(&mut self, last: Location) {
         self.next = Some(Location::new(last.group, last.object.saturating_add(1)));
+    }
+
+    /// Lets the track begin at `first` as well as with the first object of a group.
+    pub fn may_begin_at(&mut self, first: Location) {
+        self.inside = Some(first);
     }
 
     pub fn push(&mut self, step: Step) {
@@ -76,7 +83,8 @@ impl Sequencer {
             streams.all(|(_, last)| last.is_some_and(|last| last >= location.object))
         };
         match self.next {
-            None => nothing_before(location.group),
+            // The first key frame may be on another stream than what follows it, and come later.
+            None => (location.object == 0 || self.inside == Some(location)) && nothing_before(location.group),
             Some(next) if next == location => true,
             Some(next) if next.group == location.group => nothing_before(location.group),
             // A group that follows, once nothing more comes of the one before it. It begins with its first object: that may
@@ -137,6 +145,24 @@ mod tests {
         sequencer.push(object(2, 0, 5));
         assert_eq!(drain(&mut sequencer, false), ["2.0"]);
         assert_eq!(sequencer.late(), 0);
+    }
+
+    #[test]
+    fn a_track_begins_with_a_group_or_where_it_was_asked_for() {
+        let mut sequencer = Sequencer::default();
+        sequencer.push(Step::Opened { group: 3, stream: 7 });
+        sequencer.push(object(3, 1, 7));
+        assert!(drain(&mut sequencer, false).is_empty(), "the key frame's stream was held up");
+        sequencer.push(Step::Opened { group: 3, stream: 3 });
+        sequencer.push(object(3, 0, 3));
+        assert_eq!(drain(&mut sequencer, false), ["3.0", "3.1"]);
+        assert_eq!(sequencer.late(), 0);
+
+        let mut inside = Sequencer::default();
+        inside.may_begin_at(Location::new(3, 6));
+        inside.push(Step::Opened { group: 3, stream: 7 });
+        inside.push(object(3, 6, 7));
+        assert_eq!(drain(&mut inside, false), ["3.6"]);
     }
 
     #[test]

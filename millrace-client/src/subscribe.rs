@@ -656,6 +656,11 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
         let (queue, steps) = mpsc::channel(QUEUE);
         let mut subscription = subscribe(&self.receiver, &self.options, &name, Sink::Queue(queue)).await?;
         let mut sequencer = Sequencer::default();
+        if let Some(first) = subscription.first() {
+            // Without a filter some relays go on behind the largest object, others begin with its group.
+            let filter = self.options.filter.unwrap_or(Filter::NextObject);
+            sequencer.may_begin_at(filter.start(first.ok.parameters.largest_object));
+        }
         if let (Some(groups_back), Some(first)) = (self.options.join_groups, subscription.first()) {
             let joined = self.receiver.join(first, groups_back).await;
             let joined = joined.map_err(|source| Error::Join { name: name.clone(), source })?;

@@ -29,6 +29,7 @@
 //! `docs/design/0012-graft.md`.
 
 pub mod agreements;
+mod flow;
 pub mod identity;
 pub mod manifest;
 pub mod message;
@@ -40,6 +41,7 @@ mod runtime;
 pub mod settings;
 pub mod status;
 
+pub use flow::{Carried, Flow};
 pub use identity::Identity;
 pub use manifest::Manifest;
 pub use pool::{Graft, Pool, Source};

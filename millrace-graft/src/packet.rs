@@ -10,12 +10,13 @@ pub mod choose;
 mod function;
 pub mod keys;
 mod losses;
+mod paths;
 mod runtime;
 mod settings;
 mod versions;
 mod when;
 
-pub use function::{Function, Functions, Service};
+pub use function::{Function, Functions, Process, Service};
 pub use keys::Cipher;
 pub use losses::Losses;
 pub use runtime::{Event, Runtime, Seen, Traffic};
@@ -45,6 +46,8 @@ pub struct Status {
     pub peers: Vec<PeerStatus>,
     /// Requests of applications that were refused, by the reason.
     pub refusals: BTreeMap<String, u64>,
+    /// Of functions that are processes.
+    pub processes: Vec<ProcessStatus>,
     /// What is not as it should be.
     pub trouble: Vec<String>,
 }
@@ -83,6 +86,25 @@ pub struct SessionStatus {
     /// sent, and of what the other one has.
     pub lost_sent: u64,
     pub lost_received: u64,
+    /// If it has several.
+    pub paths: Vec<PathStatus>,
+}
+
+/// One of several paths of a session.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(default)]
+pub struct PathStatus {
+    pub interface: String,
+    /// On the wire, instead of the session's own.
+    pub local: String,
+    pub remote: String,
+    /// What is sent by it comes, as far as is known.
+    pub is_up: bool,
+    /// How much of the session it carries, beside the others: 0, nothing, to 16.
+    pub weight: u32,
+    /// Packets, of the daemons, too.
+    pub sent: u64,
+    pub came: u64,
 }
 
 /// A peer with which applications have sessions.
@@ -104,6 +126,22 @@ pub struct PeerStatus {
     pub opened: u64,
     /// How what comes gets to applications, by their sessions: `ring`, or `socket: ` and why.
     pub receives: BTreeMap<String, String>,
+}
+
+/// Processes that functions of sessions are.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(default)]
+pub struct ProcessStatus {
+    pub program: String,
+    /// One for each session that has one.
+    pub running: usize,
+    /// Beside them one waits for the next session.
+    pub is_ready: bool,
+    pub started: u64,
+    /// `done`, `stopped` with their session, `failed`.
+    pub ended: BTreeMap<String, u64>,
+    /// Why none waits.
+    pub trouble: Option<String>,
 }
 
 /// How a session has changed its graft.

@@ -93,13 +93,22 @@ struct Peer {
     probed: Option<(Report, u64)>,
 }
 
+/// Packets of a socket.
+#[derive(Debug, Default)]
+struct Counted {
+    delivered: u32,
+    lost: u32,
+    /// By the latest look.
+    is_missed: bool,
+}
+
 /// Remembers peers beyond their connections.
 #[derive(Debug, Default)]
 pub struct Monitor {
     classes: Vec<Class>,
     peers: BTreeMap<IpAddr, Peer>,
     /// What was counted of a socket already, by its cookie.
-    counted: HashMap<u64, (u32, u32)>,
+    counted: HashMap<u64, Counted>,
     now_s: u64,
 }
 
@@ -117,15 +126,21 @@ impl Monitor {
     pub fn update(&mut self, sockets: Vec<Socket>, now_s: u64) {
         self.now_s = now_s;
         let live: HashSet<u64> = sockets.iter().map(|socket| socket.cookie).collect();
-        self.counted.retain(|cookie, _| live.contains(cookie));
+        // The end of one may be told after the first look that has missed it.
+        self.counted.retain(|cookie, counted| {
+            let is_missed = !live.contains(cookie);
+            !(std::mem::replace(&mut counted.is_missed, is_missed) && is_missed)
+        });
         self.peers.values_mut().for_each(|peer| peer.latest.clear());
         for socket in sockets {
             // Nothing has come back yet.
             if socket.srtt_us == 0 {
                 continue;
             }
-            let before = self.counted.insert(socket.cookie, (socket.delivered_packets, socket.lost_packets));
-            let (delivered, lost) = before.unwrap_or_default();
+            let (delivered, lost) = (socket.delivered_packets, socket.lost_packets);
+            let counted = Counted { delivered, lost, is_missed: false };
+            let Counted { delivered, lost, .. } =
+                self.counted.insert(socket.cookie, counted).unwrap_or_default();
             let peer = self.peers.entry(socket.remote.ip()).or_default();
             // The kernel's counters wrap.
             peer.delivered += u64::from(socket.delivered_packets.wrapping_sub(delivered));
@@ -135,6 +150,27 @@ impl Monitor {
             peer.latest.push(socket);
         }
         self.peers.values_mut().filter(|peer| !peer.latest.is_empty()).for_each(Peer::sum_up);
+        self.forget();
+    }
+
+    /// The last that TCP knew of a connection that is over. The walk over sockets meets only those that live for a while.
+    pub fn note_ended(&mut self, socket: Socket, now_s: u64) {
+        if socket.srtt_us == 0 {
+            return;
+        }
+        self.now_s = self.now_s.max(now_s);
+        let Counted { delivered, lost, .. } = self.counted.remove(&socket.cookie).unwrap_or_default();
+        let peer = self.peers.entry(socket.remote.ip()).or_default();
+        peer.delivered += u64::from(socket.delivered_packets.wrapping_sub(delivered));
+        peer.lost += u64::from(socket.lost_packets.wrapping_sub(lost));
+        peer.reordering = peer.reordering.max(socket.reordering_packets);
+        peer.seen_s = now_s;
+        peer.latest.retain(|other| other.cookie != socket.cookie);
+        peer.rtt_min_us = peer.rtt_min_us.into_iter().chain(socket.rtt_min_us).min();
+        if peer.latest.is_empty() {
+            (peer.rtt_us, peer.rtt_variation_us) = (socket.srtt_us, socket.rttvar_us);
+            peer.delivery_rate = socket.delivery_rate.or(peer.delivery_rate);
+        }
         self.forget();
     }
 
@@ -219,13 +255,13 @@ fn median(values: impl Iterator<Item = u32>) -> u32 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use std::net::{Ipv4Addr, SocketAddr};
 
     use crate::settings::default_classes;
 
-    fn socket(peer: u32, cookie: u64, rtt_us: u32, delivered: u32, lost: u32) -> Socket {
+    pub(crate) fn socket(peer: u32, cookie: u64, rtt_us: u32, delivered: u32, lost: u32) -> Socket {
         let at = |address: u32| SocketAddr::from((Ipv4Addr::from_bits(address), 80));
         Socket {
             local: at(1),
@@ -239,7 +275,6 @@ mod tests {
             cwnd_packets: 10,
             delivered_packets: delivered,
             lost_packets: lost,
-            retransmitted_packets: lost,
             reordering_packets: 3,
             delivery_rate: Some(u64::from(delivered)),
         }
@@ -257,6 +292,22 @@ mod tests {
         // The kernel gives a cookie once; another socket counts from the beginning.
         monitor.update(vec![socket(7, 3, 2000, 10, 0)], 13);
         assert_eq!(monitor.paths()[0].delivered, 300);
+    }
+
+    #[test]
+    fn what_ended_between_two_looks_counts_once() {
+        let mut monitor = Monitor::new(default_classes());
+        monitor.note_ended(socket(7, 1, 6000, 90, 10), 1);
+        let path = &monitor.paths()[0];
+        assert_eq!((path.delivered, path.lost, path.rtt_min_us, path.connections), (90, 10, 6000, 0));
+        assert_eq!((path.class.as_str(), path.delivery_rate), ("terrestrial", Some(90)));
+        // Of one that was met before, only what came since.
+        monitor.update(vec![socket(7, 2, 5500, 50, 0)], 2);
+        monitor.note_ended(socket(7, 2, 5500, 80, 5), 2);
+        let path = &monitor.paths()[0];
+        assert_eq!((path.delivered, path.lost, path.rtt_min_us), (170, 15, 5500));
+        monitor.update(Vec::new(), 3);
+        assert_eq!(monitor.paths()[0].delivered, 170);
     }
 
     #[test]
@@ -301,6 +352,8 @@ mod tests {
         monitor.update(vec![socket(5, 1 << 40, 1000, 1, 0)], 2);
         assert_eq!(monitor.paths().len(), PEERS_MAX);
         assert_eq!(monitor.path_to("0.0.0.5".parse().unwrap()).map(|path| path.idle_s), Some(0));
+        // One look that misses a socket may be before its end is told.
+        monitor.update(vec![socket(5, 1 << 40, 1000, 1, 0)], 3);
         assert_eq!(monitor.counted.len(), 1);
     }
 }

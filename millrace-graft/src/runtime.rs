@@ -1,28 +1,35 @@
 //! Grafts in the kernel, rules for connections, and how both change while traffic goes on.
 
 use std::{
-    collections::BTreeMap,
-    net::IpAddr,
+    collections::{BTreeMap, BTreeSet, HashSet},
+    hash::{BuildHasher as _, Hasher as _, RandomState},
+    net::{IpAddr, SocketAddr},
     path::{Path as FilePath, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Instant,
 };
 
 use millrace_bpf::{
     clock,
-    gate::Prefix,
-    graft::{self as kernel, Change, Changed, Control, Outcome, Pins, Sockets, Tcp, Timing},
+    graft::{self as kernel, Change, Changed, Control, Outcome, Pins, Shared, Sockets, Tcp, Timing, What},
 };
-use millrace_proto::graft::measure::Report;
+use millrace_proto::graft::{
+    measure::Report,
+    select::kind::{Kinds, number_of},
+};
 
 pub use self::agreement::{Own, Session};
-use self::{selection::Selection, warm::Warm};
+use self::{
+    selection::{Order, Selection, World},
+    warm::Warm,
+};
 use crate::{
-    Agree, Error, Graft, Pool, Refusal, Rule, Settings, Side,
+    Agree, Carried, Error, Graft, Pool, Refusal, Rule, Settings, Side,
     agreements::Agreements,
     identity::hex,
     paths::Monitor,
     settings,
-    status::{self, Chosen, Status, Why},
+    status::{self, Status, Why},
 };
 
 pub(crate) mod agreement;
@@ -31,6 +38,7 @@ mod warm;
 
 /// Congestion controls that TCP has now.
 const CONTROLS: &str = "/proc/sys/net/ipv4/tcp_available_congestion_control";
+const DEFAULT_CONTROL: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
 
 /// A graft that was loaded.
 struct Loaded {
@@ -67,6 +75,11 @@ pub struct Runtime {
     warm: Warm,
     /// Of rules that have the model choose.
     selection: Selection,
+    /// Peers with a broker, and whether a carrier to it is warm.
+    carriers: BTreeMap<IpAddr, bool>,
+    /// Who the rules are for, as the kernel was told: cgroups come and go.
+    callers: Vec<kernel::Caller>,
+    kinds: Arc<Mutex<Kinds>>,
 }
 
 impl Runtime {
@@ -93,7 +106,8 @@ impl Runtime {
             loaded.insert(name.clone(), Loaded::after(pool.find(&name)?, values, pins)?);
         }
         known(&settings, &pool)?;
-        tcp.set_rules(&places(&settings, &loaded, &Selection::new()))?;
+        let callers = settings.callers();
+        tcp.set_rules(&places(&settings, &loaded))?;
         tcp.attach(&cgroup)?;
         // The program that acted until now, and grafts that are not wanted any more.
         pins.map(Pins::clean);
@@ -122,7 +136,10 @@ impl Runtime {
             revision: 1,
             pins,
             warm,
-            selection: Selection::new(),
+            selection: Selection::new(&plain()),
+            carriers: BTreeMap::new(),
+            callers,
+            kinds: Arc::default(),
         })
     }
 
@@ -137,6 +154,12 @@ impl Runtime {
             && old != new
         {
             return Err(Error::Settings("[carry] does not change while it runs: start it anew".to_owned()));
+        }
+        if self.settings.carry.is_some()
+            && settings.carry.is_some()
+            && self.settings.gateway != settings.gateway
+        {
+            return Err(Error::Settings("[gateway] does not change while it runs: start it anew".to_owned()));
         }
         let pool = Pool::read(&settings.pool, &settings.trusted_keys)?;
         known(&settings, &pool)?;
@@ -166,8 +189,10 @@ impl Runtime {
         }
         self.loaded.append(&mut fresh);
         // The next look chooses anew.
-        self.tcp.set_rules(&places(&settings, &self.loaded, &Selection::new()))?;
-        self.selection = Selection::new();
+        self.tcp.set_rules(&places(&settings, &self.loaded))?;
+        self.tcp.forget_choices()?;
+        self.selection.renew(&settings);
+        self.callers = settings.callers();
         let pins = &self.pins;
         self.loaded.retain(|name, loaded| {
             let stays = needed.contains_key(name) || !loaded.by_settings;
@@ -222,7 +247,7 @@ impl Runtime {
         let from = old.control.name().to_owned();
         if old.graft.manifest.name == to {
             old.become_other(self.pool.find(to)?.clone(), values)?;
-            self.tcp.set_rules(&places(&self.settings, &self.loaded, &self.selection))?;
+            self.tcp.set_rules(&places(&self.settings, &self.loaded))?;
             self.revision += 1;
         } else if !self.loaded.contains_key(to) {
             self.load(to, values)?;
@@ -238,32 +263,144 @@ impl Runtime {
     /// Looks at the sockets, and at the pool's files.
     pub fn tick(&mut self) -> Result<(), Error> {
         self.warm.look(&self.settings.pool, &self.settings.trusted_keys);
+        self.hear()?;
         let sockets = self.sockets.read()?;
-        self.monitor.update(sockets, clock::monotonic_ns() / 1_000_000_000);
-        self.select()
+        if self.selection.has_live() {
+            let live: HashSet<u64> = sockets.iter().map(|socket| socket.cookie).collect();
+            let untold = self
+                .tcp
+                .outcomes()?
+                .iter()
+                .find(|(it, _)| *it == Outcome::Untold)
+                .map_or(0, |(_, count)| *count);
+            self.selection.prune(|cookie| live.contains(&cookie), untold);
+        }
+        self.monitor.update(sockets, now_s());
+        self.follow_cgroups()?;
+        if self.selects() {
+            let paths = self.monitor.paths();
+            self.choose(&paths, true)?;
+        }
+        Ok(())
+    }
+
+    /// What has come of connections since, so that those that follow have it. Little is done where nothing has.
+    pub fn learn(&mut self) -> Result<(), Error> {
+        let peers = self.hear()?;
+        let paths: Vec<_> = peers.into_iter().filter_map(|peer| self.monitor.path_to(peer)).collect();
+        if paths.is_empty() { Ok(()) } else { self.choose(&paths, false) }
+    }
+
+    /// Whether a rule has the model choose.
+    pub fn selects(&self) -> bool {
+        self.settings.rules.iter().any(|rule| rule.select.is_some())
+    }
+
+    /// Peers with whom connections have ended.
+    fn hear(&mut self) -> Result<BTreeSet<IpAddr>, Error> {
+        let mut peers = BTreeSet::new();
+        for told in self.tcp.take_told()? {
+            if told.what == What::Ended {
+                let peer = told.remote.ip();
+                if let Some(rate) = told.socket.delivery_rate {
+                    self.selection.note_mbit(peer, rate as f64 * 8.0 / 1e6);
+                }
+                self.monitor.note_ended(told.socket.clone(), now_s());
+                peers.insert(peer);
+            }
+            if let Some(flow) = self.selection.note(&told, &self.settings) {
+                lock(&self.kinds).note(flow.kind(), number_of(flow.remote.ip()), flow.passed());
+            }
+        }
+        Ok(peers)
+    }
+
+    /// Those that rules name and that have come or gone.
+    fn follow_cgroups(&mut self) -> Result<(), Error> {
+        let callers = self.settings.callers();
+        if callers != self.callers {
+            self.tcp.set_rules(&places(&self.settings, &self.loaded))?;
+            self.callers = callers;
+            self.revision += 1;
+        }
+        Ok(())
     }
 
     /// Connections that are there keep what they have.
-    fn select(&mut self) -> Result<(), Error> {
-        if self.settings.rules.iter().all(|rule| rule.select.is_none()) {
-            return Ok(());
-        }
+    fn choose(&mut self, paths: &[status::Path], is_all: bool) -> Result<(), Error> {
         let there = std::fs::read_to_string(CONTROLS).unwrap_or_default();
-        let can = |control: &str| there.split_whitespace().any(|known| known == control);
-        let selection = selection::choose(&self.settings, &self.monitor.paths(), self.settings.room(), can);
-        let controls = |selection: &Selection| {
-            selection.iter().map(|(place, chosen)| (*place, chosen.congestion.clone())).collect::<Vec<_>>()
+        let (tcp, kinds) = (&self.tcp, lock(&self.kinds));
+        let world = World {
+            settings: &self.settings,
+            controls: &|control| there.split_whitespace().any(|known| known == control),
+            carriers: &self.carriers,
+            kinds: &kinds,
+            chance: &chance,
+            is_granted: &|peer, rule| tcp.is_granted(peer, rule).unwrap_or(true),
         };
-        if controls(&selection) != controls(&self.selection) {
-            self.tcp.set_rules(&places(&self.settings, &self.loaded, &selection))?;
+        let mut done = Ok(());
+        for order in self.selection.choose(&world, paths, is_all) {
+            let carried_out = match order {
+                Order::Choose { peer, rule, choice } => {
+                    self.tcp.choose(peer, rule, &choice).inspect_err(|_| self.selection.undo(peer, rule))
+                }
+                Order::Forget { peer, rule } => self.tcp.choose_no_more(peer, rule),
+            };
+            done = done.and(carried_out);
         }
-        self.selection = selection;
-        Ok(())
+        Ok(done?)
+    }
+
+    /// What a broker has told.
+    pub fn note_carried(&mut self, all: impl IntoIterator<Item = Carried>) {
+        all.into_iter().for_each(|carried| self.selection.note_carried(carried, &self.settings));
+    }
+
+    /// It carries no more.
+    pub fn forget_carried(&mut self) {
+        self.selection.forget_carried();
+    }
+
+    /// Peers with a broker, and whether a carrier to it is warm.
+    pub fn set_carriers(&mut self, carriers: BTreeMap<IpAddr, bool>) {
+        self.carriers = carriers;
+    }
+
+    /// For hooks that choose with it.
+    pub fn share(&mut self) -> Result<Shared, Error> {
+        Ok(self.tcp.share()?)
+    }
+
+    /// Why a connection goes as it does; `None`: it is not known, or not any more.
+    pub fn why_connection(&mut self, ends: [SocketAddr; 2]) -> Result<Option<status::Connection>, Error> {
+        self.learn()?;
+        Ok(self.selection.connection(ends, clock::monotonic_ns()))
     }
 
     /// What a probe has found out.
     pub fn note_probe(&mut self, peer: IpAddr, report: Report) {
         self.monitor.note_probe(peer, report, clock::monotonic_ns() / 1_000_000_000);
+    }
+
+    /// What connections are for, as far as earlier ones have shown. Whoever sees them end writes to it.
+    pub fn kinds(&self) -> Arc<Mutex<Kinds>> {
+        self.kinds.clone()
+    }
+
+    /// What is known of kinds, the latest first.
+    fn all_purposes(&self) -> Vec<status::Purpose> {
+        let kinds = lock(&self.kinds);
+        let of = |kind| status::Purpose::of_kind(kind, &self.settings.expected(kind, &kinds));
+        kinds.iter().map(of).collect()
+    }
+
+    /// Of rules that a peer's connections may fall under: what these are for.
+    fn purposes(&self, peer: IpAddr) -> Vec<status::Purpose> {
+        let kinds = lock(&self.kinds);
+        let is_for = |rule: &&Rule| rule.peers.iter().any(|prefix| kernel::covers(*prefix, peer));
+        let matters = |rule: &&Rule| rule.select.is_some() || rule.tier != settings::Tier::InPlace;
+        let rules = self.settings.rules.iter().filter(is_for).filter(matters);
+        rules.map(|rule| status::Purpose::of(rule, &self.settings.expected_of(rule, &kinds))).collect()
     }
 
     /// Paths that are to be probed again and again.
@@ -272,6 +409,7 @@ impl Runtime {
     }
 
     pub fn status(&mut self) -> Result<Status, Error> {
+        self.learn()?;
         let sockets = self.sockets.read()?;
         let using = |name: &str| sockets.iter().filter(|socket| socket.congestion == name).count() as u64;
         let outcomes =
@@ -288,6 +426,8 @@ impl Runtime {
             peers: self.agreements.status(clock::monotonic_ns()),
             negotiations: self.agreements.negotiations(),
             downgrades: self.agreements.downgrades(),
+            selection: self.selects().then(|| self.selection.status()),
+            purposes: self.all_purposes(),
             ..Status::default()
         })
     }
@@ -314,11 +454,19 @@ impl Runtime {
         let known = self.tcp.peer(peer)?;
         let path = self.monitor.path_to(peer);
         let agreement = self.agreements.status_of(peer, clock::monotonic_ns());
-        let of_peer = self.selection.iter().filter(|((_, other), _)| *other == peer);
-        let chosen = of_peer.map(|(_, chosen)| chosen.clone()).collect();
+        let chosen = self.selection.of_peer(peer);
+        let purposes = self.purposes(peer);
         let Some(known) = known else {
             let reason = "no connection with it was made that a rule fits, or that was long ago".to_owned();
-            return Ok(Why { peer: peer.to_string(), reason, path, agreement, chosen, ..Why::default() });
+            return Ok(Why {
+                peer: peer.to_string(),
+                reason,
+                path,
+                agreement,
+                chosen,
+                purposes,
+                ..Why::default()
+            });
         };
         let age_ns = clock::monotonic_ns().saturating_sub(known.time_ns);
         Ok(Why {
@@ -332,6 +480,7 @@ impl Runtime {
             path,
             agreement,
             chosen,
+            purposes,
             ..Why::default()
         })
     }
@@ -357,11 +506,8 @@ impl Runtime {
 
     /// Rules are one for each pair of a port and a peer in the kernel; this host's own come behind them.
     fn rule_at(&self, index: u32) -> Option<String> {
-        let names = self.settings.rules.iter().enumerate();
-        let mut names = names.flat_map(|(at, rule)| {
-            let chosen = of_rule(&self.selection, at).count();
-            vec![&rule.name; rule.ports.len() * (rule.peers.len() + chosen)]
-        });
+        let rules = self.settings.rules.iter();
+        let mut names = rules.flat_map(|rule| vec![&rule.name; rule.ports.len() * rule.peers.len()]);
         let own = (index as usize) < kernel::RULES;
         names.nth(index as usize).cloned().or_else(|| own.then(|| "(control connections)".to_owned()))
     }
@@ -484,11 +630,7 @@ fn waits(rule: &Rule, settings: &Settings, loaded: &BTreeMap<String, Loaded>) ->
     rule.graft.as_ref().is_some_and(|name| settings.fetches(name) && !loaded.contains_key(name))
 }
 
-fn places(
-    settings: &Settings,
-    loaded: &BTreeMap<String, Loaded>,
-    selection: &Selection,
-) -> Vec<kernel::Rule> {
+fn places(settings: &Settings, loaded: &BTreeMap<String, Loaded>) -> Vec<kernel::Rule> {
     let place = |(at, rule): (usize, &Rule)| {
         let graft = rule.graft.as_ref().and_then(|name| loaded.get(name));
         let start = graft.map(|loaded| loaded.graft.identity.start()).unwrap_or_default();
@@ -497,21 +639,12 @@ fn places(
         if waits(rule, settings, loaded) {
             places.iter_mut().for_each(|place| place.ports = 0..=0);
         }
-        let chosen = of_rule(selection, at).flat_map(|(peer, chosen)| {
-            let only = Rule { peers: Prefix::new(peer, bits(peer)).into_iter().collect(), ..rule.clone() };
-            only.places(Some(chosen.congestion.clone()), [0; 4])
-        });
-        chosen.chain(places).collect::<Vec<_>>()
+        if rule.select.is_some() {
+            places.iter_mut().for_each(|place| place.choice = settings::place_number(at));
+        }
+        places
     };
     settings.rules.iter().enumerate().flat_map(place).chain(settings.own_rules()).collect()
-}
-
-fn of_rule(selection: &Selection, at: usize) -> impl Iterator<Item = (IpAddr, &Chosen)> {
-    selection.iter().filter(move |((rule, _), _)| *rule == at).map(|((_, peer), chosen)| (*peer, chosen))
-}
-
-fn bits(address: IpAddr) -> u8 {
-    if address.is_ipv4() { 32 } else { 128 }
 }
 
 fn congestion(rule: &Rule, loaded: &BTreeMap<String, Loaded>) -> Option<String> {
@@ -529,6 +662,8 @@ fn rule_status(rule: &Rule, loaded: &BTreeMap<String, Loaded>) -> status::Rule {
         side: if rule.side == Side::Client { "client" } else { "server" }.to_owned(),
         ports: rule.ports.iter().map(port).collect(),
         peers: rule.peers.iter().map(ToString::to_string).collect(),
+        who: rule.who.words(),
+        missing: rule.who.is_missing(),
         agree: rule.agree != Agree::Nobody,
         bound: rule.agree == Agree::Bound,
         waits: false,
@@ -544,8 +679,10 @@ fn everybody(from: &str, to: &str) -> Change {
         side: kernel::Side::Server,
         peer: kernel::everybody(),
         ports: 0..=u16::MAX,
+        caller: kernel::Caller::default(),
         agree: false,
         bound: false,
+        choice: 0,
         graft: [0; 4],
         settings,
     };
@@ -577,8 +714,30 @@ fn reason(outcome: Outcome) -> &'static str {
             "nothing was offered, since a SYN with the option was lost on the way to it in the last ten minutes; plain TCP"
         }
         Outcome::Unbound => "the rule wants an agreement with it, and there is none in force; plain TCP",
+        Outcome::Untold => "what came of it was not read in time",
         Outcome::NoMemory => "there was no memory for the socket's state; plain TCP",
     }
+}
+
+/// A panic of somebody who held it has left counts that are whole.
+fn lock(kinds: &Mutex<Kinds>) -> MutexGuard<'_, Kinds> {
+    kinds.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What sockets have unless somebody says otherwise.
+fn plain() -> String {
+    std::fs::read_to_string(DEFAULT_CONTROL)
+        .map_or_else(|_| "cubic".to_owned(), |name| name.trim().to_owned())
+}
+
+/// Evenly from 0 to 1. Nobody outside is to foresee it, and it need not be more.
+fn chance() -> f64 {
+    let bits = RandomState::new().build_hasher().finish();
+    (bits >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+fn now_s() -> u64 {
+    clock::monotonic_ns() / 1_000_000_000
 }
 
 /// Where version 2 is mounted.

@@ -20,15 +20,21 @@ use serde::{Deserialize, Serialize};
 
 pub use self::{
     agreement::{Agreement, Fetch, Peer, Trust},
-    carry::{Carry, Connect, Kind, Pool, Tier},
+    carry::{Carry, Connect, Kind, Loopback, Pool, QuicCongestion, Tier},
+    gateway::Gateway,
     probe::Probe,
+    purpose::{Classify, Purpose},
+    who::Who,
 };
 use crate::{Error, identity::Key};
 
 mod agreement;
 mod carry;
+mod gateway;
 mod one_or_more;
 pub mod probe;
+mod purpose;
+mod who;
 
 /// Of a congestion control's name.
 const CONGESTION_MAX: usize = 15;
@@ -55,8 +61,14 @@ pub struct Settings {
     pub probes: Vec<Probe>,
     /// What is carried for applications.
     pub carry: Option<Carry>,
+    /// What is carried for hosts behind this one.
+    pub gateway: Option<Gateway>,
     /// What rules that select go by.
     pub model: Option<Arc<Model>>,
+    /// What connections are for.
+    pub purposes: Vec<Purpose>,
+    /// Whether the first bytes of those that are carried are looked at.
+    pub classify: Option<Classify>,
 }
 
 /// A graft that is loaded whether or not a rule uses it.
@@ -93,6 +105,8 @@ pub struct Rule {
     pub side: Side,
     pub ports: Vec<RangeInclusive<u16>>,
     pub peers: Vec<Prefix>,
+    /// Of a client.
+    pub who: Who,
     pub agree: Agree,
     pub tier: Tier,
     pub connect: Connect,
@@ -113,7 +127,8 @@ pub struct Rule {
 /// What a model is to know of a rule's connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Select {
-    pub profile: Profile,
+    /// `None`: what is known of them, or usual.
+    pub profile: Option<Profile>,
     /// That is expected of one.
     pub size_kib: Option<u32>,
 }
@@ -147,7 +162,11 @@ struct Raw {
     #[serde(default)]
     probe: Vec<probe::Raw>,
     carry: Option<carry::Raw>,
+    gateway: Option<gateway::Raw>,
     model: Option<PathBuf>,
+    #[serde(default)]
+    profile: Vec<purpose::Raw>,
+    classify: Option<purpose::RawClassify>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -157,6 +176,8 @@ struct RawRule {
     side: Side,
     port: Many<Port>,
     peer: Option<Many<String>>,
+    command: Option<String>,
+    cgroup: Option<PathBuf>,
     agree: Option<RawAgree>,
     #[serde(default)]
     tier: Tier,
@@ -168,7 +189,7 @@ struct RawRule {
     send_buffer_kib: Option<u32>,
     receive_buffer_kib: Option<u32>,
     initial_window: Option<u32>,
-    select: Option<Profile>,
+    select: Option<purpose::RawSelect>,
     size_kib: Option<u32>,
 }
 
@@ -268,7 +289,10 @@ impl Settings {
             agreement,
             probes: probe::all(raw.probe)?,
             carry,
+            gateway: raw.gateway.map(gateway::Raw::checked).transpose()?,
             model: raw.model.map(|path| model(&directory.join(path))).transpose()?,
+            purposes: purpose::all(raw.profile)?,
+            classify: raw.classify.map(purpose::RawClassify::checked).transpose()?.flatten(),
         };
         settings.check()?;
         Ok(settings)
@@ -293,6 +317,7 @@ impl Settings {
         self.check_agreement()?;
         self.check_select()?;
         self.check_carry()?;
+        self.check_networks()?;
         match self.classes.first() {
             Some(class) if class.min_rtt_us == 0 => Ok(()),
             _ => Err("one class has min-rtt-us = 0".to_owned()),
@@ -317,25 +342,12 @@ impl Settings {
         Ok(())
     }
 
-    /// What is chosen changes the list of rules, which ends what is bound to it.
     fn check_select(&self) -> Result<(), String> {
-        let Some(rule) = self.rules.iter().find(|rule| rule.select.is_some()) else { return Ok(()) };
-        if self.model.is_none() {
-            return Err(format!("rule {}: select wants a model", rule.name));
-        }
-        match self.rules.iter().find(|rule| rule.agree == Agree::Bound) {
-            Some(bound) => Err(format!(
-                "rule {}: agree = \"bound\" does not go with select of rule {}",
-                bound.name, rule.name
-            )),
+        let missing = self.rules.iter().find(|rule| rule.select.is_some()).filter(|_| self.model.is_none());
+        match missing {
+            Some(rule) => Err(format!("rule {}: select wants a model", rule.name)),
             None => Ok(()),
         }
-    }
-
-    /// Places for what a model chooses, besides those of the rules.
-    pub(crate) fn room(&self) -> usize {
-        let places: usize = self.rules.iter().map(|rule| rule.ports.len() * rule.peers.len()).sum();
-        RULES.saturating_sub(places + self.own_rules().len())
     }
 
     fn check_carry(&self) -> Result<(), String> {
@@ -345,11 +357,63 @@ impl Settings {
                 return Err(format!("peer {}: another peer has the address {address}", peer.name));
             }
         }
-        let mut carried = self.rules.iter().filter(|rule| rule.tier == Tier::Carried);
+        let mut carried = self.rules.iter().filter(|rule| rule.tier != Tier::InPlace);
         match (&self.carry, &self.agreement, carried.next()) {
-            (None, _, Some(rule)) => Err(format!("rule {}: tier = \"carried\" wants [carry]", rule.name)),
+            (None, _, Some(rule)) => {
+                Err(format!("rule {}: tier = \"{}\" wants [carry]", rule.name, rule.tier.name()))
+            }
+            (None, _, None) if self.classify.is_some() => {
+                Err("[classify] wants [carry]: only what is carried passes through this process".to_owned())
+            }
             (Some(_), None, _) => Err("[carry] wants an [agreement] with this host's key".to_owned()),
             _ => Ok(()),
+        }
+    }
+
+    /// Whose an address is has one answer.
+    fn check_networks(&self) -> Result<(), String> {
+        if self.gateway.is_some() && self.carry.is_none() {
+            return Err("[gateway] wants [carry], and an [agreement] with this host's key".to_owned());
+        }
+        let own = self.gateway.iter().flat_map(|it| &it.networks).map(|network| (None, *network));
+        let mut known: Vec<(Option<&str>, Prefix)> = own.collect();
+        for peer in self.agreement.iter().flat_map(|it| &it.peers) {
+            for network in &peer.networks {
+                let other = known.iter().find(|(_, other)| gateway::overlap(*other, *network));
+                match other {
+                    Some((None, _)) => {
+                        return Err(format!("peer {}: {network} is also behind this host", peer.name));
+                    }
+                    Some((Some(other), _)) => {
+                        return Err(format!("peer {}: {network} is also behind peer {other}", peer.name));
+                    }
+                    None => known.push((Some(&peer.name), *network)),
+                }
+            }
+        }
+        let (places, room) = (known.len(), kernel::gateway::PREFIXES / 2);
+        match places > room {
+            true => Err(format!("there are {places} networks behind hosts: there is room for {room}")),
+            false => Ok(()),
+        }
+    }
+
+    /// Behind these interfaces of this host, too, are hosts whose connections are carried.
+    ///
+    /// # Errors
+    /// There is no gateway although there are interfaces, or a gateway without any.
+    pub fn behind(&mut self, interfaces: &[String]) -> Result<(), Error> {
+        match &mut self.gateway {
+            Some(gateway) => gateway.add(interfaces).map_err(Error::Settings)?,
+            None if interfaces.is_empty() => return Ok(()),
+            None => {
+                let wants = "--interface wants [gateway] with networks in the settings: what is behind it";
+                return Err(Error::Settings(wants.to_owned()));
+            }
+        }
+        match self.gateway.iter().any(|gateway| gateway.interfaces.is_empty()) {
+            true => Err(Error::Settings("gateway: interface names none, nor does --interface".to_owned())),
+            false => Ok(()),
         }
     }
 
@@ -360,8 +424,10 @@ impl Settings {
             side,
             peer: kernel::everybody(),
             ports: port..=port,
+            caller: kernel::Caller::default(),
             agree: true,
             bound: false,
+            choice: 0,
             graft: [0; 4],
             settings: kernel::Settings::default(),
         };
@@ -372,9 +438,22 @@ impl Settings {
         clients.chain(server).collect()
     }
 
-    /// Rules of this side whose connections are carried.
+    /// Whom the rules are for, as things are now.
+    pub(crate) fn callers(&self) -> Vec<kernel::Caller> {
+        self.rules.iter().map(|rule| rule.who.caller()).collect()
+    }
+
+    /// For the hook of this host: what is carried, or may be, and what is not since a rule in place comes first.
+    pub fn leads(&self) -> Vec<Lead> {
+        let clients: Vec<_> =
+            self.rules.iter().enumerate().filter(|(_, rule)| rule.side == Side::Client).collect();
+        let last = clients.iter().rposition(|(_, rule)| rule.tier != Tier::InPlace).map_or(0, |at| at + 1);
+        clients.iter().take(last).flat_map(|(index, rule)| rule.leads(*index)).collect()
+    }
+
+    /// Rules of this side whose connections are carried, or may be.
     pub fn carried(&self, side: Side) -> impl Iterator<Item = &Rule> {
-        self.rules.iter().filter(move |rule| rule.tier == Tier::Carried && rule.side == side)
+        self.rules.iter().filter(move |rule| rule.tier != Tier::InPlace && rule.side == side)
     }
 
     /// One that is to come from a peer.
@@ -389,6 +468,11 @@ impl Settings {
         needed.extend(self.load.iter().map(|load| (load.graft.clone(), load.parameters.clone())));
         needed
     }
+}
+
+/// As the kernel knows a rule by which something is chosen; 0 is none.
+pub(crate) fn place_number(rule: usize) -> u32 {
+    u32::try_from(rule + 1).unwrap_or_default()
 }
 
 fn model(path: &Path) -> Result<Arc<Model>, String> {
@@ -453,14 +537,22 @@ impl RawRule {
         if self.peer_graft.is_some() && agree != Agree::Bound {
             return Err("peer-graft wants agree = \"bound\"".to_owned());
         }
-        if self.connect.is_some() && (self.tier, self.side) != (Tier::Carried, Side::Client) {
-            return Err("connect wants side = \"client\" and tier = \"carried\"".to_owned());
+        if self.connect.is_some() && (self.tier == Tier::InPlace || self.side != Side::Client) {
+            return Err("connect wants side = \"client\" and tier = \"carried\" or \"chosen\"".to_owned());
+        }
+        if self.tier == Tier::Chosen && self.select.is_none() && self.side == Side::Client {
+            return Err("tier = \"chosen\" wants select".to_owned());
+        }
+        let who = Who::checked(self.command, self.cgroup)?;
+        if !who.is_anybody() && self.side == Side::Server {
+            return Err("command and cgroup want side = \"client\": who accepts a connection is not known when it comes".to_owned());
         }
         Ok(Rule {
             name: self.name,
             side: self.side,
             ports,
             peers,
+            who,
             agree,
             tier: self.tier,
             connect: self.connect.unwrap_or_default(),
@@ -471,7 +563,7 @@ impl RawRule {
             send_buffer_kib: self.send_buffer_kib,
             receive_buffer_kib: self.receive_buffer_kib,
             initial_window: self.initial_window,
-            select: self.select.map(|profile| Select { profile, size_kib: self.size_kib }),
+            select: self.select.map(|it| Select { profile: it.profile(), size_kib: self.size_kib }),
         })
     }
 }
@@ -492,6 +584,7 @@ impl Rule {
             Side::Client => kernel::Side::Client,
             Side::Server => kernel::Side::Server,
         };
+        let caller = self.who.caller();
         let pairs =
             self.peers.iter().flat_map(|peer| self.ports.iter().map(move |ports| (*peer, ports.clone())));
         pairs
@@ -499,8 +592,10 @@ impl Rule {
                 side,
                 peer,
                 ports,
+                caller: caller.clone(),
                 agree: self.agree != Agree::Nobody,
                 bound: self.agree == Agree::Bound,
+                choice: 0,
                 graft,
                 settings: settings.clone(),
             })
@@ -509,20 +604,26 @@ impl Rule {
 }
 
 impl Rule {
-    /// Pairs of a port and a peer that are led to the broker.
-    pub fn leads(&self) -> impl Iterator<Item = Lead> {
-        let strict = self.connect == Connect::Strict;
-        let lead = move |peer: &Prefix, ports: &RangeInclusive<u16>| Lead {
+    /// Pairs of a port and a peer for the hook: whether they are led to the broker. `index`: of this rule.
+    fn leads(&self, index: usize) -> Vec<Lead> {
+        let (strict, in_place) = (self.connect == Connect::Strict, self.tier == Tier::InPlace);
+        let choice = if self.tier == Tier::Chosen { place_number(index) } else { 0 };
+        let caller = self.who.caller();
+        let lead = |peer: &Prefix, ports: &RangeInclusive<u16>| Lead {
             peer: *peer,
             ports: ports.clone(),
+            caller: caller.clone(),
             strict,
+            choice,
+            in_place,
         };
-        self.peers.iter().flat_map(move |peer| self.ports.iter().map(move |ports| lead(peer, ports)))
+        self.peers.iter().flat_map(|peer| self.ports.iter().map(move |ports| lead(peer, ports))).collect()
     }
 
     /// Whether it is for this port and this peer.
     pub fn is_for(&self, port: u16, peer: IpAddr) -> bool {
-        self.leads().any(|lead| lead.ports.contains(&port) && kernel::covers(lead.peer, peer))
+        let has_port = self.ports.iter().any(|ports| ports.contains(&port));
+        has_port && self.peers.iter().any(|prefix| kernel::covers(*prefix, peer))
     }
 }
 
@@ -569,6 +670,16 @@ mod tests {
             (format!("{rule}congestion = \"sixteen-letters!\"\n"), "1 to 15 bytes"),
             (format!("{rule}peer = \"10.0.0.0/33\"\n"), "no address prefix"),
             (format!("{rule}initial-window = 0\n"), "initial-window is from 1"),
+            (format!("{rule}command = \"rsync\"\ncgroup = \"/sys/fs/cgroup/a\"\n"), ""),
+            (format!("{rule}command = \"sixteen-letters!\"\n"), "rule a: command is 1 to 15 bytes"),
+            (format!("{rule}command = \"\"\n"), "rule a: command is 1 to 15 bytes"),
+            (format!("{rule}cgroup = \"backup.slice\"\n"), "rule a: cgroup is the path of a directory"),
+            (format!("{rule}cgroup = \"/a/../b\"\n"), "rule a: cgroup is the path of a directory"),
+            (format!("{rule}cgroup = \"{}\"\n", "/a".repeat(16)), "rule a: cgroup lies more than 16"),
+            (
+                format!("{rule}command = \"nginx\"\n").replace("client", "server"),
+                "rule a: command and cgroup want side = \"client\"",
+            ),
             (format!("{rule}select = \"loss\"\n"), "rule a: select wants agree = false"),
             (format!("{rule}agree = false\nselect = \"loss\"\n"), "rule a: select wants a model"),
             (format!("{rule}agree = false\nselect = \"fast\"\n"), "unknown variant `fast`"),

@@ -2,10 +2,15 @@
 
 use std::{
     collections::BTreeMap,
+    fmt,
     net::{IpAddr, SocketAddr},
 };
 
 pub use millrace_proto::graft::message::{Host, Nat, Verdict};
+use millrace_proto::graft::select::{
+    kind::{Expected, Kind},
+    online,
+};
 use serde::{Deserialize, Serialize};
 
 pub use crate::paths::Path;
@@ -35,6 +40,12 @@ pub struct Status {
     pub downgrades: BTreeMap<String, u64>,
     /// What is carried, if anything is to be.
     pub carry: Option<Carry>,
+    /// What is chosen, if anything is to be.
+    pub selection: Option<Selection>,
+    /// What is known of kinds of connections, the latest first.
+    pub purposes: Vec<Purpose>,
+    /// The process that looks at first bytes, if there is to be one.
+    pub classify: Option<Classify>,
 }
 
 /// Connections of applications that go by carriers.
@@ -60,6 +71,39 @@ pub struct Carry {
     pub received_bytes: u64,
     /// Sent and not confirmed.
     pub kept_bytes: u64,
+    /// For hosts behind this one, if there are to be any.
+    pub gateway: Option<Gateway>,
+    /// Reports of connections to who chooses, that were lost.
+    pub untold: u64,
+    /// Where connections go past TCP on loopback.
+    pub sockmap: Option<Sockmap>,
+}
+
+/// Connections of hosts behind this one.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+#[serde(default)]
+pub struct Gateway {
+    pub interfaces: Vec<String>,
+    /// That these hosts are in.
+    pub networks: Vec<String>,
+    /// SYNs that are held back now.
+    pub waiting: u64,
+    /// Packets of these hosts, by the name of what became of them.
+    pub verdicts: BTreeMap<String, u64>,
+    /// What is not as it should be.
+    pub trouble: Option<String>,
+}
+
+/// What applications and the broker say to each other past TCP.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+#[serde(default)]
+pub struct Sockmap {
+    /// Of applications and of the broker.
+    pub sockets: u64,
+    /// Whether what the broker sends is passed on, too.
+    pub both_ways: bool,
+    /// By the name of what became of what was sent, and of sockets.
+    pub verdicts: BTreeMap<String, u64>,
 }
 
 /// To a peer.
@@ -79,6 +123,8 @@ pub struct Carrier {
     pub age_s: f64,
     /// Hosts that are reached by it.
     pub addresses: Vec<IpAddr>,
+    /// Networks behind the peer.
+    pub networks: Vec<String>,
     pub rtt_us: u64,
     pub window_bytes: u64,
     pub mtu: u16,
@@ -170,6 +216,10 @@ pub struct Rule {
     pub side: String,
     pub ports: Vec<String>,
     pub peers: Vec<String>,
+    /// Whose connections, in words; empty: everybody's.
+    pub who: String,
+    /// Its cgroup is not there: it fits nobody.
+    pub missing: bool,
     pub agree: bool,
     /// Only with who is bound.
     pub bound: bool,
@@ -207,15 +257,184 @@ pub struct Why {
     pub carrier: Option<Carrier>,
     /// What a model has chosen for it, by rule.
     pub chosen: Vec<Chosen>,
+    /// What its connections are for, by rule.
+    pub purposes: Vec<Purpose>,
 }
 
-/// A congestion control that a model has chosen for connections with a peer.
+/// What connections are for.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+#[serde(default)]
+pub struct Purpose {
+    /// Of `why`.
+    pub rule: String,
+    /// Of `status`: `client` or `server`, with the server's port and the command that connects.
+    pub side: String,
+    pub port: u16,
+    pub command: String,
+    pub profile: String,
+    pub size_kib: Option<u32>,
+    /// `configured`, `learned`, `classified`, `port`, `default`.
+    pub source: String,
+    /// Share of the connections that were like that.
+    pub sure: f64,
+    /// Why, in words.
+    pub why: String,
+}
+
+impl Purpose {
+    pub(crate) fn of(rule: &crate::Rule, expected: &Expected) -> Self {
+        Self { rule: rule.name.clone(), ..Self::from(expected) }
+    }
+
+    pub(crate) fn of_kind(kind: &Kind, expected: &Expected) -> Self {
+        let side = if kind.is_client { "client" } else { "server" }.to_owned();
+        Self { side, port: kind.port, command: kind.command.clone(), ..Self::from(expected) }
+    }
+}
+
+/// `loss, 64 KiB (learned): 4 of the latest 4 were bulk, their median is 64 KiB`.
+impl fmt::Display for Purpose {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let size = self.size_kib.map_or(String::new(), |kib| format!(", {kib} KiB"));
+        write!(out, "{}{size} ({}): {}", self.profile, self.source, self.why)
+    }
+}
+
+impl From<&Expected> for Purpose {
+    fn from(expected: &Expected) -> Self {
+        Self {
+            profile: expected.profile.name().to_owned(),
+            size_kib: expected.size_kib,
+            source: expected.source.name().to_owned(),
+            sure: expected.sure,
+            why: expected.words.clone(),
+            ..Self::default()
+        }
+    }
+}
+
+/// The process that looks at the first bytes of carried connections.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+#[serde(default)]
+pub struct Classify {
+    /// `ready`, `starting`, `ended`.
+    pub state: String,
+    /// Why it is not ready.
+    pub detail: String,
+    pub pid: Option<u32>,
+    /// Layers of its confinement that this host does not allow.
+    pub without: Vec<String>,
+    /// Connections that were looked at, by what came of it; and `restarted`: times that it had to be started anew.
+    pub counts: BTreeMap<String, u64>,
+}
+
+/// What was chosen for the connections of a rule over a path.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+#[serde(default)]
 pub struct Chosen {
     pub rule: String,
-    pub congestion: String,
-    /// Share of the cases like this in the training for which it was right.
+    pub peer: Option<IpAddr>,
+    /// A congestion control, or a way to be carried.
+    pub arm: String,
+    /// `learned`; `doubted`: what was learned was bad here; `found`: another was better here.
+    pub why: String,
+    pub profile: String,
+    /// Share of the cases like this in the training for which the model's arm was right.
     pub right: f64,
     /// Through the tree, in words.
     pub way: Vec<String>,
+    /// The features that it went by, and the path's best rate.
+    pub known: String,
+    /// That have ended where this leads, and those that were to try another arm.
+    pub connections: u64,
+    pub explored: u64,
+    pub tried: Vec<Tried>,
+    /// How many times as long plain TCP takes here, of what was tried of both.
+    pub gain: Option<f64>,
+}
+
+/// What has come of an arm, of late.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+#[serde(default)]
+pub struct Tried {
+    pub arm: String,
+    pub outcomes: usize,
+    pub bad: usize,
+    /// By what the path would have allowed; the median.
+    pub cost: Option<f64>,
+}
+
+impl From<online::Tried> for Tried {
+    fn from(it: online::Tried) -> Self {
+        Self { arm: it.arm, outcomes: it.outcomes, bad: it.bad, cost: it.cost }
+    }
+}
+
+/// What rules with `select` do.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+#[serde(default)]
+pub struct Selection {
+    /// TCP as it is here.
+    pub plain: String,
+    /// Paths with a choice, by rule.
+    pub chosen: u64,
+    /// Paths of which something was learned, by leaf.
+    pub learned_places: u64,
+    /// Connections that live, by tier and arm (`in-place/bbr`).
+    pub live: BTreeMap<String, u64>,
+    /// And all that were begun.
+    pub connections: BTreeMap<String, u64>,
+    /// Begun, by why they got what they got.
+    pub reasons: BTreeMap<String, u64>,
+    /// Ended: `good`, `bad`, `not-judged`.
+    pub outcomes: BTreeMap<String, u64>,
+    /// Live ones that were not remembered, or whose end was not told.
+    pub forgotten: u64,
+    /// Paths of which it is known what plain TCP would do, and how many times as long that takes there, on average.
+    pub gain_paths: u64,
+    pub gain: Option<f64>,
+    /// Those with the most connections.
+    pub paths: Vec<Chosen>,
+}
+
+impl Selection {
+    /// That are told of one by one.
+    pub const PATHS_MAX: usize = 64;
+}
+
+/// One connection, and why it goes as it does.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+#[serde(default)]
+pub struct Connection {
+    pub local: Option<SocketAddr>,
+    pub remote: Option<SocketAddr>,
+    pub side: String,
+    pub rule: String,
+    /// `in-place`, `carried`.
+    pub tier: String,
+    pub arm: String,
+    /// By which it is carried.
+    pub carrier: Option<String>,
+    /// `learned`, `explored`, `doubted`, `found`; `first`: nothing was chosen yet; `fallback`: it was to be carried, and could not be.
+    pub why: String,
+    pub age_s: f64,
+    pub ended: Option<Ended>,
+    /// How many times as long plain TCP takes here, if that is known.
+    pub gain: Option<f64>,
+    pub plain: String,
+    /// What it was taken to be for when it began.
+    pub purpose: Option<Purpose>,
+    /// `None`: nothing was chosen for it.
+    pub chosen: Option<Chosen>,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+#[serde(default)]
+pub struct Ended {
+    pub sent: u64,
+    pub received: u64,
+    pub duration_ms: f64,
+    /// By what the path would have allowed; `None`: it was not judged.
+    pub cost: Option<f64>,
+    pub is_bad: Option<bool>,
 }

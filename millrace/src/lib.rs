@@ -10,11 +10,13 @@
 //! | `fanout` | the fan-out of RTP: its daemon, control socket, metrics and text, and the client that asks for streams |
 //! | `cost` | live view, files and dashboard of what `millrace-cost` reports |
 //! | `gate_metrics`, `gate_watch` | a gate's metrics and log lines: of its daemon, and of the relay's gate |
+//! | `confine` | child processes of this binary for hostile bytes: no file, no network, no right |
 //! | `http`, `openmetrics`, `log`, `render`, `socket` | HTTP servers, metrics, logging, tables and units, control sockets, each for all of them |
 //!
 //! Arrows point down this list: commands use everything, and `relay`, `gate`, `graft`, `fanout` and `cost` do not know each other.
 
 pub mod commands;
+pub mod confine;
 mod cost;
 mod daemon;
 #[cfg(test)]

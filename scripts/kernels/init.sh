@@ -16,6 +16,6 @@ echo /bin/modprobe >/proc/sys/kernel/modprobe
 modprobe veth 2>/dev/null || :
 ip link set lo up
 uname -r
-sh /run.sh /tests /forward.sh /dev/ttyS1
+sh /run.sh /tests / /dev/ttyS1
 sync
 poweroff -f

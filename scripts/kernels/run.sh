@@ -1,10 +1,12 @@
 #!/bin/sh
-# Runs every test program in a directory, and then the forwarding test, on the kernel that is there. For each, a
+# Runs every test program in a directory, and then what labs show, forwarding and carrying, on the kernel that is there. For each, a
 # line NAME pass|FAIL SECONDS SKIPPED goes to RESULTS. For busybox, too; `millrace` is found in PATH.
 #
-#   run.sh DIRECTORY FORWARD RESULTS
-directory=$1 forward=$2 results=$3
+#   run.sh DIRECTORY SCRIPTS RESULTS
+directory=$1 scripts=$2 results=$3
 log=$(mktemp)
+# As in scripts/lib.sh: what init starts has 1024.
+ulimit -n 65536 2>/dev/null || true
 uptime() { cut -d ' ' -f 1 /proc/uptime; }
 
 run() {
@@ -20,6 +22,6 @@ run() {
 }
 
 for program in "$directory"/*; do run "$(basename "$program")" "$program" --show-output; done
-run forward millrace lab run --subscribers 1 -- sh "$forward"
+for lab in forward carry; do run "$lab" millrace lab run --subscribers 1 -- sh "$scripts/$lab.sh"; done
 rm -f "$log"
 echo "end pass 0 0" >>"$results"

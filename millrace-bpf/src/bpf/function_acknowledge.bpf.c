@@ -114,7 +114,7 @@ static long hold_number(__u32 index, struct holding *holding)
 	if (turn == holding->arrivals->let_in)
 		return 1;
 	number = holding->arrivals->numbers[turn % GRAFT_WINDOW];
-	if (!graft_not_before(number, holding->number))
+	if (holding->arrivals->places[turn % GRAFT_WINDOW] && !graft_not_before(number, holding->number))
 		holding->number = number;
 	return 0;
 }
@@ -126,7 +126,7 @@ static long hold_bit(__u32 index, struct holding *holding)
 	if (turn == holding->arrivals->let_in)
 		return 1;
 	bit = holding->arrivals->numbers[turn % GRAFT_WINDOW] - holding->number;
-	if (bit < ACK_COME)
+	if (bit < ACK_COME && holding->arrivals->places[turn % GRAFT_WINDOW])
 		holding->ack->come[bit / 8 % (ACK_COME / 8)] &= ~(1 << bit % 8);
 	return 0;
 }
@@ -139,7 +139,8 @@ static __noinline int stand(struct standing *standing, const struct state *own,
 
 	if (arrivals_waiting(&own->arrivals)) {
 		bpf_loop(GRAFT_WINDOW, hold_number, &holding, 0);
-		newest = own->arrivals.newest;
+		if (graft_not_before(newest, own->arrivals.newest))
+			newest = own->arrivals.newest;
 		if (!graft_not_before(newest, holding.number))
 			newest = holding.number;
 	}
@@ -283,7 +284,7 @@ int acknowledge_rx(struct xdp_md *ctx)
 	own = bpf_map_lookup_elem(&state, &session);
 	/* What another function notes at TC has come when it is there. */
 	if (own && work->kind == GRAFT_DATA && !work->is_marked_later)
-		arrivals_let_in(&own->arrivals, work->number);
+		arrivals_let_in(&own->arrivals, work, ctx->ingress_ifindex);
 	return graft_next(ctx, rx, work);
 }
 
@@ -308,8 +309,8 @@ int acknowledge_repair(struct __sk_buff *skb)
 	if (work->kind == GRAFT_ACK)
 		return graft_done(skb, repair, work, hear(skb, work, shared));
 	find_room(skb, work, &socket);
+	arrivals_pass(&own->arrivals, shared, work, skb->ifindex);
 	if (work->kind == GRAFT_DATA) {
-		arrivals_pass(&own->arrivals, shared, work->number);
 		if (is_too_much(work, own, &socket, bytes_in_socket(skb))) {
 			take_back(shared, work->number);
 			return graft_done(skb, repair, work, GRAFT_SOCKET_FULL);

@@ -23,6 +23,46 @@ int number_tx(struct __sk_buff *skb)
 	return graft_next(skb, tx, work);
 }
 
+#define PATHS 4
+#define PATH_SILENT_NS \
+	150000000 /* a path by which nothing has come for so long brings nothing older either */
+
+/* Of a session that has several paths: how far each of them has come. */
+struct progress {
+	__u64 came_ns[PATHS];
+	__u32 newest[PATHS]; /* one more than the newest number */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, GRAFT_SESSIONS);
+	__type(key, __u32);
+	__type(value, struct progress);
+} state SEC(".maps");
+
+/* The newest number of which it is known that nothing in front of it is still on its way, as each path keeps its order. What others take
+ * for the newest is that one: so they neither ask for what a slower path brings, nor take it for lost.
+ */
+static __noinline __u32 settled(struct graft_work *work)
+{
+	__u32 session = work->session, path = work->path & (PATHS - 1), least;
+	struct progress *progress = bpf_map_lookup_elem(&state, &session);
+
+	if (!progress)
+		return work->number;
+	if (work->now_ns - progress->came_ns[path] > PATH_SILENT_NS ||
+	    graft_not_before(work->number, progress->newest[path]))
+		progress->newest[path] = work->number + 1;
+	progress->came_ns[path] = work->now_ns;
+	least = progress->newest[path];
+	for (int i = 0; i < PATHS; i++) {
+		if (work->now_ns - progress->came_ns[i] <= PATH_SILENT_NS &&
+		    graft_not_before(least, progress->newest[i]))
+			least = progress->newest[i];
+	}
+	return least - 1;
+}
+
 /* Of several CPUs that have a newer one at the same time, one may have to try again. */
 static __always_inline void advance(struct graft_shared *shared, __u32 number)
 {
@@ -49,14 +89,14 @@ int number_rx(struct xdp_md *ctx)
 {
 	struct graft_work *work = graft_work(GRAFT_RX);
 	struct graft_shared *shared;
-	__u32 newest, number;
+	__u32 newest, number, last;
 
 	if (!work)
 		return GRAFT_PASS_rx;
 	shared = graft_shared(work);
 	if (!shared)
 		return graft_next(ctx, rx, work);
-	number = work->number;
+	number = last = work->number;
 	if (work->kind == GRAFT_LAST && graft_not_before(number, shared->newest))
 		graft_turn(shared, number, work->epoch);
 	if (work->kind != GRAFT_DATA)
@@ -68,12 +108,14 @@ int number_rx(struct xdp_md *ctx)
 	newest = shared->newest;
 	if (!graft_not_before(number, newest - GRAFT_WINDOW))
 		return graft_done(ctx, rx, work, GRAFT_OLD);
+	if (work->has_paths)
+		last = settled(work);
 	if (has_come(shared, work))
 		return graft_done(ctx, rx, work, GRAFT_DUPLICATE);
 	work->is_late = !graft_not_before(number, newest);
 	if (!work->is_late)
 		graft_turn(shared, number, work->epoch);
-	advance(shared, number);
+	advance(shared, last);
 	return graft_next(ctx, rx, work);
 }
 

@@ -63,7 +63,6 @@ struct tcp_sock {
 	__u32 app_limited; /* until so many are delivered; 0: the application keeps up */
 	__u32 reordering;
 	__u32 rcv_nxt;
-	__u32 total_retrans;
 	__u32 rate_delivered;
 	__u32 rate_interval_us;
 	__u64 bytes_acked;

@@ -5,36 +5,15 @@
  * connection goes where it would have gone. What is known of a led socket is in the socket's own storage and ends with it.
  * Every program lets pass what it does not know: other programs of the cgroup decide as before.
  */
-#include "graft_hook_intf.h"
-#include "util.h"
-#include <stdbool.h>
-#include <bpf/bpf_endian.h>
+#include "graft_choice.h"
+#include "hook_rules.h"
 
-#define AF_INET	      2
-#define AF_INET6      10
 #define SOCK_STREAM   1
 #define IPPROTO_TCP   6
 #define IPPROTO_MPTCP 262
-#define LOOPBACK4     0x7f000001
 #define PASS	      1
 
 const volatile struct hook_config config SEC(".rodata.config");
-
-/* Two lists of rules: the one in force, and the one that the next is written to. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__type(key, __u32);
-	__type(value, struct hook_rule);
-	__uint(max_entries, 2 * HOOK_RULES);
-} rules SEC(".maps");
-
-/* Where the list in force begins: 0 or HOOK_RULES. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__type(key, __u32);
-	__type(value, __u32);
-	__uint(max_entries, 1);
-} in_force SEC(".maps");
 
 /* By address, as in an end. */
 struct {
@@ -44,14 +23,6 @@ struct {
 	__type(value, struct hook_peer);
 	__uint(max_entries, HOOK_PEERS);
 } peers SEC(".maps");
-
-/* Servers that have refused, until when (CLOCK_MONOTONIC, ns). */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__type(key, struct hook_end);
-	__type(value, __u64);
-	__uint(max_entries, HOOK_AVOIDED);
-} avoided SEC(".maps");
 
 /* The broker's own sockets, which are not led back to it. */
 struct {
@@ -93,19 +64,6 @@ struct {
 	__uint(max_entries, HOOK_VERDICTS);
 } verdicts SEC(".maps");
 
-static __always_inline void set_v4(struct hook_end *end, __be32 address)
-{
-	end->address[0] = 0;
-	end->address[1] = 0;
-	end->address[2] = bpf_htonl(0xffff);
-	end->address[3] = address;
-}
-
-static __always_inline bool is_v4(const struct hook_end *end)
-{
-	return !end->address[0] && !end->address[1] && end->address[2] == bpf_htonl(0xffff);
-}
-
 static __always_inline __u16 port_of(struct bpf_sock_addr *ctx)
 {
 	return bpf_ntohs((__u16)ctx->user_port);
@@ -134,48 +92,6 @@ static __always_inline void write6(struct bpf_sock_addr *ctx, const struct hook_
 	ctx->user_ip6[3] = end->address[3];
 }
 
-struct search {
-	const struct hook_end *end;
-	__u32 first;
-	__u32 found;
-	__u32 strict;
-};
-
-static long look_at(__u32 index, struct search *search)
-{
-	const struct hook_end *end = search->end;
-	__u32 place = search->first + index;
-	const struct hook_rule *rule = bpf_map_lookup_elem(&rules, &place);
-
-	if (!rule || !rule->last_port)
-		return 1;
-	if (end->port < rule->first_port || end->port > rule->last_port)
-		return 0;
-	for (int i = 0; i < 4; i++)
-		if ((end->address[i] & rule->mask[i]) != rule->peer[i])
-			return 0;
-	search->found = 1;
-	search->strict = rule->strict;
-	return 1;
-}
-
-static __always_inline bool fits_a_rule(const struct hook_end *end, __u32 *strict)
-{
-	__u32 zero = 0, *first = bpf_map_lookup_elem(&in_force, &zero);
-	struct search search = {.end = end, .first = first ? *first : 0};
-
-	bpf_loop(HOOK_RULES, look_at, &search, 0);
-	*strict = search.strict & 1;
-	return search.found;
-}
-
-static __always_inline bool is_avoided(const struct hook_end *end)
-{
-	__u64 *until = bpf_map_lookup_elem(&avoided, end);
-
-	return until && bpf_ktime_get_ns() < *until;
-}
-
 /* Not whether it is to be led, but whether anything speaks against it. */
 static __always_inline enum hook_verdict judge(struct bpf_sock_addr *ctx, const struct hook_end *to,
 					       const struct hook_peer *peer)
@@ -199,10 +115,29 @@ static __always_inline enum hook_verdict judge(struct bpf_sock_addr *ctx, const 
 	return is_avoided(to) ? HOOK_REFUSED : HOOK_LED;
 }
 
+/* One that may be led, as was chosen for its path. */
+static __always_inline enum hook_verdict pick(struct bpf_sock *sk, const struct hook_end *to, __u32 rule)
+{
+	struct graft_choice_key key = {.rule = rule};
+	struct graft_choice *choice;
+	struct graft_flow *flow;
+
+	__builtin_memcpy(key.peer, to->address, sizeof(key.peer));
+	choice = bpf_map_lookup_elem(&choices, &key);
+	if (!choice)
+		return HOOK_UNKNOWN;
+	flow = bpf_sk_storage_get(&flows, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!flow)
+		return HOOK_NO_MEMORY;
+	return graft_pick(choice, flow, true) ? HOOK_LED : HOOK_IN_PLACE;
+}
+
 /* The socket remembers where it was to go. */
 static __always_inline enum hook_verdict remember(struct bpf_sock *sk, const struct hook_end *to,
-						  const struct hook_peer *peer)
+						  const struct hook_peer *peer, const struct caller *caller,
+						  const struct search *rule)
 {
+	const struct graft_flow *flow;
 	struct hook_led *state = bpf_sk_storage_get(&led, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 
 	if (!state)
@@ -211,6 +146,13 @@ static __always_inline enum hook_verdict remember(struct bpf_sock *sk, const str
 	__builtin_memcpy(state->near.address, peer->near, sizeof(peer->near));
 	state->near.port = 0;
 	state->near.pad = 0;
+	state->rule = rule->choice;
+	flow = rule->choice ? bpf_sk_storage_get(&flows, sk, 0, 0) : 0;
+	state->serial = flow ? flow->serial : 0;
+	state->explored = flow ? flow->explored : 0;
+	__builtin_memcpy(state->command, caller->command, sizeof(state->command));
+	state->cgroup = rule->cgroup;
+	state->pad = 0;
 	return HOOK_LED;
 }
 
@@ -226,17 +168,27 @@ static __always_inline bool leads(struct bpf_sock_addr *ctx, const struct hook_e
 	struct bpf_sock *sk = ctx->sk;
 	const struct hook_peer *peer;
 	enum hook_verdict verdict;
+	struct caller caller = {};
+	struct search rule = {.end = to, .caller = &caller};
 
 	if (ctx->type != SOCK_STREAM)
 		return false;
+	/* What was picked for a connection that it has tried before. */
+	if (sk)
+		bpf_sk_storage_delete(&flows, sk);
 	peer = bpf_map_lookup_elem(&peers, to->address);
 	verdict = HOOK_VERDICTS;
-	if (peer && fits_a_rule(to, strict)) {
+	if (peer)
+		read_caller(&caller);
+	if (peer && fits_a_rule(&rule)) {
 		verdict = judge(ctx, to, peer);
+		if (verdict == HOOK_LED && sk && rule.choice)
+			verdict = pick(sk, to, rule.choice);
 		if (verdict == HOOK_LED && sk)
-			verdict = remember(sk, to, peer);
+			verdict = remember(sk, to, peer, &caller, &rule);
 		count(verdict);
 	}
+	*strict = rule.strict;
 	if (verdict == HOOK_LED)
 		return true;
 	/* It may have been led before, and failed. */

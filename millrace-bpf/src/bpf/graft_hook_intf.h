@@ -4,6 +4,7 @@
 #define MILLRACE_GRAFT_HOOK_INTF_H
 
 #include <linux/types.h>
+#include "caller_intf.h"
 
 #define HOOK_RULES    64
 #define HOOK_PEERS    1024
@@ -24,13 +25,16 @@ struct hook_end {
 	__u16 pad;
 };
 
-/* Connections that may be led. One with last port 0 ends the list. */
+/* Connections that may be led, or are not to be. The first that fits counts. One with last port 0 ends the list. */
 struct hook_rule {
 	__u32 peer[4];
 	__u32 mask[4];
 	__u16 first_port; /* host order, both inclusive */
 	__u16 last_port;
-	__u32 strict; /* 1: it succeeds when the server was reached, and not before */
+	__u32 strict;	/* 1: it succeeds when the server was reached, and not before */
+	__u32 choice;	/* by which its paths are found in `choices`; 0: all of them are led */
+	__u32 in_place; /* 1: it is not led, and no rule behind this one counts */
+	struct caller_wanted caller;
 };
 
 /* By its address: a host with a broker. */
@@ -43,7 +47,13 @@ struct hook_peer {
 /* Of a connection that was led: what its application believes. */
 struct hook_led {
 	struct hook_end far;
-	struct hook_end near; /* its port does not count: the socket's is true */
+	struct hook_end near;		 /* its port does not count: the socket's is true */
+	char command[CALLER_NAME_BYTES]; /* of who has connected */
+	__u64 cgroup;			 /* that the rule names, by id; 0: none */
+	__u32 rule;			 /* its `choice` */
+	__u32 serial;			 /* of what was chosen for its path; 0: nothing was */
+	__u32 explored;
+	__u32 pad;
 };
 
 /* By what a server's broker connects from and to: the socket that the server accepts. */
@@ -64,6 +74,8 @@ enum hook_verdict {
 	HOOK_NOT_TCP,	   /* MPTCP, or another kind of stream */
 	HOOK_NO_FAMILY,	   /* loopback has no address of its family */
 	HOOK_NO_MEMORY,	   /* for the socket's state */
+	HOOK_IN_PLACE,	   /* where that was chosen */
+	HOOK_UNKNOWN,	   /* nothing was chosen yet: in place */
 	HOOK_VERDICTS,
 };
 

@@ -4,12 +4,15 @@
 #define MILLRACE_GRAFT_INTF_H
 
 #include <linux/types.h>
+#include "caller_intf.h"
 #include "graft_option.h"
 
 #define GRAFT_RULES	 64
 #define GRAFT_PEERS	 4096
 #define GRAFT_NAME_BYTES 16 /* TCP_CA_NAME_MAX */
 #define GRAFT_BOUND	 1024
+#define GRAFT_CHOICES	 4096
+#define GRAFT_TOLD_BYTES (1 << 20) /* some 6000 that nobody has read yet */
 
 enum graft_side {
 	GRAFT_CLIENT = 1, /* the rule's ports are the peer's */
@@ -47,7 +50,10 @@ struct graft_rule {
 	__s32 receive_buffer_bytes; /* SO_RCVBUF, likewise */
 	__s32 window_packets;	    /* the first congestion window */
 	__u32 generation;	    /* of the list: agreements are on the rules of one */
+	__u32 choice;		    /* by which its paths are found in `choices`; 0: nothing is chosen */
+	__u32 pad;
 	char congestion[GRAFT_NAME_BYTES];
+	struct caller_wanted caller; /* of a client; a server does not know who is at the other end */
 };
 
 /* What became of a connection that a rule fits, or of one of its packets. */
@@ -68,6 +74,7 @@ enum graft_outcome {
 	GRAFT_WITHHELD,	     /* not offered: that happened with this peer not long ago */
 	GRAFT_NO_MEMORY,     /* for a socket's state */
 	GRAFT_UNBOUND,	     /* not asked: the rule wants an agreement, and there is none */
+	GRAFT_UNTOLD, /* of a rule that has arms chosen: what came of it is lost, nobody has read fast enough */
 	GRAFT_OUTCOMES,
 };
 
@@ -125,12 +132,66 @@ struct graft_socket {
 	__u32 cwnd_packets;
 	__u32 delivered_packets;
 	__u32 lost_packets;
-	__u32 retransmitted_packets;
 	__u32 reordering_packets;
 	__u32 rate_packets; /* delivered in rate_interval_us; 0: not known */
 	__u32 rate_interval_us;
-	__u32 pad;
 	char congestion[GRAFT_NAME_BYTES];
+};
+
+/* A path, for the connections of one rule. */
+struct graft_choice_key {
+	__u32 peer[4]; /* as in a rule */
+	__u32 rule;    /* its `choice` */
+};
+
+/* By what they go. */
+struct graft_choice {
+	__u32 serial;			   /* of what was chosen: another each time */
+	__u32 lead;			   /* 1: to the broker, if it would have them */
+	__u32 other_lead;		   /* of the other arm */
+	__u32 grant;			   /* 1: one connection takes the other arm */
+	char congestion[GRAFT_NAME_BYTES]; /* in place; empty: the socket's own */
+	char other[GRAFT_NAME_BYTES];
+};
+
+enum graft_told_what {
+	GRAFT_TOLD_BEGAN,
+	GRAFT_TOLD_ENDED,
+};
+
+/* A connection of a rule with a `choice`, as userspace hears of it. */
+struct graft_told {
+	__u32 local[4]; /* as in a rule */
+	__u32 remote[4];
+	__u64 cookie;
+	__u64 time_ns;	   /* CLOCK_MONOTONIC */
+	__u64 duration_ns; /* since its SYN */
+	__u64 sent;	   /* bytes that were acknowledged */
+	__u64 received;
+	__u64 netns_cookie;
+	__u64 jiffies;	     /* now, as the next two */
+	__u32 busy_jiffies;  /* with bytes that were to be sent or acknowledged */
+	__u32 heard_jiffies; /* since data came last */
+	__u16 local_port;    /* host order */
+	__u16 remote_port;
+	__u8 side;
+	__u8 what; /* enum graft_told_what */
+	__u8 explored;
+	__u8 pad;
+	__u32 rule;
+	__u32 serial;	  /* 0: nothing was chosen yet */
+	__u32 rtt_min_us; /* these as of a graft_socket */
+	__u32 srtt_us;
+	__u32 rttvar_us;
+	__u32 mss_bytes;
+	__u32 delivered_packets;
+	__u32 lost_packets;
+	__u32 reordering_packets;
+	__u32 rate_packets;
+	__u32 rate_interval_us;
+	__u32 cwnd_packets;
+	char congestion[GRAFT_NAME_BYTES]; /* that was wanted; empty: the socket's own */
+	char command[CALLER_NAME_BYTES];   /* that has connected; empty: not known */
 };
 
 /* What sockets_set changes. */

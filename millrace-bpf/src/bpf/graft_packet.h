@@ -82,6 +82,7 @@ enum graft_reason {
 	GRAFT_IN_RING,	      /* it goes to the application's ring */
 	GRAFT_RING_FULL,      /* of those, what there was no room for; the kernel counts it */
 	GRAFT_OTHER_PROTOCOL, /* came by UDP where the session has protocol 253, or by that where it has UDP */
+	GRAFT_NO_PATH,	      /* not sent: of a session that has paths, and this one is not there */
 	GRAFT_REASONS,
 };
 
@@ -176,6 +177,8 @@ struct graft_work {
 	__u8 protocol;	   /* by which it came: UDP, or IP protocol 253 */
 	__u8 wire;	   /* by which the session's packets leave */
 	__u16 protocol_at; /* the byte of IP that says so, in the frame of the link */
+	__u8 has_paths;	   /* the session */
+	__u8 path;	   /* of these, by which it came */
 	/* At GRAFT_TX, for the qdisc fq, which has a packet leave when it says. The verdict does it, as the packet may not leave at all. */
 	__u32 takes_ns;	 /* until the next one may leave; 0: no function paces */
 	__u32 spare_ns;	 /* of time in which nothing left, so much counts as if it were to come */

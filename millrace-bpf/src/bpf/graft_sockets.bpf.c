@@ -112,7 +112,6 @@ int sockets_read(struct bpf_iter__tcp *ctx)
 	out.cwnd_packets = tp->snd_cwnd;
 	out.delivered_packets = tp->delivered;
 	out.lost_packets = tp->lost;
-	out.retransmitted_packets = tp->total_retrans;
 	out.reordering_packets = tp->reordering;
 	out.rate_packets = tp->rate_delivered;
 	out.rate_interval_us = tp->rate_interval_us;

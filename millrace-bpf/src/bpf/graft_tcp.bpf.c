@@ -5,39 +5,25 @@
  * cgroup decide as before. All that it knows of a connection is in the socket's own storage and ends with it; a server's
  * begins when the handshake is complete.
  */
-#include "graft_intf.h"
-#include "util.h"
-#include <stdbool.h>
-#include <bpf/bpf_endian.h>
+#include "caller.h"
+#include "graft_told.h"
+#include "rule_lists.h"
 
+#define IPPROTO_TCP	   6
 #define SOL_SOCKET	   1
 #define SOL_TCP		   6
 #define SO_SNDBUF	   7
 #define SO_RCVBUF	   8
 #define SO_MAX_PACING_RATE 47
 #define TCP_CONGESTION	   13
-#define AF_INET		   2
 #define TCP_FLAG_SYN	   0x02
 #define TCP_FLAG_ACK	   0x10
 #define ENOSPC		   28
+#define STATE_CLOSE	   7
 #define WITHHOLD_NS	   (600 * 1000000000ULL)
 #define COOKIE_LIFE_NS	   (150 * 1000000000ULL)
 
-/* Two lists of rules: the one in force, and the one that the next is written to. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__type(key, __u32);
-	__type(value, struct graft_rule);
-	__uint(max_entries, 2 * GRAFT_RULES);
-} rules SEC(".maps");
-
-/* Where the list in force begins: 0 or GRAFT_RULES. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__type(key, __u32);
-	__type(value, __u32);
-	__uint(max_entries, 1);
-} in_force SEC(".maps");
+RULE_LISTS(struct graft_rule, GRAFT_RULES);
 
 /* An update of a map of maps returns when every program that ran before has ended (`maybe_wait_bpf_programs`). */
 struct nothing {
@@ -81,6 +67,22 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_CLONE);
 } states SEC(".maps");
 
+/* Who connects, of sockets whose connection has begun while a rule wanted to know. What accepts has none. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct caller);
+} callers SEC(".maps");
+
+/* Whether a rule of either list wants to know, or its connections are told of. Userspace writes it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, 1);
+} asks_who SEC(".maps");
+
 /* By address as in a rule. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -109,63 +111,15 @@ struct {
 /* When a SYN was last answered without the option that it would have got. */
 __u64 unanswered_ns;
 
-/* enum graft_outcome -> connections or packets. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__type(key, __u32);
-	__type(value, __u64);
-	__uint(max_entries, GRAFT_OUTCOMES);
-} outcomes SEC(".maps");
-
-/* A connection as rules see it. */
-struct ends {
-	__u32 peer[4];
-	__u16 port; /* the server's */
-	__u8 side;
-	__u8 pad;
-};
-
-/* Not static, as others below: the verifier looks at such a function once, whoever calls it, and each access to the context
- * costs it time.
- */
-__noinline int graft_read_ends(struct bpf_sock_ops *ctx, __u8 side, struct ends *ends)
-{
-	__u32 v4 = ctx->remote_ip4, v6 = ctx->remote_ip6[3];
-	__u32 local = ctx->local_port, remote = ctx->remote_port;
-
-	if (!ends)
-		return 0;
-
-	/* Or clang chooses the address to load from, which the verifier does not allow for the context. */
-	OPAQUE(v4);
-	OPAQUE(v6);
-	OPAQUE(local);
-	OPAQUE(remote);
-	if (ctx->family == AF_INET) {
-		ends->peer[0] = 0;
-		ends->peer[1] = 0;
-		ends->peer[2] = bpf_htonl(0xffff);
-		ends->peer[3] = v4;
-	} else {
-		ends->peer[0] = ctx->remote_ip6[0];
-		ends->peer[1] = ctx->remote_ip6[1];
-		ends->peer[2] = ctx->remote_ip6[2];
-		ends->peer[3] = v6;
-	}
-	ends->side = side;
-	ends->pad = 0;
-	ends->port = side == GRAFT_SERVER ? local : bpf_ntohl(remote);
-	return 0;
-}
-
-static __always_inline bool fits(const struct graft_rule *rule, const struct ends *ends)
+static __always_inline bool fits(const struct graft_rule *rule, const struct ends *ends,
+				 const struct caller *caller)
 {
 	if (rule->side != ends->side || ends->port < rule->first_port || ends->port > rule->last_port)
 		return false;
 	for (int i = 0; i < 4; i++)
 		if ((ends->peer[i] & rule->mask[i]) != rule->peer[i])
 			return false;
-	return true;
+	return is_wanted(&rule->caller, caller);
 }
 
 static __always_inline __u32 first_rule(void)
@@ -184,6 +138,7 @@ static __always_inline const struct graft_rule *rule_at(__u32 index)
 
 struct search {
 	const struct ends *ends;
+	const struct caller *caller;
 	__u32 first;
 	__u32 found; /* GRAFT_RULES: none yet */
 };
@@ -195,17 +150,25 @@ static long look_at(__u32 index, struct search *search)
 
 	if (!rule || !rule->side)
 		return 1;
-	if (!fits(rule, search->ends))
+	if (!fits(rule, search->ends, search->caller))
 		return 0;
 	search->found = index;
 	return 1;
 }
 
+static __always_inline const struct caller *caller_of(struct bpf_sock_ops *ctx)
+{
+	struct bpf_sock *sk = ctx->sk;
+
+	return sk ? bpf_sk_storage_get(&callers, sk, 0, 0) : 0;
+}
+
 /* Index of the first rule that fits; GRAFT_RULES: none does. By bpf_loop, of which the verifier looks at one step. */
-__noinline int graft_find_rule(const struct ends *ends)
+__noinline int graft_find_rule(struct bpf_sock_ops *ctx, const struct ends *ends)
 {
 	struct search search = {
 		.ends = ends,
+		.caller = caller_of(ctx),
 		.first = first_rule(),
 		.found = GRAFT_RULES,
 	};
@@ -216,9 +179,10 @@ __noinline int graft_find_rule(const struct ends *ends)
 	return search.found;
 }
 
-static __always_inline const struct graft_rule *find_rule(const struct ends *ends, __u32 *index)
+static __always_inline const struct graft_rule *find_rule(struct bpf_sock_ops *ctx, const struct ends *ends,
+							  __u32 *index)
 {
-	*index = graft_find_rule(ends);
+	*index = graft_find_rule(ctx, ends);
 	return *index < GRAFT_RULES ? rule_at(*index) : 0;
 }
 
@@ -253,12 +217,6 @@ static __always_inline int store_option(struct bpf_sock_ops *ctx, __u8 message, 
 
 	__builtin_memcpy(option.exid, GRAFT_OPTION_EXID, sizeof(option.exid));
 	return bpf_store_hdr_opt(ctx, &option, sizeof(option), 0);
-}
-
-static __noinline int count(enum graft_outcome outcome)
-{
-	add_to(&outcomes, outcome, 1);
-	return 0;
 }
 
 static __always_inline struct socket_state *state_of(struct bpf_sock_ops *ctx, __u64 flags)
@@ -297,6 +255,17 @@ __noinline int graft_apply(struct bpf_sock_ops *ctx, const struct graft_rule *ru
 	if (refused)
 		count(GRAFT_NOT_SET);
 	return 0;
+}
+
+/* Below. */
+int graft_choose(struct bpf_sock_ops *ctx, const struct ends *ends, __u32 rule);
+
+static __always_inline void set_socket(struct bpf_sock_ops *ctx, const struct graft_rule *rule,
+				       const struct ends *ends)
+{
+	graft_apply(ctx, rule);
+	if (rule->choice)
+		graft_choose(ctx, ends, rule->choice);
 }
 
 /* What has become of a connection. */
@@ -410,6 +379,28 @@ static __always_inline bool was_resent(const struct ends *ends)
 	return known && known->resent_ns && bpf_ktime_get_ns() - known->resent_ns < WITHHOLD_NS;
 }
 
+/* Also of one that was tried before by the same socket. */
+static __always_inline void note_beginning(struct bpf_sock_ops *ctx, __u32 rule)
+{
+	struct bpf_sock *sk = ctx->sk;
+	struct graft_flow *flow;
+
+	if (!rule || !sk)
+		return;
+	flow = bpf_sk_storage_get(&flows, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (flow)
+		flow->began_ns = bpf_ktime_get_ns();
+}
+
+/* Nobody asks any more who it was. */
+static __always_inline void forget_caller(struct bpf_sock_ops *ctx)
+{
+	struct bpf_sock *sk = ctx->sk;
+
+	if (sk)
+		bpf_sk_storage_delete(&callers, sk);
+}
+
 /* Before the SYN. */
 static __always_inline void on_connect(struct bpf_sock_ops *ctx)
 {
@@ -420,9 +411,12 @@ static __always_inline void on_connect(struct bpf_sock_ops *ctx)
 	__u32 index = 0;
 
 	graft_read_ends(ctx, GRAFT_CLIENT, &ends);
-	rule = find_rule(&ends, &index);
-	if (!rule)
+	rule = find_rule(ctx, &ends, &index);
+	if (!rule) {
+		forget_caller(ctx);
 		return;
+	}
+	note_beginning(ctx, rule->choice);
 	state = state_of(ctx, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!state) {
 		count(GRAFT_NO_MEMORY);
@@ -478,7 +472,7 @@ __noinline int graft_make_answer(struct bpf_sock_ops *ctx, struct answer *answer
 		return 0;
 	answer->message = 0;
 	graft_read_ends(ctx, GRAFT_SERVER, &ends);
-	rule = find_rule(&ends, &index);
+	rule = find_rule(ctx, &ends, &index);
 	if (!rule || !graft_may_ask(rule, index, &ends))
 		return 0;
 	answer->graft = rule->graft;
@@ -599,7 +593,7 @@ static __always_inline void on_connected(struct bpf_sock_ops *ctx)
 	rule = rule_at(state->rule);
 	graft_read_ends(ctx, GRAFT_CLIENT, &end.ends);
 	/* The rules may have been replaced since. */
-	if (!rule || !fits(rule, &end.ends)) {
+	if (!rule || !fits(rule, &end.ends, caller_of(ctx))) {
 		state->phase = DONE;
 		graft_let_go(ctx, state);
 		return;
@@ -621,7 +615,7 @@ static __always_inline void on_connected(struct bpf_sock_ops *ctx)
 	end.spoke = state->sent;
 	graft_conclude(ctx, &end);
 	if (outcome == GRAFT_AGREED || outcome == GRAFT_ONE_SIDED)
-		graft_apply(ctx, rule);
+		set_socket(ctx, rule, &end.ends);
 }
 
 /* Something has come from the server: it has the ACK or what came behind it. */
@@ -672,7 +666,7 @@ static __always_inline void on_accepted(struct bpf_sock_ops *ctx)
 	if (!state || !state->had_write_flag)
 		set_flags(ctx, 0, BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);
 	graft_read_ends(ctx, GRAFT_SERVER, &end.ends);
-	rule = find_rule(&end.ends, &index);
+	rule = find_rule(ctx, &end.ends, &index);
 	if (!rule)
 		return;
 	if (rule->agree && !graft_may_ask(rule, index, &end.ends))
@@ -685,7 +679,63 @@ static __always_inline void on_accepted(struct bpf_sock_ops *ctx)
 	end.spoke = answers(state);
 	graft_conclude(ctx, &end);
 	if (outcome == GRAFT_AGREED || outcome == GRAFT_ONE_SIDED)
-		graft_apply(ctx, rule);
+		set_socket(ctx, rule, &end.ends);
+}
+
+/* By what it goes, as was chosen for its path, and that it is told of when it ends. */
+__noinline int graft_choose(struct bpf_sock_ops *ctx, const struct ends *ends, __u32 rule)
+{
+	struct graft_choice_key key = {.rule = rule};
+	struct bpf_sock *sk = ctx->sk;
+	const struct caller *caller;
+	struct graft_choice *choice;
+	char congestion[GRAFT_NAME_BYTES];
+	struct graft_flow *flow;
+
+	if (!ends || !sk)
+		return 0;
+	flow = bpf_sk_storage_get(&flows, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!flow) {
+		count(GRAFT_NO_MEMORY);
+		return 0;
+	}
+	if (flow->picked == GRAFT_PICKED_LED)
+		return 0;
+	/* Or the rule had no choice yet when the SYN went. */
+	if (ends->side == GRAFT_SERVER || !flow->began_ns)
+		flow->began_ns = bpf_ktime_get_ns() - (ctx->srtt_us >> 3) * 1000ULL;
+	flow->side = ends->side;
+	flow->rule = rule;
+	caller = caller_of(ctx);
+	if (caller)
+		__builtin_memcpy(flow->command, caller->command, sizeof(flow->command));
+	__builtin_memcpy(key.peer, ends->peer, sizeof(key.peer));
+	if (!flow->picked) {
+		choice = bpf_map_lookup_elem(&choices, &key);
+		if (choice)
+			graft_pick(choice, flow, false);
+	}
+	__builtin_memcpy(congestion, flow->congestion, sizeof(congestion));
+	if (congestion[0] && bpf_setsockopt(ctx, SOL_TCP, TCP_CONGESTION, congestion, sizeof(congestion)))
+		count(GRAFT_NO_CONGESTION);
+	flow->counts = 1;
+	set_flags(ctx, BPF_SOCK_OPS_STATE_CB_FLAG, 0);
+	graft_tell(ctx, flow, GRAFT_TOLD_BEGAN);
+	return 0;
+}
+
+static __always_inline void on_state(struct bpf_sock_ops *ctx)
+{
+	struct bpf_sock *sk = ctx->sk;
+	struct graft_flow *flow;
+
+	if (ctx->args[1] != STATE_CLOSE || !sk)
+		return;
+	flow = bpf_sk_storage_get(&flows, sk, 0, 0);
+	if (!flow || !flow->counts)
+		return;
+	graft_tell(ctx, flow, GRAFT_TOLD_ENDED);
+	bpf_sk_storage_delete(&flows, sk);
 }
 
 /* What the socket has of its listener is of no use any more. */
@@ -695,6 +745,39 @@ static __always_inline void forget(struct bpf_sock_ops *ctx)
 
 	if (sk)
 		bpf_sk_storage_delete(&states, sk);
+}
+
+/* Before anything else of a connection: the process that makes it runs here, and not any more when the SYN goes. */
+static __always_inline void note_caller(struct bpf_sock_addr *ctx)
+{
+	__u32 zero = 0, *asks = bpf_map_lookup_elem(&asks_who, &zero);
+	struct bpf_sock *sk = ctx->sk;
+	struct caller *caller;
+
+	if (!asks || !*asks || ctx->protocol != IPPROTO_TCP || !sk)
+		return;
+	caller = bpf_sk_storage_get(&callers, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!caller) {
+		count(GRAFT_NO_MEMORY);
+		return;
+	}
+	/* The socket may have tried before, for another one. */
+	__builtin_memset(caller, 0, sizeof(*caller));
+	read_caller(caller);
+}
+
+SEC("cgroup/connect4")
+int graft_connect4(struct bpf_sock_addr *ctx)
+{
+	note_caller(ctx);
+	return 1;
+}
+
+SEC("cgroup/connect6")
+int graft_connect6(struct bpf_sock_addr *ctx)
+{
+	note_caller(ctx);
+	return 1;
 }
 
 SEC("sockops")
@@ -715,6 +798,7 @@ int graft_tcp(struct bpf_sock_ops *ctx)
 		break;
 	case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB:
 		on_connected(ctx);
+		forget_caller(ctx);
 		break;
 	case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
 		on_accepted(ctx);
@@ -722,6 +806,9 @@ int graft_tcp(struct bpf_sock_ops *ctx)
 		break;
 	case BPF_SOCK_OPS_PARSE_HDR_OPT_CB:
 		on_packet(ctx);
+		break;
+	case BPF_SOCK_OPS_STATE_CB:
+		on_state(ctx);
 		break;
 	}
 	return 1;

@@ -5,13 +5,17 @@
  *
  *   graft_packet.h   what functions see; joint_intf.h: what userspace sees; joint_frame.h: frames
  *   joint_seal.h     the stages of sealed sessions, which are in seal.bpf.c
+ *   joint_active.h   which sessions have packets
  *   joint_ring.h     the way to an application past its socket
  *   joint_wire.h     datagrams over IP protocol 253
+ *   joint_path.h     several pairs of addresses for one session
  */
 #include "barrier.h"
+#include "joint_active.h"
 #include "joint_frame.h"
 #include "joint_intf.h"
 #include "joint_kept.h"
+#include "joint_path.h"
 #include "joint_room.h"
 #include "joint_ring.h"
 #include "joint_seal.h"
@@ -198,6 +202,7 @@ static __always_inline void begin(struct graft_work *work, const struct joint_se
 	work->tells_room = session->tells_room;
 	work->is_for_ring = 0;
 	work->wire = session->protocol;
+	work->has_paths = session->paths != 0;
 	work->limit = 0;
 	work->takes_ns = work->spare_ns = 0;
 	work->leaves_ns = 0;
@@ -218,8 +223,10 @@ static __always_inline void start_time(struct graft_work *work, __u32 joint)
 {
 	struct joint_time *time = time_of(work, joint);
 
-	if (time && time->packets++ % JOINT_SAMPLE_EVERY == 0)
+	if (time && time->packets++ % JOINT_SAMPLE_EVERY == 0) {
 		work->start_ns = bpf_ktime_get_ns();
+		mark_active(work->session);
+	}
 }
 
 static __always_inline void put_context(struct frame_context *context, const struct udp_packet *packet,
@@ -340,10 +347,30 @@ static __always_inline void put_time(struct __sk_buff *skb, const struct graft_w
 		bpf_skb_set_tstamp(skb, work->leaves_ns, BPF_SKB_TSTAMP_DELIVERY_MONO);
 }
 
-/* In the form that it has on the wire. Not 0: it cannot leave. */
-static __always_inline int leave(struct __sk_buff *skb, const struct graft_work *work, __u32 protocol)
+/* In the form that it has on the wire, and by a path where the session has some: the verdict. It is counted as `reason` then. */
+static __always_inline int leave(struct __sk_buff *skb, const struct graft_work *work,
+				 const struct seal_call *what, __u32 *reason)
 {
-	return protocol == IPPROTO_UDP ? 0 : wire_out(skb, work);
+	int verdict = PASS_ON;
+
+	if (what->protocol != IPPROTO_UDP && wire_out(skb, work)) {
+		*reason = GRAFT_NO_ROOM;
+		return TC_ACT_SHOT;
+	}
+	if (what->has_paths)
+		verdict = what->path ? path_leave(skb, work, what->session, what->path - 1,
+						  config.path_mark + JOINT_PATHS)
+				     : path_out(skb, work, what->session, config.path_mark);
+	if (verdict == TC_ACT_SHOT)
+		*reason = GRAFT_NO_PATH;
+	return verdict;
+}
+
+#define MARKS 8 /* of one kind, for as many paths and more */
+
+static __always_inline int is_marked(const struct __sk_buff *skb, __u32 mark)
+{
+	return (skb->mark & ~(MARKS - 1)) == mark;
 }
 
 /* What functions and the daemon send. `works` is the one's whose run this is in, if it is in one. */
@@ -351,23 +378,42 @@ static __always_inline int pass_own(struct __sk_buff *skb, const struct joint_se
 				    const struct udp_packet *packet)
 {
 	const struct graft_work *work = graft_work(GRAFT_TX);
-	__u32 mark = skb->mark;
+	__u32 mark = skb->mark, reason = GRAFT_SENT_BY_US;
+	struct seal_call what = {
+		.session = session->index,
+		.bytes = packet->udp_bytes - UDP_BYTES,
+		.reason = reason,
+		.protocol = session->protocol,
+		.has_paths = session->paths,
+		.path = mark == config.mark ? 0 : 1 + (mark & (MARKS - 1)),
+	};
+	int verdict;
 
+	if (!work)
+		return TC_ACT_SHOT;
 	skb->mark = 0;
 	/* In the run of another packet: it is the copy of that, and leaves when that does. */
-	if (work)
-		put_time(skb, work);
-	if (session->is_sealed && mark != config.clear_mark)
-		return seal(skb, (struct seal_call){.session = session->index,
-						    .bytes = packet->udp_bytes - UDP_BYTES,
-						    .reason = GRAFT_SENT_BY_US,
-						    .protocol = session->protocol});
-	if (!work || leave(skb, work, session->protocol)) {
-		count(session->index, GRAFT_NO_ROOM);
-		return TC_ACT_SHOT;
-	}
-	count(session->index, GRAFT_SENT_BY_US);
-	return PASS_ON;
+	put_time(skb, work);
+	if (session->is_sealed && (mark & ~(MARKS - 1)) != config.clear_mark)
+		return seal(skb, what);
+	verdict = leave(skb, work, &what, &reason);
+	count(session->index, reason);
+	return verdict;
+}
+
+/* Whole already: the copy of a packet that is to leave by one of the session's paths. */
+static __always_inline int pass_copy(struct __sk_buff *skb, const struct joint_session *session)
+{
+	const struct graft_work *work = graft_work(GRAFT_TX);
+	__u32 number = skb->mark - config.path_mark;
+	int verdict = TC_ACT_SHOT;
+
+	skb->mark = 0;
+	if (work && session->paths)
+		verdict = path_leave(skb, work, session->index, number, config.path_mark + JOINT_PATHS);
+	if (verdict == TC_ACT_SHOT)
+		count(session->index, GRAFT_NO_PATH);
+	return verdict;
 }
 
 static __always_inline int is_too_long(struct __sk_buff *skb, const struct graft_work *work)
@@ -391,6 +437,11 @@ int joint_tx(struct __sk_buff *skb)
 
 	if (!work)
 		goto other;
+	/* It has been here, and goes by a path of its session now. */
+	if (skb->mark == config.path_mark + JOINT_PATHS) {
+		skb->mark = 0;
+		return PASS_ON;
+	}
 	found = find_udp_in(&cursor, &packet, work);
 	if (found == FOUND_ODD && is_dropped(&packet, 1))
 		return TC_ACT_SHOT;
@@ -399,7 +450,9 @@ int joint_tx(struct __sk_buff *skb)
 	session = find_session(&packet, 1);
 	if (!session)
 		goto other;
-	if (skb->mark == config.mark || skb->mark == config.clear_mark)
+	if (is_marked(skb, config.path_mark))
+		return pass_copy(skb, session);
+	if (skb->mark == config.mark || is_marked(skb, config.clear_mark) || is_marked(skb, config.word_mark))
 		return pass_own(skb, session, &packet);
 	begin(work, session, GRAFT_TX, session->epoch);
 	start_time(work, GRAFT_TX);
@@ -500,6 +553,7 @@ SEC("tcx/egress")
 int joint_tx_done(struct __sk_buff *skb)
 {
 	struct graft_work *work = graft_work(GRAFT_TX);
+	int verdict = PASS_ON;
 	__u32 reason;
 
 	if (!work)
@@ -521,14 +575,19 @@ int joint_tx_done(struct __sk_buff *skb)
 						    .bytes = work->payload_bytes + GRAFT_FRAME_BYTES,
 						    .reason = reason,
 						    .is_behind = work->behind,
-						    .protocol = work->wire});
+						    .protocol = work->wire,
+						    .has_paths = work->has_paths});
 	}
-	if (goes_on(reason) && !work->again && leave(skb, work, work->wire))
-		reason = GRAFT_NO_ROOM;
+	if (goes_on(reason) && !work->again)
+		verdict = leave(skb, work,
+				&(struct seal_call){.session = work->session,
+						    .protocol = work->wire,
+						    .has_paths = work->has_paths},
+				&reason);
 	conclude(work, GRAFT_TX, reason);
 	if (work->again && goes_on(reason))
 		return follow(skb, work);
-	return goes_on(reason) ? PASS_ON : drop(work->behind);
+	return goes_on(reason) ? verdict : drop(work->behind);
 }
 
 /* Of what was to be sealed. */
@@ -536,14 +595,24 @@ SEC("tcx/egress")
 int joint_tx_out(struct __sk_buff *skb)
 {
 	const struct graft_work *work = graft_work(GRAFT_TX);
-	struct seal_call *call = seal_call();
+	struct seal_call *call = seal_call(), what;
+	int verdict = PASS_ON;
 
 	if (!call || !work)
 		return TC_ACT_SHOT;
-	if (goes_on(call->reason) && leave(skb, work, call->protocol))
-		call->reason = GRAFT_NO_ROOM;
-	count(call->session, call->reason < GRAFT_REASONS ? call->reason : GRAFT_MALFORMED);
-	return goes_on(call->reason) ? PASS_ON : drop(call->is_behind);
+	/* Copies by other paths have calls of their own. */
+	what = *call;
+	if (goes_on(what.reason))
+		verdict = leave(skb, work, &what, &what.reason);
+	count(what.session, what.reason < GRAFT_REASONS ? what.reason : GRAFT_MALFORMED);
+	return goes_on(what.reason) ? verdict : drop(what.is_behind);
+}
+
+/* In clear, what comes twice may be an old one that somebody sends again; what was sealed has been told from these before. */
+static __always_inline int is_new_and_true(const struct graft_work *work, __u32 reason)
+{
+	return goes_on(reason) || (work->is_sealed && (reason == GRAFT_DUPLICATE || reason == GRAFT_OLD ||
+						       reason == GRAFT_LATE));
 }
 
 SEC("xdp.frags")
@@ -560,6 +629,8 @@ int joint_rx_done(struct xdp_md *ctx)
 		verdict = XDP_DROP;
 	else if (ring_fits(ctx, work))
 		verdict = ring_give(ctx, work, &reason);
+	if (work->has_paths && is_new_and_true(work, reason))
+		path_came(work);
 	conclude(work, GRAFT_RX, reason);
 	return verdict;
 }
@@ -630,7 +701,13 @@ static __always_inline int receive(struct xdp_md *ctx, const int is_opened)
 
 	if (!work || !head || copy_head(ctx, head) || find_udp_in(&cursor, &packet, work))
 		goto other;
+	if (!is_opened)
+		work->path = 0;
 	session = find_session(&packet, 0);
+	if (!session && !is_opened) {
+		path_in(ctx, work, &packet);
+		session = find_session(&packet, 0);
+	}
 	if (!session)
 		goto other;
 	begin(work, session, GRAFT_RX, 0);
@@ -738,7 +815,7 @@ int joint_repair(struct __sk_buff *skb)
 	if (wrong)
 		return graft_done(skb, repair, work, wrong);
 	work->is_partial = IP_SUMMED(skb) == CHECKSUM_PARTIAL;
-	if (work->is_partial && (work->is_sealed || session->protocol != IPPROTO_UDP) &&
+	if (work->is_partial && (work->is_sealed || session->protocol != IPPROTO_UDP || session->paths) &&
 	    put_partial_checksum(skb, work, &packet))
 		return graft_done(skb, repair, work, GRAFT_NO_ROOM);
 	if (work->kind >= GRAFT_SAYS) {

@@ -7,8 +7,11 @@
 
 /* Load-time configuration. */
 struct joint_config {
-	__u32 mark;	  /* of packets that functions send, unlike any other on this host */
+	__u32 mark; /* of packets that functions send, unlike any other on this host */
+	/* Multiples of 8: the numbers behind them are those of paths. */
 	__u32 clear_mark; /* of words about keys, which cannot be sealed */
+	__u32 word_mark;  /* of other words of the daemon */
+	__u32 path_mark;  /* of whole packets; JOINT_PATHS behind it: of what leaves */
 };
 
 /* Addresses are IPv4 in the first 4 bytes, the rest zero, or IPv6. */
@@ -36,7 +39,38 @@ struct joint_session {
 	__u8 is_paused;	   /* nothing leaves */
 	__u8 tells_room;   /* its daemon hears when there is room for who was refused */
 	__u8 protocol;	   /* on the wire: UDP, or 253 */
-	__u8 pad[6];
+	__u8 paths;	   /* how many; 0: its own addresses, as the host routes them */
+	__u8 pad[5];
+};
+
+#define JOINT_PATHS 4
+
+/* A pair of addresses that stands for the session's own, and the interface that it goes by. */
+struct joint_path {
+	__u8 local[16];
+	__u8 remote[16];
+	__u32 ifindex; /* 0: there is none */
+	__u32 weight;  /* how much of the session it carries; 0: nothing */
+};
+
+struct joint_paths {
+	struct joint_path each[JOINT_PATHS]; /* the first one has the session's own addresses */
+	__u32 is_redundant;		     /* everything goes by all of them */
+	__u32 pad;
+};
+
+struct joint_path_counts {
+	__u64 sent[JOINT_PATHS];
+	__u64 came[JOINT_PATHS];
+	__u32 turn;
+	__u32 pad;
+};
+
+/* What comes with a path's addresses. */
+struct joint_path_in {
+	struct joint_key session;
+	__u32 ifindex;
+	__u32 path;
 };
 
 /* A receive queue. */

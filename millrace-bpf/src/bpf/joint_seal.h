@@ -7,6 +7,7 @@
 #define MILLRACE_JOINT_SEAL_H
 
 #include "graft_packet.h"
+#include "joint_active.h"
 #include "joint_intf.h"
 #include "seal_intf.h"
 
@@ -45,6 +46,8 @@ struct seal_call {
 	__u32 reason;	 /* what it is counted as, and what went wrong afterwards */
 	__u32 is_behind; /* graft_work's */
 	__u32 protocol;	 /* the session's */
+	__u32 has_paths; /* the session's, too */
+	__u32 path;	 /* 1 and more: by which it is to leave; 0: by any */
 };
 
 struct {

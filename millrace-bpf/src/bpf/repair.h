@@ -51,10 +51,16 @@ struct {
 
 /* --- The sender answers --- */
 
+/* As acknowledgements say, if there are any: without, the count of what was sent leaves `acked` behind. */
+static __always_inline int has_come(const struct graft_shared *shared, __u32 number)
+{
+	return shared->next - shared->acked <= GRAFT_WINDOW && !graft_not_before(number, shared->acked);
+}
+
 static __always_inline int answer(struct __sk_buff *skb, struct graft_work *work, struct graft_shared *shared)
 {
-	/* Of what was never sent nothing is said. */
-	if (!shared || graft_not_before(work->number, shared->next))
+	/* Of what was never sent nothing is said, and an old request that somebody sends again has no answer. */
+	if (!shared || graft_not_before(work->number, shared->next) || has_come(shared, work->number))
 		return GRAFT_ANSWERED;
 	shared->went_ns[work->number % GRAFT_WINDOW] = 0;
 	if (turn(skb, work))

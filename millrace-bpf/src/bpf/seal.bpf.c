@@ -289,6 +289,8 @@ static __always_inline enum graft_reason open(struct xdp_md *ctx, const struct g
 		return GRAFT_MALFORMED;
 	bytes = work->payload_bytes - SEAL_BYTES;
 	wrong = open_text(key, buf, bytes);
+	if (wrong == GRAFT_UNOPENED)
+		mark_active(work->session);
 	if (wrong)
 		return wrong;
 	OPAQUE(bytes);

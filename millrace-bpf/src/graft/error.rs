@@ -3,7 +3,7 @@
 /// The kernel's or libbpf's own words included: nothing is left to a source, where it would be said again.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("it is not an object file of BPF programs: {0}")]
+    #[error("it is not an object file of BPF programs: {0:#}")]
     Open(libbpf_rs::Error),
     #[error("{0}")]
     Form(String),
@@ -12,7 +12,7 @@ pub enum Error {
     #[error("parameter {name}: {value} does not fit its {bytes} bytes")]
     Parameter { name: String, value: u64, bytes: usize },
     /// `log` is the end of what libbpf and the verifier said.
-    #[error("the kernel refused it: {source}\n{log}")]
+    #[error("the kernel refused it: {source:#}\n{log}")]
     Load { r#source: libbpf_rs::Error, log: String },
     #[error("the kernel does not register congestion control {name}: {source}{}", remedy(*.source))]
     Register { name: String, r#source: nix::Error },
@@ -20,7 +20,7 @@ pub enum Error {
         "congestion control {0} is not {1}, which it would replace: a graft is replaced by one of the same name"
     )]
     OtherName(String, String),
-    #[error("cannot attach to cgroup {path}: {source}")]
+    #[error("cannot attach to cgroup {path}: {source:#}")]
     Cgroup { path: String, r#source: libbpf_rs::Error },
     #[error("cannot open cgroup {path}: {source}")]
     NoCgroup { path: String, r#source: std::io::Error },
@@ -34,7 +34,7 @@ pub enum Error {
     Walk(std::io::Error),
     #[error("cannot keep a descriptor: {0}")]
     Descriptor(std::io::Error),
-    #[error("cannot change the state of a session: {0}")]
+    #[error("cannot change the state of a session: {0:#}")]
     State(libbpf_rs::Error),
     #[error("its state cannot be made out of that of the version before")]
     NoMigration,
@@ -44,6 +44,10 @@ pub enum Error {
     Function(String),
     #[error("{have} {what} are more than there is room for, {room}")]
     Room { what: &'static str, have: usize, room: usize },
+    #[error("there is no interface {0}")]
+    NoInterface(String),
+    #[error("marked packets cannot be routed to this host: {0}")]
+    Routing(std::io::Error),
     #[error("there is no session {local} - {remote}")]
     NoSession { local: std::net::SocketAddr, remote: std::net::SocketAddr },
     #[error("there is a session {local} - {remote} already")]

@@ -1,20 +1,19 @@
 //! SYNs that are held back from a listening socket until somebody lets them in.
 
-#![allow(unsafe_code)]
-
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
-use libbpf_rs::{MapHandle, RingBuffer, RingBufferBuilder};
+use libbpf_rs::MapHandle;
 use nix::libc;
 
 use super::Error;
-use super::hook::{end, intf::End, remove};
-use super::rule::address;
+use super::hook::{end, intf::End};
+use super::rule::{address, remove};
 use crate::intf::{Plain, mirror};
 use crate::object::{Loaded, embedded, write};
+use crate::udp::set;
 
 mirror!(RawAsk = "hold_ask" { from: End, bytes: u32, syn: [[u8; 16]; 4] });
 
@@ -38,39 +37,23 @@ pub struct Hold {
 }
 
 /// The SYNs, as they come.
-pub struct Asks {
-    ring: RingBuffer<'static>,
-    come: Arc<Mutex<Vec<Ask>>>,
-    _map: MapHandle,
-}
+pub type Asks = super::asks::Asks<Ask>;
 
 impl Hold {
     /// # Errors
     /// The kernel refuses.
     pub fn load() -> Result<(Self, Asks), Error> {
-        const ASKS: &str = "asks";
         let mut object = embedded!("graft_hold.bpf.o").open()?.load()?;
-        let (known, map) = (object.handle("known")?, object.handle(ASKS)?);
-        let come = Arc::new(Mutex::new(Vec::new()));
-        let to = Arc::clone(&come);
-        let error = |source| crate::Error::Read { what: ASKS, source };
-        let mut builder = RingBufferBuilder::new();
-        let take = move |bytes: &[u8]| {
-            to.lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .extend(RawAsk::from_bytes(bytes).and_then(|raw| ask(&raw)));
-            0
-        };
-        builder.add(&map, take).map_err(error)?;
-        let ring = builder.build().map_err(error)?;
-        Ok((Self { object: Mutex::new(object), known }, Asks { ring, come, _map: map }))
+        let known = object.handle("known")?;
+        let asks = Asks::of(&mut object, |bytes| ask(&RawAsk::from_bytes(bytes)?))?;
+        Ok((Self { object: Mutex::new(object), known }, asks))
     }
 
     /// A TCP socket that listens, or will.
     pub fn attach(&self, socket: BorrowedFd<'_>) -> Result<(), Error> {
         let object = self.object.lock().unwrap_or_else(PoisonError::into_inner);
         let program = object.program("hold_syn")?.as_fd().as_raw_fd();
-        set(socket, libc::SO_ATTACH_BPF, program).map_err(Error::Descriptor)
+        set(socket, libc::SOL_SOCKET, libc::SO_ATTACH_BPF, &program).map_err(Error::Descriptor)
     }
 
     /// Its SYN may pass from now on.
@@ -90,37 +73,9 @@ impl Hold {
     }
 }
 
-impl Asks {
-    /// All that have come since.
-    pub fn take(&self) -> Result<Vec<Ask>, Error> {
-        self.ring.consume().map_err(|source| crate::Error::Read { what: "asks", source })?;
-        Ok(std::mem::take(&mut *self.come.lock().unwrap_or_else(PoisonError::into_inner)))
-    }
-
-    /// Readable when there are some.
-    pub fn descriptor(&self) -> BorrowedFd<'_> {
-        // SAFETY: the ring owns the descriptor, and lives as long as what is returned.
-        unsafe { BorrowedFd::borrow_raw(self.ring.epoll_fd()) }
-    }
-}
-
 /// A socket that one with the filter has made needs it no more.
 pub fn release(socket: BorrowedFd<'_>) -> io::Result<()> {
-    set(socket, libc::SO_DETACH_FILTER, 0)
-}
-
-fn set(socket: BorrowedFd<'_>, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
-    // SAFETY: the socket is open; the kernel reads as many bytes as `value` has.
-    let done = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            option,
-            (&raw const value).cast(),
-            size_of_val(&value) as libc::socklen_t,
-        )
-    };
-    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    set(socket, libc::SOL_SOCKET, libc::SO_DETACH_FILTER, &0)
 }
 
 fn ask(raw: &RawAsk) -> Option<Ask> {

@@ -1,10 +1,7 @@
 //! TCP connections that are led to this host's broker instead, and whom the applications at both ends believe to be talking to.
 
-#![allow(unsafe_code)]
-
 pub(super) mod intf;
 
-use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
@@ -12,11 +9,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
-use nix::libc;
 
-use super::Error;
 use super::attachment::Attachment;
-use super::rule::{address, masked, words};
+use super::rule::{address, masked, name, remove, text, words};
+use super::told::Shared;
+use super::{Caller, Error, namespace};
 use crate::clock;
 use crate::gate::Prefix;
 use crate::intf::Plain;
@@ -72,6 +69,10 @@ verdicts! {
     NoFamily = "no-family",
     /// There was no memory for the socket's state.
     NoMemory = "no-memory",
+    /// That was chosen for its path.
+    InPlace = "in-place",
+    /// Nothing was chosen for its path yet.
+    Unknown = "unknown",
 }
 
 /// Where the broker is to be found.
@@ -95,17 +96,30 @@ pub struct Ports {
 pub struct Lead {
     pub peer: Prefix,
     pub ports: RangeInclusive<u16>,
+    pub caller: Caller,
     /// The application hears of success when the server was reached, and not before.
     pub strict: bool,
+    /// By which its paths are found among what is chosen; 0: all of them are led.
+    pub choice: u32,
+    /// It is not led, whatever the rules behind it say.
+    pub in_place: bool,
 }
 
 /// A connection that was led.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Arrival {
     /// Where it was to go.
     pub far: SocketAddr,
     /// This host's address towards there.
     pub near: IpAddr,
+    /// Of the rule, as [`Lead::choice`] has it, and of what was chosen by it; 0: nothing was.
+    pub choice: u32,
+    pub serial: u32,
+    pub explored: bool,
+    /// What the kernel calls the thread that has connected.
+    pub command: String,
+    /// The cgroup that the rule names, by id; 0: none.
+    pub cgroup: u64,
 }
 
 /// A connection of the broker to a server, by which the server's end of it is found.
@@ -140,14 +154,19 @@ impl Drop for Hook {
 }
 
 impl Hook {
-    /// For connections of the calling thread's network namespace.
+    /// For connections of the calling thread's network namespace. `shared`: what is chosen for their paths, if anything is to be.
     ///
     /// # Errors
     /// The kernel refuses; before 5.14 it does not tell namespaces apart.
-    pub fn load(config: &Config) -> Result<Self, Error> {
+    pub fn load(config: &Config, shared: Option<&Shared>) -> Result<Self, Error> {
         let mut open = embedded!("graft_hook.bpf.o").open()?;
+        if let Some(shared) = shared {
+            let refused = |what| move |source| crate::Error::Write { what, source };
+            open.map("choices")?.reuse_fd(shared.choices.as_fd()).map_err(refused("choices"))?;
+            open.map("flows")?.reuse_fd(shared.flows.as_fd()).map_err(refused("flows"))?;
+        }
         open.configure(&intf::Config {
-            namespace_cookie: namespace_cookie().map_err(Error::Descriptor)?,
+            namespace_cookie: namespace::cookie().map_err(Error::Descriptor)?,
             port4: [config.early.v4, config.strict.v4],
             port6: [config.early, config.strict].map(|ports| ports.v6.unwrap_or_default()),
         })?;
@@ -177,17 +196,8 @@ impl Hook {
 
     /// These and no others. A connection that begins at that moment is led by the ones or the others.
     pub fn set_rules(&mut self, rules: &[Lead]) -> Result<(), Error> {
-        const WHAT: &str = "rules";
-        if rules.len() > HOOK_RULES {
-            return Err(Error::Rules { have: rules.len(), room: HOOK_RULES });
-        }
-        let map = self.object.handle(WHAT)?;
-        let first = if self.first_rule == 0 { HOOK_RULES } else { 0 };
-        let raw = rules.iter().map(raw_rule).chain([intf::Rule::default()]).take(HOOK_RULES);
-        for (place, rule) in (first as u32..).zip(raw) {
-            write(&map, WHAT, &place.to_ne_bytes(), rule.as_bytes())?;
-        }
-        write(&self.object.handle("in_force")?, WHAT, &0_u32.to_ne_bytes(), &(first as u32).to_ne_bytes())?;
+        let first = first_rule_after(self.first_rule);
+        write_rules(&mut self.object, first, rules)?;
         self.first_rule = first;
         Ok(())
     }
@@ -206,9 +216,7 @@ impl Hook {
 
     /// For so long, connections to this server are not led.
     pub fn avoid(&self, server: SocketAddr, time: Duration) -> Result<(), Error> {
-        let until_ns =
-            clock::monotonic_ns().saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
-        Ok(write(&self.maps.avoided, "avoided", end(server).as_bytes(), until_ns.as_bytes())?)
+        Ok(write(&self.maps.avoided, "avoided", end(server).as_bytes(), clock::in_future(time).as_bytes())?)
     }
 
     /// A socket of the broker's, before it connects: it is not led.
@@ -225,12 +233,23 @@ impl Hook {
         remove(&self.maps.arrivals, "arrivals", from.as_bytes())?;
         let Some(led) = found.and_then(|value| intf::Led::from_bytes(&value)) else { return Ok(None) };
         let far = SocketAddr::new(address(led.far.address), led.far.port);
-        Ok(Some(Arrival { far, near: address(led.near.address) }))
+        let (near, command) = (address(led.near.address), text(&led.command));
+        let (choice, serial, explored) = (led.rule, led.serial, led.explored != 0);
+        Ok(Some(Arrival { far, near, choice, serial, explored, command, cgroup: led.cgroup }))
     }
 
     /// It was told of ([`arrival`](Self::arrival)), and may come once more.
-    pub fn expect(&self, from: SocketAddr, arrival: Arrival) -> Result<(), Error> {
-        let led = intf::Led { far: end(arrival.far), near: end(SocketAddr::new(arrival.near, 0)) };
+    pub fn expect(&self, from: SocketAddr, arrival: &Arrival) -> Result<(), Error> {
+        let led = intf::Led {
+            far: end(arrival.far),
+            near: end(SocketAddr::new(arrival.near, 0)),
+            command: name(&arrival.command),
+            cgroup: arrival.cgroup,
+            rule: arrival.choice,
+            serial: arrival.serial,
+            explored: u32::from(arrival.explored),
+            pad: 0,
+        };
         Ok(write(&self.maps.arrivals, "arrivals", end(from).as_bytes(), led.as_bytes())?)
     }
 
@@ -250,20 +269,30 @@ impl Hook {
     }
 }
 
-pub(super) fn remove(map: &MapHandle, what: &'static str, key: &[u8]) -> Result<(), Error> {
-    match map.delete(key) {
-        Err(error) if error.kind() != libbpf_rs::ErrorKind::NotFound => {
-            Err(crate::Error::Write { what, source: error }.into())
-        }
-        _ => Ok(()),
+/// Where the next list begins, after one that begins there: what is in force is not written to.
+pub(super) fn first_rule_after(first: usize) -> usize {
+    if first == 0 { HOOK_RULES } else { 0 }
+}
+
+/// Puts a list in force that begins there.
+pub(super) fn write_rules(object: &mut Loaded, first: usize, rules: &[Lead]) -> Result<(), Error> {
+    const WHAT: &str = "rules";
+    if rules.len() > HOOK_RULES {
+        return Err(Error::Rules { have: rules.len(), room: HOOK_RULES });
     }
+    let map = object.handle(WHAT)?;
+    let raw = rules.iter().map(raw_rule).chain([intf::Rule::default()]).take(HOOK_RULES);
+    for (place, rule) in (first as u32..).zip(raw) {
+        write(&map, WHAT, &place.to_ne_bytes(), rule.as_bytes())?;
+    }
+    Ok(write(&object.handle("in_force")?, WHAT, &0_u32.to_ne_bytes(), &(first as u32).to_ne_bytes())?)
 }
 
 pub(super) fn end(at: SocketAddr) -> intf::End {
     intf::End { address: words(at.ip()), port: at.port(), pad: 0 }
 }
 
-fn raw_guest(guest: Guest) -> intf::Guest {
+pub(super) fn raw_guest(guest: Guest) -> intf::Guest {
     intf::Guest { broker: end(guest.broker), server_port: guest.server_port, pad: 0 }
 }
 
@@ -275,22 +304,8 @@ fn raw_rule(rule: &Lead) -> intf::Rule {
         first_port: *rule.ports.start(),
         last_port: *rule.ports.end(),
         strict: u32::from(rule.strict),
+        choice: rule.choice,
+        in_place: u32::from(rule.in_place),
+        caller: rule.caller.raw(),
     }
-}
-
-/// Of the calling thread's network namespace.
-fn namespace_cookie() -> io::Result<u64> {
-    let socket = std::net::UdpSocket::bind(("0.0.0.0", 0))?;
-    let (mut cookie, mut length) = (0_u64, size_of::<u64>() as libc::socklen_t);
-    // SAFETY: the socket is open; the kernel writes at most `length` bytes to `cookie`, which has so many.
-    let done = unsafe {
-        libc::getsockopt(
-            socket.as_fd().as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_NETNS_COOKIE,
-            (&raw mut cookie).cast(),
-            &raw mut length,
-        )
-    };
-    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(cookie) }
 }

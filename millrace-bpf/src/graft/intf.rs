@@ -1,9 +1,15 @@
 //! Mirrors of `bpf/graft_intf.h`. The test compares them with the BTF of the compiled objects.
 
+use super::caller::intf as caller;
 use crate::intf::mirror;
 
 pub(crate) const RULES: usize = 64;
 pub(crate) const NAME_BYTES: usize = 16;
+
+pub(crate) const CHOICES: usize = 4096;
+
+pub(crate) const TOLD_BEGAN: u32 = 0;
+pub(crate) const TOLD_ENDED: u32 = 1;
 
 pub(crate) const CLIENT: u8 = 1;
 pub(crate) const SERVER: u8 = 2;
@@ -31,7 +37,10 @@ mirror!(Rule = "graft_rule" {
     receive_buffer_bytes: i32,
     window_packets: i32,
     generation: u32,
+    choice: u32,
+    pad: u32,
     congestion: [u8; NAME_BYTES],
+    caller: caller::Wanted,
 });
 
 mirror!(Peer = "graft_peer" {
@@ -59,6 +68,51 @@ mirror!(Connection = "graft_connection" {
     pad: u8,
 });
 
+mirror!(ChoiceKey = "graft_choice_key" { peer: [u8; 16], rule: u32 });
+
+mirror!(Choice = "graft_choice" {
+    serial: u32,
+    lead: u32,
+    other_lead: u32,
+    grant: u32,
+    congestion: [u8; NAME_BYTES],
+    other: [u8; NAME_BYTES],
+});
+
+mirror!(Told = "graft_told" {
+    local: [u8; 16],
+    remote: [u8; 16],
+    cookie: u64,
+    time_ns: u64,
+    duration_ns: u64,
+    sent: u64,
+    received: u64,
+    netns_cookie: u64,
+    jiffies: u64,
+    busy_jiffies: u32,
+    heard_jiffies: u32,
+    local_port: u16,
+    remote_port: u16,
+    side: u8,
+    what: u8,
+    explored: u8,
+    pad: u8,
+    rule: u32,
+    serial: u32,
+    rtt_min_us: u32,
+    srtt_us: u32,
+    rttvar_us: u32,
+    mss_bytes: u32,
+    delivered_packets: u32,
+    lost_packets: u32,
+    reordering_packets: u32,
+    rate_packets: u32,
+    rate_interval_us: u32,
+    cwnd_packets: u32,
+    congestion: [u8; NAME_BYTES],
+    command: [u8; caller::NAME_BYTES],
+});
+
 mirror!(Socket = "graft_socket" {
     local: [u8; 16],
     remote: [u8; 16],
@@ -74,11 +128,9 @@ mirror!(Socket = "graft_socket" {
     cwnd_packets: u32,
     delivered_packets: u32,
     lost_packets: u32,
-    retransmitted_packets: u32,
     reordering_packets: u32,
     rate_packets: u32,
     rate_interval_us: u32,
-    pad: u32,
     congestion: [u8; NAME_BYTES],
 });
 
@@ -95,7 +147,15 @@ mod tests {
     fn mirrors_match_btf() {
         assert_layouts(
             "graft_tcp.bpf.o",
-            &[Peer::LAYOUT, Bound::LAYOUT, ConnectionKey::LAYOUT, Connection::LAYOUT],
+            &[
+                Peer::LAYOUT,
+                Bound::LAYOUT,
+                ConnectionKey::LAYOUT,
+                Connection::LAYOUT,
+                ChoiceKey::LAYOUT,
+                Choice::LAYOUT,
+                Told::LAYOUT,
+            ],
         );
         assert_layouts(
             "graft_sockets.bpf.o",

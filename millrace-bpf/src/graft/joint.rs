@@ -8,14 +8,20 @@
 //!
 //! All of it ends with the [`Joints`]: nothing is pinned, and the kernel empties the program arrays when this process is killed.
 
+mod active;
 mod function;
 mod intf;
+mod known;
 mod pairs;
+mod path;
 mod protocol;
+mod queue;
 mod reason;
 mod ring;
 mod room;
+mod run;
 mod seal;
+mod talk;
 mod word;
 
 use std::cmp::Reverse;
@@ -23,24 +29,30 @@ use std::collections::{BTreeMap, BinaryHeap};
 use std::io::Read as _;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use libbpf_rs::{MapCore, MapFlags, MapHandle, RingBufferBuilder, num_possible_cpus};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, num_possible_cpus};
 
 pub use function::Function;
+pub use known::{Progress, Times};
+pub use path::{PATHS_MAX, Path, PathCount};
 pub use protocol::Protocol;
 pub use reason::Reason;
 pub use ring::Lent;
 pub use room::{KEPT_BYTES, Room, SEALED_BYTES, base_bytes};
+pub use run::Run;
 pub use seal::{KeyWord, Keys, Phase, SEAL_BYTES, SEALED_MAX, Wear};
 
+pub use talk::{Heard, Tick, Word};
+
 use self::pairs::Pairs;
+use self::queue::Queue;
 use super::Error;
 use crate::barrier::Barrier;
 use crate::intf::Plain;
+use crate::memory::Table;
 use crate::object::{Embedded, Loaded, embedded, write};
-use crate::raw;
-use crate::siphash::siphash128;
 use crate::tc::{self, Hook, Position};
 use crate::xdp::{self, Mode};
 use crate::xsk;
@@ -51,19 +63,6 @@ pub const LIST_MAX: usize = intf::LIST;
 pub const SESSIONS_MAX: u32 = 16_384;
 /// Bytes that a frame adds to a datagram.
 pub const FRAME_BYTES: usize = 16;
-
-/// The kernel's `struct __sk_buff`, and its `tstamp`.
-const SK_BUFF_BYTES: usize = 192;
-const TIME_STAMP_AT: usize = 152;
-/// Bytes that a packet may become longer by in [`Joints::run`].
-const RUN_ROOM: usize = 2048;
-const MAGIC: u8 = 0x67;
-const VERSION: u8 = 2;
-/// The first kind of what processes say, and how many there are.
-const SAYS: u8 = 8;
-const SAYINGS: u8 = 8;
-/// A word that this host's own joints say: there is room.
-const ROOM: u8 = 255;
 
 /// Where functions run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -131,88 +130,8 @@ pub struct Session {
     pub protocol: Protocol,
 }
 
-/// What ends say to each other beside the data.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Word {
-    /// For the packet of this number.
-    Request(u32),
-    /// What the next packet's number would be: for when there is none that would show that the latest were lost.
-    Last(u32),
-    /// Between the processes at both ends: one of eight kinds, and what it says. It is heard by [`Joints::words`].
-    Says(u8, u32),
-}
-
-/// What the process at the other end has said.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Heard {
-    pub ends: Ends,
-    pub kind: u8,
-    pub number: u32,
-    /// That it was sent in.
-    pub epoch: Epoch,
-}
-
 /// One of two: while one is in use, the other may be made ready.
 pub type Epoch = u8;
-
-/// How long packets took at a joint: every 64th is timed, from the dispatcher to the verdict.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Times {
-    pub packets: u64,
-    pub samples: u64,
-    pub total_ns: u64,
-    pub most_ns: u64,
-    /// Samples above the session's budget.
-    pub over: u64,
-}
-
-/// From a session's clock.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tick {
-    pub ends: Ends,
-    /// `CLOCK_MONOTONIC`.
-    pub time_ns: u64,
-    /// When the latest packet went out.
-    pub sent_ns: u64,
-    /// Number of the next packet out.
-    pub next: u32,
-    /// One more than the newest number in.
-    pub newest: u32,
-    /// All below it have come at the other end, where a function of the list says so.
-    pub acked: u32,
-    /// The round trip, smoothed, where it is known.
-    pub round_trip: Option<Duration>,
-}
-
-/// What is known of a session's other end by its acknowledgements, and of what has come here.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Progress {
-    /// Number of the next packet out.
-    pub next: u32,
-    /// All below it have come at the other end, or were given up.
-    pub acked: u32,
-    /// Packets that have come there, or were given up.
-    pub delivered: u32,
-    /// Times that something was missing there, at most one in a round trip.
-    pub losses: u32,
-    /// Smoothed, as in RFC 6298.
-    pub round_trip: Option<Duration>,
-    pub least_round_trip: Option<Duration>,
-    /// One more than the newest number in.
-    pub newest: u32,
-    /// All below it have come here, or are given up.
-    pub complete: u32,
-}
-
-/// A packet's way through a joint.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Run {
-    pub verdict: i32,
-    pub frame: Vec<u8>,
-    pub time: Duration,
-    /// When a frame that is sent is to leave, `CLOCK_MONOTONIC`; 0: at once.
-    pub leaves_ns: u64,
-}
 
 struct Slots {
     loaded: function::Loaded,
@@ -230,6 +149,7 @@ struct Open {
     raw: intf::Session,
     sealed: Option<seal::Sealed>,
     rings: ring::Rings,
+    seen: active::Seen,
 }
 
 struct Place {
@@ -251,6 +171,10 @@ pub struct Joints {
     shared: BTreeMap<&'static str, MapHandle>,
     table: MapHandle,
     pairs: Pairs,
+    paths: path::Maps,
+    active: Table<AtomicU64>,
+    words: Queue,
+    ticks: Queue,
     mark: u32,
     /// Of sessions, each time that one begins, or begins anew.
     births: u32,
@@ -284,7 +208,8 @@ impl Joints {
         }
         room.fit(open.object_mut())?;
         let mark = random().map_err(Error::Descriptor)? | 1;
-        open.configure(&intf::Config { mark, clear_mark: seal::clear_mark(mark) })?;
+        let (word_mark, path_mark) = (word::word_mark(mark), path::mark(mark));
+        open.configure(&intf::Config { mark, clear_mark: word::clear_mark(mark), word_mark, path_mark })?;
         let mut object = open.load()?;
         let mut shared = BTreeMap::new();
         for name in function::SHARED.into_iter().chain([function::KEPT]) {
@@ -297,6 +222,9 @@ impl Joints {
         }
         let table = object.handle("sessions")?;
         let pairs = Pairs(object.handle("strict_pairs")?);
+        let paths = path::Maps::of(&mut object)?;
+        let active = object.table("active")?;
+        let [words, ticks] = ["words", "ticks"].map(|name| Queue::new(&mut object, name));
         Ok(Self {
             places: Vec::new(),
             sessions: BTreeMap::new(),
@@ -308,6 +236,10 @@ impl Joints {
             shared,
             table,
             pairs,
+            paths,
+            active,
+            words: words?,
+            ticks: ticks?,
             mark,
             births: 0,
             stages: None,
@@ -450,7 +382,8 @@ impl Joints {
         self.put(&ends, &raw)?;
         self.free.pop();
         self.by_index[index as usize] = Some(ends);
-        self.sessions.insert(ends, Open { raw, sealed, rings: ring::Rings::default() });
+        self.sessions
+            .insert(ends, Open { raw, sealed, rings: ring::Rings::default(), seen: self.seen(index) });
         Ok(())
     }
 
@@ -551,6 +484,9 @@ impl Joints {
         self.set_clock_of(open.raw.index, Duration::ZERO)?;
         self.table.delete(key(ends)?.as_bytes()).map_err(Error::State)?;
         self.end_sealed(open.raw.index);
+        if open.raw.paths != 0 {
+            self.end_paths(ends, open.raw.index)?;
+        }
         let others = self.sessions.iter().filter(|(_, open)| is_strict(&open.raw));
         self.pairs.end(ends, others.map(|(ends, open)| (ends, open.raw.index)))
     }
@@ -614,230 +550,11 @@ impl Joints {
         }
         Ok(encoded)
     }
-
-    /// The payload of a datagram by which this end itself says something of a session, instead of an application: as functions
-    /// make them in the kernel.
-    pub fn word(&self, ends: &Ends, word: Word) -> Result<[u8; FRAME_BYTES], Error> {
-        let raw = &self.find(ends)?.raw;
-        let (kind, number) = match word {
-            Word::Request(number) => (1, number),
-            Word::Last(next) => (2, next),
-            Word::Says(kind, number) => (SAYS + kind % SAYINGS, number),
-        };
-        let mut frame = [0; FRAME_BYTES];
-        frame[0] = MAGIC;
-        frame[1] = VERSION << 5 | kind << 1 | raw.epoch;
-        frame[2..4].copy_from_slice(&raw.list_ids[usize::from(raw.epoch)]);
-        frame[4..8].copy_from_slice(&number.to_be_bytes());
-        let key = key(ends)?;
-        let empty = [0; 4];
-        let message = [&frame[..8], &key.local, &key.local_port, &key.remote_port, &empty].concat();
-        frame[8..].copy_from_slice(&siphash128(raw.key, &message)[..8]);
-        Ok(frame)
-    }
-
-    /// Says it, from the network namespace of the calling thread.
-    pub fn say(&self, ends: &Ends, word: Word) -> Result<(), Error> {
-        word::send(ends, self.mark, &self.word(ends, word)?).map_err(Error::Say)
-    }
-
-    // --- What is known ---
-
-    /// Packets of a session by what became of them.
-    pub fn counts(&mut self, ends: &Ends) -> Result<Vec<(Reason, u64)>, Error> {
-        let counts = self.per_cpu::<intf::Counts>("counters", ends)?;
-        let full = self.find(ends)?.rings.dropped();
-        let of = |(at, reason)| match reason {
-            Reason::RingFull => (reason, full),
-            _ => (reason, counts.iter().map(|counts| counts.packets[at]).sum()),
-        };
-        Ok(Reason::ALL.iter().copied().enumerate().map(of).collect())
-    }
-
-    /// Packets that the joints looked at and that were of no session.
-    pub fn others(&mut self) -> Result<u64, Error> {
-        Ok(self.object.counters("others")?.iter().sum())
-    }
-
-    /// Of a session, what each CPU has.
-    fn per_cpu<T: Plain>(&mut self, name: &'static str, ends: &Ends) -> Result<Vec<T>, Error> {
-        let index = self.find(ends)?.raw.index;
-        let values = self.object.map(name)?.lookup_percpu(&index.to_ne_bytes(), MapFlags::ANY);
-        let values = values.map_err(|source| crate::Error::Read { what: name, source })?;
-        Ok(values.iter().flatten().filter_map(|bytes| T::from_bytes(bytes)).collect())
-    }
-
-    pub fn progress(&self, ends: &Ends) -> Result<Progress, Error> {
-        let index = self.find(ends)?.raw.index;
-        let error = |source| crate::Error::Read { what: "shared", source };
-        let bytes = self.shared["shared"].lookup(&index.to_ne_bytes(), MapFlags::ANY).map_err(error)?;
-        let Some(raw) = bytes.and_then(|bytes| intf::Shared::from_bytes(&bytes)) else {
-            return Ok(Progress::default());
-        };
-        Ok(Progress {
-            next: raw.next,
-            acked: raw.acked,
-            delivered: raw.delivered,
-            losses: raw.losses,
-            round_trip: micros(raw.srtt_us),
-            least_round_trip: micros(raw.min_rtt_us),
-            newest: raw.newest,
-            complete: raw.complete,
-        })
-    }
-
-    /// Of each joint.
-    pub fn times(&mut self, ends: &Ends) -> Result<[Times; intf::JOINTS], Error> {
-        let mut all = [Times::default(); intf::JOINTS];
-        for of_cpu in self.per_cpu::<intf::Times>("times", ends)? {
-            for (times, time) in all.iter_mut().zip(of_cpu.each()) {
-                times.packets += time.packets;
-                times.samples += time.samples;
-                times.total_ns += time.total_ns;
-                times.most_ns = times.most_ns.max(time.most_ns);
-                times.over += time.over;
-            }
-        }
-        Ok(all)
-    }
-
-    // --- Clocks ---
-
-    /// Has the session's clock tick this often while it has sent nothing for so long; `ZERO`: no more.
-    pub fn set_clock(&self, ends: &Ends, period: Duration) -> Result<(), Error> {
-        self.set_clock_of(self.find(ends)?.raw.index, period)
-    }
-
-    fn set_clock_of(&self, session: u32, period: Duration) -> Result<(), Error> {
-        let period_ns = u64::try_from(period.as_nanos()).unwrap_or(u64::MAX);
-        let mut call = intf::ClockCall { period_ns, session, error: 0 };
-        let program = self.object.program("joint_clock")?;
-        raw::run(program, &mut call).map_err(Error::Descriptor)?;
-        if call.error == 0 || period.is_zero() { Ok(()) } else { Err(Error::Clock) }
-    }
-
-    /// What the clocks have said since the last call.
-    pub fn ticks(&mut self) -> Result<Vec<Tick>, Error> {
-        let mut raws = Vec::<intf::Tick>::new();
-        self.drain("ticks", Duration::ZERO, |bytes| raws.extend(intf::Tick::from_bytes(bytes)))?;
-        let tick = |raw: intf::Tick| {
-            let intf::Tick { time_ns, sent_ns, next, newest, acked, srtt_us, .. } = raw;
-            let (ends, round_trip) = (self.ends_of(raw.session)?, micros(srtt_us));
-            Some(Tick { ends, time_ns, sent_ns, next, newest, acked, round_trip })
-        };
-        Ok(raws.into_iter().filter_map(tick).collect())
-    }
-
-    /// What the processes at other ends have said, as soon as there is something, or after `patience` nothing.
-    pub fn words(&mut self, patience: Duration) -> Result<Vec<Heard>, Error> {
-        let mut raws = Vec::<intf::Word>::new();
-        let mut key_words = Vec::new();
-        self.drain("words", patience, |bytes| {
-            raws.extend(intf::Word::from_bytes(bytes));
-            key_words.extend(seal::Heard::from_bytes(bytes));
-        })?;
-        self.key_words.extend(key_words);
-        let (signs, raws): (Vec<_>, Vec<_>) = raws.into_iter().partition(|raw| raw.kind == ROOM);
-        let signs: Vec<_> = signs.iter().filter_map(|raw| self.ends_of(raw.session)).collect();
-        self.room_for.extend(signs);
-        let heard = |raw: intf::Word| {
-            let intf::Word { number, epoch, .. } = raw;
-            Some(Heard { ends: self.ends_of(raw.session)?, kind: raw.kind.checked_sub(SAYS)?, number, epoch })
-        };
-        Ok(raws.into_iter().filter_map(heard).collect())
-    }
-
-    /// Has [`room_for`](Self::room_for) speak of this session.
-    pub fn tell_room(&mut self, ends: &Ends) -> Result<(), Error> {
-        self.change(ends, |raw| raw.tells_room = 1)
-    }
-
-    /// Sessions of which a full window has refused a datagram, and that have room now, as [`words`](Self::words) has heard: once for
-    /// each time that one was refused, when a quarter of the window is free.
-    pub fn room_for(&mut self) -> Vec<Ends> {
-        std::mem::take(&mut self.room_for)
-    }
-
-    fn ends_of(&self, session: u32) -> Option<Ends> {
-        *self.by_index.get(session as usize)?
-    }
-
-    fn drain(
-        &mut self,
-        ring: &'static str,
-        patience: Duration,
-        mut take: impl FnMut(&[u8]),
-    ) -> Result<(), Error> {
-        let error = |source| crate::Error::Read { what: ring, source };
-        let map = self.object.handle(ring)?;
-        let mut builder = RingBufferBuilder::new();
-        builder
-            .add(&map, |bytes| {
-                take(bytes);
-                0
-            })
-            .map_err(error)?;
-        let buffer = builder.build().map_err(error)?;
-        match patience.is_zero() {
-            true => buffer.consume().map_err(error)?,
-            false => match buffer.poll(patience) {
-                Err(interrupted) if interrupted.kind() == libbpf_rs::ErrorKind::Interrupted => {}
-                other => other.map_err(error)?,
-            },
-        }
-        Ok(())
-    }
-
-    // --- Without a network ---
-
-    /// Runs a joint on an Ethernet frame, with all that follows for counters and state.
-    pub fn run(&self, joint: Joint, frame: &[u8]) -> Result<Run, Error> {
-        self.run_with(joint, frame, None)
-    }
-
-    /// At XDP, as if it had come to this interface of the calling thread's network namespace, by this queue.
-    pub fn run_at(&self, place: (u32, u32), frame: &[u8]) -> Result<Run, Error> {
-        self.run_with(Joint::Rx, frame, Some(place))
-    }
-
-    fn run_with(&self, joint: Joint, frame: &[u8], place: Option<(u32, u32)>) -> Result<Run, Error> {
-        let name = match joint {
-            Joint::Tx => "joint_tx",
-            Joint::Rx => "joint_rx",
-            Joint::Repair => "joint_repair",
-        };
-        let mut after = vec![0; frame.len() + RUN_ROOM];
-        let mut context = [0; SK_BUFF_BYTES];
-        let has_context = joint != Joint::Rx;
-        // The kernel's `struct xdp_md`: data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex.
-        let mut arrived = place.map(|(interface, queue)| {
-            let fields = [0, frame.len() as u32, 0, interface, queue, 0];
-            fields.map(u32::to_ne_bytes).concat()
-        });
-        let input = libbpf_rs::ProgramInput {
-            context_in: arrived.as_deref_mut(),
-            data_in: Some(frame),
-            data_out: Some(&mut after),
-            context_out: has_context.then_some(&mut context),
-            ..libbpf_rs::ProgramInput::default()
-        };
-        let output = self.object.program(name)?.test_run(input);
-        let output = output.map_err(|source| crate::Error::Read { what: "the verdict", source })?;
-        let (verdict, time) = (output.return_value.cast_signed(), output.duration);
-        let frame = output.data.map_or_else(Vec::new, |data| data.to_vec());
-        let leaves_ns = context.get(TIME_STAMP_AT..).and_then(|rest| rest.first_chunk());
-        Ok(Run { verdict, frame, time, leaves_ns: leaves_ns.map_or(0, |bytes| u64::from_ne_bytes(*bytes)) })
-    }
 }
 
 /// Nothing of it passes as an application has sent it.
 fn is_strict(raw: &intf::Session) -> bool {
     raw.is_sealed != 0 || raw.protocol != Protocol::Udp.number()
-}
-
-/// 0: not known.
-fn micros(us: u32) -> Option<Duration> {
-    (us > 0).then(|| Duration::from_micros(us.into()))
 }
 
 fn random() -> std::io::Result<u32> {
@@ -851,18 +568,21 @@ fn key(ends: &Ends) -> Result<intf::Key, Error> {
     if local.is_ipv4() != remote.is_ipv4() {
         return Err(Error::Families { local, remote });
     }
-    let bytes = |address: IpAddr| match address {
-        IpAddr::V4(address) => {
-            let mut bytes = [0; 16];
-            bytes[..4].copy_from_slice(&address.octets());
-            bytes
-        }
-        IpAddr::V6(address) => address.octets(),
-    };
     Ok(intf::Key {
         local: bytes(local.ip()),
         remote: bytes(remote.ip()),
         local_port: local.port().to_be_bytes(),
         remote_port: remote.port().to_be_bytes(),
     })
+}
+
+fn bytes(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(address) => {
+            let mut bytes = [0; 16];
+            bytes[..4].copy_from_slice(&address.octets());
+            bytes
+        }
+        IpAddr::V6(address) => address.octets(),
+    }
 }

@@ -3,7 +3,9 @@
 use std::net::{IpAddr, Ipv6Addr};
 use std::ops::RangeInclusive;
 
-use super::intf;
+use libbpf_rs::{MapCore as _, MapHandle};
+
+use super::{Caller, Error, intf};
 use crate::gate::Prefix;
 
 /// Rules that there is room for.
@@ -38,12 +40,17 @@ pub struct Rule {
     pub side: Side,
     pub peer: Prefix,
     pub ports: RangeInclusive<u16>,
+    /// Of a client.
+    pub caller: Caller,
     /// Only with a peer that has agreed in TCP options.
     pub agree: bool,
     /// If it asks: only a peer that is bound by an agreement on this rule ([`Tcp::bind`](super::Tcp::bind)).
     pub bound: bool,
     /// First bytes of the identity of what this side would use; zero: what its kernel has.
     pub graft: [u8; 4],
+    /// By which its paths are found among what is chosen ([`Tcp::choose`](super::Tcp::choose)); 0: nothing is, and nothing is told of
+    /// its connections.
+    pub choice: u32,
     pub settings: Settings,
 }
 
@@ -79,7 +86,10 @@ impl Rule {
             receive_buffer_bytes: receive_buffer.unwrap_or_default(),
             window_packets: window.unwrap_or_default(),
             generation,
+            choice: self.choice,
+            pad: 0,
             congestion: name(congestion.as_deref().unwrap_or_default()),
+            caller: self.caller.raw(),
         }
     }
 }
@@ -131,6 +141,16 @@ pub(super) fn masked(prefix: Prefix) -> ([u8; 16], [u8; 16]) {
     let mut peer = words(prefix.address());
     peer.iter_mut().zip(mask).for_each(|(byte, mask)| *byte &= mask);
     (peer, mask)
+}
+
+/// One that is not there any more is no error.
+pub(super) fn remove(map: &MapHandle, what: &'static str, key: &[u8]) -> Result<(), Error> {
+    match map.delete(key) {
+        Err(error) if error.kind() != libbpf_rs::ErrorKind::NotFound => {
+            Err(crate::Error::Write { what, source: error }.into())
+        }
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]

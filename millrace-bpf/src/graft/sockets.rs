@@ -28,7 +28,6 @@ pub struct Socket {
     pub cwnd_packets: u32,
     pub delivered_packets: u32,
     pub lost_packets: u32,
-    pub retransmitted_packets: u32,
     /// How far packets were found out of order, at least 3.
     pub reordering_packets: u32,
     /// Bytes per second at which the path delivered, of payload.
@@ -93,8 +92,6 @@ impl Sockets {
 
 impl From<intf::Socket> for Socket {
     fn from(raw: intf::Socket) -> Self {
-        let interval = u64::from(raw.rate_interval_us);
-        let bytes = u64::from(raw.rate_packets) * u64::from(raw.mss_bytes);
         Self {
             local: SocketAddr::new(address(raw.local), raw.local_port),
             remote: SocketAddr::new(address(raw.remote), raw.remote_port),
@@ -107,9 +104,13 @@ impl From<intf::Socket> for Socket {
             cwnd_packets: raw.cwnd_packets,
             delivered_packets: raw.delivered_packets,
             lost_packets: raw.lost_packets,
-            retransmitted_packets: raw.retransmitted_packets,
             reordering_packets: raw.reordering_packets,
-            delivery_rate: (bytes * 1_000_000).checked_div(interval),
+            delivery_rate: rate(raw.rate_packets, raw.mss_bytes, raw.rate_interval_us),
         }
     }
+}
+
+/// Bytes per second of packets that were delivered in some time.
+pub(super) fn rate(packets: u32, mss_bytes: u32, interval_us: u32) -> Option<u64> {
+    (u64::from(packets) * u64::from(mss_bytes) * 1_000_000).checked_div(u64::from(interval_us))
 }

@@ -10,6 +10,7 @@ use libbpf_rs::{MapCore, MapFlags};
 use super::attachment::Attachment;
 use super::pins::Pins;
 use super::rule::{RULES, Rule, Side, address, words};
+use super::told::{Choice, Choices, Shared, Told};
 use super::{Error, intf};
 use crate::clock;
 use crate::intf::Plain;
@@ -17,7 +18,9 @@ use crate::object::{Loaded, embedded, write};
 
 /// A map, and what errors call it.
 const WHAT: &str = "rules";
-const PIN: &str = "tcp";
+/// Programs, and how their attachments are called where they stay. Who connects is known before the rules are looked at.
+const PROGRAMS: [(&str, &str); 3] =
+    [("graft_connect4", "tcp-connect4"), ("graft_connect6", "tcp-connect6"), ("graft_tcp", "tcp")];
 
 macro_rules! outcomes {
     ($($(#[$doc:meta])* $name:ident = $text:literal),* $(,)?) => {
@@ -69,6 +72,8 @@ outcomes! {
     NoMemory = "no-memory",
     /// Nothing was offered or answered: the rule wants a peer that is bound, and this one is not.
     Unbound = "unbound",
+    /// What came of it is lost: nobody has read fast enough. Of connections of rules that have arms chosen.
+    Untold = "untold",
 }
 
 /// What is known of a peer.
@@ -117,12 +122,14 @@ pub struct Tcp {
     is_replaced: bool,
     /// Of the list of rules.
     generation: u32,
+    choices: Choices,
 }
 
 impl Tcp {
     pub fn load() -> Result<Self, Error> {
-        let object = embedded!("graft_tcp.bpf.o").open()?.load()?;
-        Ok(Self { links: Vec::new(), object, first_rule: 0, is_replaced: false, generation: 0 })
+        let mut object = embedded!("graft_tcp.bpf.o").open()?.load()?;
+        let choices = Choices::of(&mut object)?;
+        Ok(Self { links: Vec::new(), object, first_rule: 0, is_replaced: false, generation: 0, choices })
     }
 
     /// Sockets that are made in the cgroup (version 2), and those below it, from now on. Other programs of the cgroup stay.
@@ -130,16 +137,15 @@ impl Tcp {
     /// A server is asked of when it begins to listen: one that listens already is to be told by
     /// [`Sockets`](super::Sockets).
     pub fn attach(&mut self, cgroup: &Path) -> Result<(), Error> {
-        self.links.push(Attachment::new(&self.object.program("graft_tcp")?, cgroup)?);
+        for (program, _) in PROGRAMS {
+            self.links.push(Attachment::new(&self.object.program(program)?, cgroup)?);
+        }
         Ok(())
     }
 
     /// Its attachment stays when this process ends, with the rules that are in force then.
     pub fn keep(&mut self, pins: &Pins) -> Result<(), Error> {
-        if let Some(attachment) = self.links.last_mut() {
-            attachment.pin(pins, PIN)?;
-        }
-        Ok(())
+        self.links.iter_mut().zip(PROGRAMS).try_for_each(|(link, (_, name))| link.pin(pins, name))
     }
 
     pub fn detach(&mut self) {
@@ -159,15 +165,29 @@ impl Tcp {
             self.wait_for_runs()?;
         }
         let generation = self.generation.wrapping_add(1);
+        // What is told of connections that are chosen for says whose they were, too.
+        let asks = rules.iter().any(|rule| rule.choice > 0 || !rule.caller.is_anybody());
+        // A connection that begins before the list is in force may be judged by it.
+        if asks {
+            self.ask_who(true)?;
+        }
         // One of no side ends the list.
         let raw = rules.iter().map(|rule| rule.raw(generation)).chain([intf::Rule::default()]).take(RULES);
         for (place, rule) in (first as u32..).zip(raw) {
             write(&map, WHAT, &place.to_ne_bytes(), rule.as_bytes())?;
         }
         write(&self.object.handle("in_force")?, WHAT, &0_u32.to_ne_bytes(), &(first as u32).to_ne_bytes())?;
+        if !asks {
+            self.ask_who(false)?;
+        }
         (self.first_rule, self.generation) = (first, generation);
         self.is_replaced = !self.links.is_empty();
         Ok(())
+    }
+
+    fn ask_who(&mut self, asks: bool) -> Result<(), Error> {
+        let map = self.object.handle("asks_who")?;
+        Ok(write(&map, "asks_who", &0_u32.to_ne_bytes(), &u32::from(asks).to_ne_bytes())?)
     }
 
     fn wait_for_runs(&mut self) -> Result<(), Error> {
@@ -195,6 +215,38 @@ impl Tcp {
             }
             _ => Ok(()),
         }
+    }
+
+    /// For connections with the peer that begin from now on, and that a rule with this [`choice`](Rule::choice) fits. A grant that
+    /// nobody has taken before is none any more.
+    pub fn choose(&self, peer: IpAddr, rule: u32, choice: &Choice) -> Result<(), Error> {
+        self.choices.set(peer, rule, choice)
+    }
+
+    /// Nothing is chosen for it any more. Nothing happens if nothing was.
+    pub fn choose_no_more(&self, peer: IpAddr, rule: u32) -> Result<(), Error> {
+        self.choices.forget(peer, rule)
+    }
+
+    /// Nothing is chosen for anybody.
+    pub fn forget_choices(&self) -> Result<(), Error> {
+        self.choices.clear()
+    }
+
+    /// Whether a grant waits for a connection.
+    pub fn is_granted(&self, peer: IpAddr, rule: u32) -> Result<bool, Error> {
+        self.choices.is_granted(peer, rule)
+    }
+
+    /// Of connections that rules with a [`choice`](Rule::choice) fit, since the last time. What was not taken in time is counted
+    /// ([`Outcome::Untold`]).
+    pub fn take_told(&mut self) -> Result<Vec<Told>, Error> {
+        self.choices.take()
+    }
+
+    /// For a [`Hook`](super::hook::Hook) that chooses with it.
+    pub fn share(&mut self) -> Result<Shared, Error> {
+        Ok(Shared { choices: self.object.handle("choices")?, flows: self.object.handle("flows")? })
     }
 
     /// Since it was loaded.

@@ -75,7 +75,7 @@ fn open_programs() -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::netlink::tests::attribute_of;
+    use crate::netlink::attribute_of;
 
     fn filter(name: &[u8]) -> Vec<u8> {
         let options = [attribute_of(TCA_BPF_NAME, name), attribute_of(TCA_BPF_ID, &7_u32.to_ne_bytes())];

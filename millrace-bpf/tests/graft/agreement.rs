@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millrace_bpf::graft::{Outcome, Rule, Settings, Side};
+use millrace_bpf::graft::{Caller, Outcome, Rule, Settings, Side, cgroup_id};
 use nix::sys::socket::{getsockopt, sockopt};
 
 use crate::net;
@@ -318,4 +318,49 @@ fn a_server_that_could_not_answer_says_so() {
     transfer(near, far, 1000);
     assert_eq!(counted(&mut client), [(Outcome::Absent, 1)]);
     assert!(!server.connections().expect("readable")[2].spoke);
+}
+
+/// Of a process in a cgroup below that of the client's program.
+#[test]
+fn a_rule_may_be_for_a_command_and_a_cgroup() {
+    let Some(site) = Site::new("whose") else { return };
+    let listener = site.listen();
+    let nested = site.clients.below("nested");
+    let mut client = loaded(&site.clients, &reno(Side::Client));
+    let default = congestion_of(&site.connect(&listener).1);
+    assert_ne!(default, "reno");
+    let own = std::fs::read_to_string("/proc/thread-self/comm").expect("a name");
+    let own = Some(own.trim_end().to_owned());
+    let id = |path| Some(cgroup_id(path).expect("a cgroup"));
+    let (above, here, other) = (id(&site.clients.path), id(&nested.path), id(&site.servers.path));
+    let longer = own.as_ref().map(|name| name[..name.len() - 1].to_owned());
+    let table = [
+        (own.clone(), None, true),
+        (Some("somebody".to_owned()), None, false),
+        (longer, None, false),
+        (None, here, true),
+        (None, above, true),
+        (None, other, false),
+        (None, Some(Caller::NO_CGROUP), false),
+        (own.clone(), above, true),
+        (own.clone(), other, false),
+        (Some("somebody".to_owned()), here, false),
+        (None, None, true),
+    ];
+    let mut fitted = 0;
+    for (command, cgroup, wanted) in table {
+        let caller = Caller { command, cgroup };
+        let rule = Rule { agree: false, caller: caller.clone(), ..reno(Side::Client) };
+        client.set_rules(&[rule]).expect("rules");
+        let (near, far) = site.connect_in(&nested, &listener);
+        fitted += u64::from(wanted);
+        assert_eq!(congestion_of(&near) == "reno", wanted, "{caller:?}");
+        transfer(near, far, 1000);
+    }
+    assert_eq!(counted(&mut client), [(Outcome::OneSided, fitted), (Outcome::Absent, 1)]);
+    // Whoever is at the other end of what is accepted is not known.
+    let caller = Caller { command: own, cgroup: None };
+    let mut server = loaded(&site.servers, &Rule { agree: false, caller, ..reno(Side::Server) });
+    assert_ne!(congestion_of(&site.connect(&listener).1), "reno");
+    assert_eq!(counted(&mut server), []);
 }

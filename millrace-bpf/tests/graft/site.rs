@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use millrace_bpf::gate::Prefix;
-use millrace_bpf::graft::{Outcome, Rule, Settings, Side, Tcp};
+use millrace_bpf::graft::{Caller, Outcome, Rule, Settings, Side, Tcp};
 use nix::fcntl::{Flock, FlockArg};
 
 use crate::net::{self, Network, inside};
@@ -65,9 +65,14 @@ impl Site {
 
     /// In the clients' cgroup.
     pub fn connect(&self, listener: &TcpListener) -> (TcpStream, TcpStream) {
+        self.connect_in(&self.clients, listener)
+    }
+
+    /// In this one.
+    pub fn connect_in(&self, cgroup: &Cgroup, listener: &TcpListener) -> (TcpStream, TcpStream) {
         let to = SocketAddr::new(net::address(4, 1, 1), PORT);
         let connect = || TcpStream::connect_timeout(&to, LONG).expect("connected");
-        let client = self.clients.enter(|| inside(self.client(), connect));
+        let client = cgroup.enter(|| inside(self.client(), connect));
         let (server, _) = listener.accept().expect("accepted");
         for stream in [&client, &server] {
             stream.set_read_timeout(Some(LONG)).expect("timeout");
@@ -91,7 +96,17 @@ pub fn loaded(cgroup: &Cgroup, rule: &Rule) -> Tcp {
 
 pub fn rule(side: Side, settings: Settings) -> Rule {
     let graft = if side == Side::Client { *b"clie" } else { *b"serv" };
-    Rule { side, peer: all(), ports: PORT..=PORT, agree: true, bound: false, graft, settings }
+    Rule {
+        side,
+        peer: all(),
+        ports: PORT..=PORT,
+        caller: Caller::default(),
+        agree: true,
+        bound: false,
+        graft,
+        choice: 0,
+        settings,
+    }
 }
 
 pub fn all() -> Prefix {
@@ -146,6 +161,13 @@ impl Cgroup {
         let path = root.join(name);
         fs::create_dir(&path).expect("a cgroup");
         Self { root, path }
+    }
+
+    /// One in it.
+    pub fn below(&self, name: &str) -> Self {
+        let path = self.path.join(name);
+        fs::create_dir(&path).expect("a cgroup");
+        Self { root: self.root.clone(), path }
     }
 
     /// A socket belongs to the cgroup that its process is in when it is made.

@@ -2,6 +2,8 @@
 
 use millrace_bpf::graft::TALLIES;
 use millrace_bpf::graft::joint::{Ends, FRAME_BYTES, Function, Joint, Joints, Protocol, Reason, Word};
+use nix::sched::{CpuSet, sched_getcpu, sched_setaffinity};
+use nix::unistd::Pid;
 
 use crate::datagrams::{ETHERNET, PASS_ON, REDIRECT, SHOT, XDP_DROP, XDP_PASS, datagram, v4, v6};
 use crate::net::root;
@@ -29,6 +31,37 @@ pub fn reason(joints: &mut Joints, ends: &Ends, joint: Joint, frame: &[u8]) -> (
     let (reason, _) = *new.next().expect("a reason");
     assert_eq!(new.next(), None, "a second reason beside {reason:?}");
     (reason, verdict, after)
+}
+
+/// Of thousands of sessions a daemon looks at those that have packets.
+#[test]
+fn sessions_with_packets_are_known() {
+    if !root("sessions_with_packets_are_known") {
+        return;
+    }
+    // Each CPU counts for itself.
+    let mut here = CpuSet::new();
+    here.set(sched_getcpu().expect("a CPU")).expect("a CPU");
+    sched_setaffinity(Pid::from_raw(0), &here).expect("affinity");
+    let mut joints = joints();
+    let (near, idle) = (v4(), v6());
+    for ends in [near, idle] {
+        open(&mut joints, ends, &["number"]);
+    }
+    let send = |joints: &Joints, count: usize| {
+        (0..count).for_each(|_| drop(framed(joints, &near, b"payload")));
+    };
+    assert_eq!(joints.active(), []);
+    // Those are seen whose time is taken: the first one, and one of 64 that follow.
+    for count in [1, 64, 64] {
+        send(&joints, count);
+        assert_eq!(joints.active(), [near]);
+        assert_eq!(joints.active(), []);
+    }
+    send(&joints, 64);
+    joints.close(&near).expect("closed");
+    open(&mut joints, near, &["number"]);
+    assert_eq!(joints.active(), [], "who has its place begins anew");
 }
 
 /// Frames are put on and taken off, and every checksum is right at each step.

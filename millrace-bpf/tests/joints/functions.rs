@@ -8,6 +8,7 @@ use millrace_bpf::graft::joint::{Ends, FRAME_BYTES, Joint, Joints, Progress, Rea
 
 use crate::datagrams::{ETHERNET, PASS_ON, SHOT, XDP_DROP, datagram, v4, v6};
 use crate::net::{Capture, check_frame, inside, ip, root};
+use crate::traffic::PARTIAL;
 use crate::{counted, joints_of, list, open, other_side};
 
 /// `enum graft_kind`.
@@ -50,7 +51,7 @@ impl Pair {
     }
 
     /// With functions that are loaded, too, for other lists.
-    fn with(
+    pub fn with(
         name: &str,
         ends: Ends,
         functions: &[&str],
@@ -70,13 +71,15 @@ impl Pair {
         Self { capture, arriving, namespace, sender, receiver, ends }
     }
 
-    /// Both ends take the other list, too, and send by it.
-    fn swap(&mut self, functions: &[&str]) {
+    /// Both ends take the other list, too, and send by it. Returns its epoch.
+    pub fn swap(&mut self, functions: &[&str]) -> u8 {
         let (here, there) = (self.ends, other_side(&self.ends));
-        for (joints, ends) in [(&mut self.sender, here), (&mut self.receiver, there)] {
+        let [epoch, _] = [(&mut self.sender, here), (&mut self.receiver, there)].map(|(joints, ends)| {
             let epoch = joints.accept(&ends, &list(functions)).expect("accepted");
             joints.switch(&ends, epoch).expect("switched");
-        }
+            epoch
+        });
+        epoch
     }
 
     /// An application sends; with what a function sends beside it.
@@ -118,12 +121,12 @@ impl Pair {
         Arrival { reason, frame: run.frame, sent: caught(&self.capture) }
     }
 
-    fn at_sender(&mut self, frame: &[u8]) -> Arrival {
+    pub fn at_sender(&mut self, frame: &[u8]) -> Arrival {
         arrive(&self.namespace, &mut self.sender, &self.ends, frame, &self.capture)
     }
 
     /// As the sender's daemon says it.
-    fn last(&self, next: u32) -> Vec<u8> {
+    pub fn last(&self, next: u32) -> Vec<u8> {
         datagram(&self.ends, &self.sender.word(&self.ends, Word::Last(next)).expect("a word"))
     }
 
@@ -397,6 +400,35 @@ fn ask(pair: &Pair, number: u32) -> Vec<u8> {
     datagram(&there, &pair.receiver.word(&there, Word::Request(number)).expect("a word"))
 }
 
+/// A request that somebody has recorded, and sends again when the packet has been acknowledged.
+#[test]
+fn what_has_come_is_not_sent_again() {
+    if !root("what_has_come_is_not_sent_again") {
+        return;
+    }
+    for (ends, functions) in [(v4(), SELECTIVE), (v6(), SELECTIVE), (v4(), PARTIAL), (v4(), GO_BACK)] {
+        let mut pair = Pair::new("nack", ends, functions, &[]);
+        let frames: Vec<_> = (0..4).map(|at| pair.frame(&[at; 33])).collect();
+        pair.at_receiver(&frames[0]);
+        let asked = pair.at_receiver(&frames[2]).sent;
+        let (_, request) = asked.iter().find(|(kind, _)| *kind == REQUEST).expect("a request").clone();
+        let resent = pair.at_sender(&request);
+        assert_eq!(resent.reason, Reason::Resent);
+        let mut acks = Vec::new();
+        for frame in [&frames[1], &frames[2], &frames[3]] {
+            acks.extend(pair.at_receiver(frame).sent);
+        }
+        for (_, ack) in acks.iter().filter(|(kind, _)| *kind == ACK) {
+            assert_eq!(pair.at_sender(ack).reason, Reason::Answered);
+        }
+        let (known, come) = (pair.known(), pair.come());
+        assert_eq!(known.acked, 4, "{functions:?}");
+        let replayed = pair.at_sender(&request);
+        assert_eq!((replayed.reason, replayed.sent.len()), (Reason::Answered, 0), "{functions:?}");
+        assert_eq!((pair.known(), pair.come()), (known, come));
+    }
+}
+
 /// What is not kept is said to be gone, and not waited for.
 #[test]
 fn what_is_gone_is_not_waited_for() {
@@ -522,7 +554,6 @@ fn no_more_is_given_up_than_the_bound_allows() {
 fn only_its_own_packets_are_given_up() {
     const LATER: Duration = Duration::from_millis(3);
     const GO_BACK: &[&str] = &["window", "gobackn", "number", "acknowledge"];
-    const PARTIAL: &[&str] = &["window", "number", "partial", "acknowledge"];
     if !root("only_its_own_packets_are_given_up") {
         return;
     }

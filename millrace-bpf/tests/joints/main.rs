@@ -1,6 +1,7 @@
 //! Packet grafts: the XDP root that they share with the gate, frames one by one, and functions on a path that loses packets.
 //! Needs root.
 
+mod bounded;
 mod datagrams;
 mod frames;
 mod functions;
@@ -8,9 +9,11 @@ mod functions;
 mod net;
 mod paced;
 mod parity;
+mod paths;
 mod rings;
 mod sealed;
 mod shared;
+mod swapped;
 mod traffic;
 mod unread;
 mod wire;

@@ -127,8 +127,8 @@ fn fq_has_each_leave_in_its_time_and_loses_none() {
         return;
     }
     assert_eq!(other(), None);
-    // 20 ms of a datagram each 200 us or so: more than wait at once are refused.
-    let parameters = [("pace", "rate_kbit", 20_000), ("pace", "packets", 50)];
+    // A datagram each 5 ms or so, which is longer than any machine takes to send one: more than wait at once are refused.
+    let parameters = [("pace", "rate_kbit", 1000), ("pace", "packets", 50)];
     let [mut sender, mut receiver] = site.joints_of(LIST, &parameters);
     let (from, to) = site.sockets();
     let stop = AtomicBool::new(false);

@@ -357,8 +357,10 @@ fn keys_come_and_go() {
     receiver.seal_with(&far, 1).expect("keys");
     let mut bad = framed(&sender, &near, b"payload");
     *bad.get_mut(udp_at(&near) + 8).expect("a text") ^= 1;
+    receiver.active();
     assert_eq!(at_rx(&mut receiver, &bad), Reason::Unopened);
     assert_eq!(receiver.wear(&far).expect("some").expect("some").failures, 1);
+    assert_eq!(receiver.active(), [far]);
     // Who has the place next has nothing of it.
     receiver.close(&far).expect("closed");
     open_keyless(&mut receiver, far, &[]);

@@ -136,7 +136,13 @@ impl RawSender {
 
     pub fn send(&self, frame: &[u8]) {
         let fd = self.socket.as_raw_fd();
-        let sent = socket::sendto(fd, frame, &self.interface, MsgFlags::empty()).expect("sent");
+        let sent = loop {
+            match socket::sendto(fd, frame, &self.interface, MsgFlags::empty()) {
+                // What was sent before has not left yet.
+                Err(nix::Error::EAGAIN | nix::Error::ENOBUFS) => std::thread::yield_now(),
+                sent => break sent.expect("sent"),
+            }
+        };
         assert_eq!(sent, frame.len());
     }
 }

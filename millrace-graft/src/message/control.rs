@@ -121,12 +121,17 @@ impl AsFd for Control {
 
 /// Until there is something.
 pub(super) fn wait(descriptor: impl AsFd, what: PollFlags, until: Option<Instant>) -> Result<(), Error> {
+    wait_any(&mut [PollFd::new(&descriptor, what)], until)
+}
+
+/// The same of several.
+pub(super) fn wait_any(wanted: &mut [PollFd<'_>], until: Option<Instant>) -> Result<(), Error> {
     let left = match until.map(|until| until.saturating_duration_since(Instant::now())) {
         Some(Duration::ZERO) => return Err(Error::TimedOut),
         left => left,
     };
     let timeout = left.and_then(|left| Timespec::try_from(left).ok());
-    match poll(&mut [PollFd::new(&descriptor, what)], timeout.as_ref()) {
+    match poll(wanted, timeout.as_ref()) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
         Err(error) => Err(Error::Socket(error.into())),
     }

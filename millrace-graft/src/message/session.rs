@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use millrace_proto::graft::parts::{Assembly, Datagram, MESSAGE_MAX, Part, part, parts_of};
 use millrace_proto::graft::turns::Turns;
-use rustix::event::{PollFlags, epoll};
+use rustix::event::{PollFd, PollFlags, epoll};
 use rustix::io::Errno;
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
 
-use super::control::{self, Control, wait};
+use super::control::{self, Control, wait, wait_any};
 use super::inbox::{DATAGRAM_MAX, Inbox};
 use super::want::Want;
 use super::wire::{Opened, Request, Word};
@@ -113,9 +113,12 @@ pub enum Received {
 }
 
 /// What became of an attempt to send a datagram.
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Sent {
     Yes,
     NoRoom,
+    /// The process that the session is has ended.
+    Gone,
 }
 
 impl Session {
@@ -353,29 +356,43 @@ impl Session {
         let most = self.again_most();
         let mut pause = if most == AGAIN_TOLD { AGAIN_TOLD } else { AGAIN };
         loop {
-            match self.send_datagram(&datagram)? {
+            let sent = self.send_datagram(&datagram)?;
+            match sent {
                 Sent::Yes => return Ok(()),
-                Sent::NoRoom if !self.is_blocking => {
+                Sent::NoRoom | Sent::Gone if !self.is_blocking => {
                     self.wake_after(most)?;
                     return Err(Error::WouldBlock);
                 }
-                Sent::NoRoom => {}
+                Sent::NoRoom | Sent::Gone => {}
             }
             if until.is_some_and(|until| Instant::now() >= until) {
                 return Err(Error::TimedOut);
             }
             // Also ended by a word of the daemon, or by its end.
-            match wait(&self.control, PollFlags::IN, Some(Instant::now() + pause)) {
+            match self.wait_for_room(Instant::now() + pause, sent == Sent::NoRoom) {
                 Ok(()) | Err(Error::TimedOut) => pause = (2 * pause).min(most),
                 Err(error) => return Err(error),
             }
         }
     }
 
+    /// A socket to a process is writable when that has read, or has gone; of others that is no sign.
+    fn wait_for_room(&self, until: Instant, is_there: bool) -> Result<(), Error> {
+        let mut wanted = vec![PollFd::new(&self.control, PollFlags::IN)];
+        if let Phase::Open(link) = &self.phase
+            && link.opened.is_process
+            && is_there
+        {
+            wanted.push(PollFd::new(&link.inbox.socket, PollFlags::OUT));
+        }
+        wait_any(&mut wanted, Some(until))
+    }
+
     /// Where a window bounds what is under way, and nothing else does, the daemon says when there is room.
     fn again_most(&self) -> Duration {
         let has = |link: &Link, name: &str| link.opened.services.iter().any(|service| service == name);
         match self.link() {
+            Ok(link) if link.opened.is_process => AGAIN_MOST,
             Ok(link) if has(link, "flow-control") && !has(link, "pacing") => AGAIN_TOLD,
             _ => AGAIN_MOST,
         }
@@ -394,6 +411,7 @@ impl Session {
                 Some(Errno::NOBUFS | Errno::AGAIN | Errno::NOMEM | Errno::INTR) => Ok(Sent::NoRoom),
                 // What became of an earlier one: nobody listens, says a host or a router, or so it seems.
                 Some(Errno::CONNREFUSED | Errno::HOSTUNREACH | Errno::NETUNREACH) => Ok(Sent::NoRoom),
+                Some(Errno::PIPE) if link.opened.is_process => Ok(Sent::Gone),
                 Some(Errno::PIPE) => {
                     self.end("the daemon has taken its socket back", false);
                     self.link().map(|_| Sent::NoRoom)

@@ -4,14 +4,15 @@
 //! one end                              the other
 //!   takes both                           |
 //!   Propose(list) ---------------------> takes both
-//!   sends by the new one <-------- Ready(list)
-//!   Switched(list) --------------------> sends by the new one
+//!   sends by the new one <-------- Challenge, Ready(list)
+//!   Answer ----------------------------> sends by the new one
 //!   agreed <----------------------- Done(list)
 //! ```
 //!
 //! So it takes two round trips, and neither end ever sends what the other one does not take. A word that is lost is said again.
 //! When nothing of the old list can be under way any more, it is taken no longer. Words of another attempt, such as old ones that
-//! somebody sends again, do nothing.
+//! somebody sends again, do nothing: attempts are counted, and the other end changes only for the answer to a challenge that it has never
+//! put before, which is given by who has switched to that very list. (Sealed words cannot be sent again at all; these may be in clear.)
 //!
 //! **Anew.** A change may leave behind what the session knew: numbers and functions' states begin anew. Then there is nothing to be
 //! taken beside the new list. Each end begins anew where it would have sent by the new one, and sends nothing until it knows that the
@@ -19,7 +20,9 @@
 
 use std::time::Duration;
 
-/// A list, and the attempt to change to it, of 14 random bits.
+use super::paths::COUNT;
+
+/// A list, and the attempt to change to it, counted in 14 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Id {
     pub list: u16,
@@ -33,7 +36,12 @@ pub struct Id {
 pub enum Word {
     Propose(Id),
     Ready(Id),
+    /// By who has not heard the challenge.
     Switched(Id),
+    /// To who has proposed, from who is ready: 31 bits, and never the same twice.
+    Challenge(u32),
+    /// To that, from who has switched to the list that it was about.
+    Answer(u32),
     Done(Id),
     /// This end does not change to it, or has given it up.
     Refuse(Id),
@@ -43,6 +51,11 @@ pub enum Word {
     Sent(u32),
     /// Of those, so many have not come.
     Lost(u32),
+    /// By a path of the session so many packets have come, modulo 2^30.
+    Came {
+        path: u8,
+        count: u32,
+    },
 }
 
 /// When an end was started, in tenths of a second; of 31 bits, so that it wraps around after 6.8 years.
@@ -138,6 +151,7 @@ enum State {
     /// The other end has proposed it, and may send by it already.
     Following {
         id: Id,
+        challenge: u32,
         next: Duration,
     },
     /// Both ends send by it.
@@ -156,11 +170,34 @@ pub struct Agreement {
     latest: Option<Id>,
     /// Of two that propose at the same time, the one whose proposal counts.
     goes_first: bool,
+    /// Of the latest proposal, and of the other end's latest one.
+    attempt: u16,
+    challenge: u32,
+    /// By the other end, of what this one has proposed.
+    heard: Option<u32>,
+    /// This end has proposed the list, and follows the other one, which has proposed it, too.
+    gave_way: bool,
 }
 
 impl Agreement {
-    pub fn new(list: u16, goes_first: bool) -> Self {
-        Self { state: State::Idle, list, latest: None, goes_first }
+    /// `random`: where counts begin, so that they are others than before this end was started.
+    pub fn new(list: u16, goes_first: bool, random: [u8; 6]) -> Self {
+        let [a, b, c, d, e, f] = random;
+        Self {
+            state: State::Idle,
+            list,
+            latest: None,
+            goes_first,
+            attempt: u16::from_ne_bytes([a, b]),
+            challenge: u32::from_ne_bytes([c, d, e, f]),
+            heard: None,
+            gave_way: false,
+        }
+    }
+
+    /// With this list, and nothing under way.
+    pub fn begin(&mut self, list: u16) {
+        (self.state, self.list, self.latest, self.heard) = (State::Idle, list, None, None);
     }
 
     /// By which this end sends.
@@ -168,12 +205,14 @@ impl Agreement {
         self.list
     }
 
-    /// `now`: since any fixed moment. `attempt`: random.
-    pub fn propose(&mut self, now: Duration, list: u16, attempt: u16, anew: bool) -> Vec<Act> {
-        let id = Id { list, attempt: attempt & Id::ATTEMPT, anew };
+    /// `now`: since any fixed moment.
+    pub fn propose(&mut self, now: Duration, list: u16, anew: bool) -> Vec<Act> {
         match self.state {
             State::Idle if list == self.list && !anew => vec![Act::Agreed(list)],
             State::Idle => {
+                self.attempt = self.attempt.wrapping_add(1);
+                let id = Id { list, attempt: self.attempt & Id::ATTEMPT, anew };
+                self.heard = None;
                 self.state = State::Proposing { id, again: Again::after(now), until: now + PATIENCE };
                 vec![id.preparation(), Act::Say(Word::Propose(id))]
             }
@@ -196,25 +235,47 @@ impl Agreement {
             (Word::Ready(id), State::Proposing { id: own, .. }) if id == own => {
                 self.changed(id);
                 self.state = State::Switching { id, again: Again::after(now) };
-                vec![id.change(), Act::Say(Word::Switched(id))]
+                let mut acts = vec![id.change()];
+                acts.extend(self.say_switched(id));
+                acts
             }
             // It waits for a word that was lost, or of an attempt that is over.
-            (Word::Ready(id), _) if self.latest == Some(id) => vec![Act::Say(Word::Switched(id))],
+            (Word::Ready(id), _) if self.latest == Some(id) => self.say_switched(id),
             (Word::Ready(id), _) => vec![Act::Say(Word::Refuse(id))],
             (Word::Refuse(id), State::Proposing { id: own, .. }) if id == own => {
                 self.give_up(id.list, Why::Refused)
             }
             (Word::Refuse(id), State::Following { id: own, .. }) if id == own => {
                 self.state = State::Idle;
-                vec![Act::Retire]
+                let failed = self.gave_way.then_some(Act::Failed(id.list, Why::Busy));
+                [Act::Retire].into_iter().chain(failed).collect()
             }
-            (Word::Switched(id), State::Following { id: own, .. }) if id == own => {
+            // They come in any order.
+            (Word::Challenge(heard), State::Proposing { .. }) => {
+                self.heard = Some(heard);
+                Vec::new()
+            }
+            (Word::Challenge(heard), State::Switching { id, .. }) => {
+                self.heard = Some(heard);
+                vec![Act::Say(Word::Answer(id.answer(heard)))]
+            }
+            // The answer was lost, or it is an old word.
+            (Word::Switched(id), State::Following { id: own, challenge, .. }) if id == own => {
+                vec![Act::Say(Word::Challenge(challenge))]
+            }
+            (Word::Answer(answer), State::Following { id, challenge, .. })
+                if answer == id.answer(challenge) =>
+            {
                 self.changed(id);
                 self.state = State::Lingering { until: now + LINGER };
                 vec![id.change(), Act::Say(Word::Done(id)), Act::Agreed(id.list)]
             }
             // Our answer was lost.
             (Word::Switched(id), _) if self.latest == Some(id) => vec![Act::Say(Word::Done(id))],
+            (Word::Answer(answer), _) => {
+                let latest = self.latest.filter(|id| answer == id.answer(self.challenge & Id::CHALLENGE));
+                latest.map(|id| Act::Say(Word::Done(id))).into_iter().collect()
+            }
             (Word::Done(id), State::Switching { id: own, .. }) if id == own => {
                 self.state = State::Lingering { until: now + LINGER };
                 vec![Act::Agreed(id.list)]
@@ -225,18 +286,17 @@ impl Agreement {
 
     fn hear_proposal(&mut self, now: Duration, id: Id) -> Vec<Act> {
         match self.state {
-            State::Following { id: own, .. } if id == own => vec![Act::Say(Word::Ready(id))],
+            State::Following { id: own, challenge, .. } if id == own => say_ready(id, challenge),
             // What comes again of the latest change is no other one.
             State::Idle if id.list != self.list || (id.anew && self.latest != Some(id)) => {
                 self.follow(now, id)
             }
             // Both have proposed at the same time: one gives way.
             State::Proposing { id: own, .. } if !self.goes_first => {
-                let mut acts = match own.list == id.list {
-                    true => Vec::new(),
-                    false => self.give_up(own.list, Why::Busy),
-                };
+                let is_same = own.list == id.list;
+                let mut acts = if is_same { Vec::new() } else { self.give_up(own.list, Why::Busy) };
                 acts.extend(self.follow(now, id));
+                self.gave_way = is_same;
                 acts
             }
             // It is said again, and then there is time for it.
@@ -245,8 +305,20 @@ impl Agreement {
     }
 
     fn follow(&mut self, now: Duration, id: Id) -> Vec<Act> {
-        self.state = State::Following { id, next: now + 4 * AGAIN_MOST };
-        vec![id.preparation(), Act::Say(Word::Ready(id))]
+        self.gave_way = false;
+        self.challenge = self.challenge.wrapping_add(1);
+        let challenge = self.challenge & Id::CHALLENGE;
+        self.state = State::Following { id, challenge, next: now + 4 * AGAIN_MOST };
+        let mut acts = vec![id.preparation()];
+        acts.extend(say_ready(id, challenge));
+        acts
+    }
+
+    /// By the answer, if the challenge was heard; else it comes again.
+    fn say_switched(&self, id: Id) -> Vec<Act> {
+        let is_own = matches!(self.state, State::Switching { id: own, .. } if own == id);
+        let heard = self.heard.filter(|_| is_own);
+        vec![Act::Say(heard.map_or(Word::Switched(id), |heard| Word::Answer(id.answer(heard))))]
     }
 
     /// The list could not be accepted here, or expected: there is no way on.
@@ -285,12 +357,13 @@ impl Agreement {
             // This end sends by it, and the other one takes it: there is no way back, and no harm.
             State::Switching { id, again } if now >= again.next => {
                 again.put_off(now);
-                vec![Act::Say(Word::Switched(*id))]
+                let id = *id;
+                self.say_switched(id)
             }
             // The other end may send by it, so it is taken until that says otherwise.
-            State::Following { id, next } if now >= *next => {
+            State::Following { id, challenge, next } if now >= *next => {
                 *next = now + 4 * AGAIN_MOST;
-                vec![Act::Say(Word::Ready(*id))]
+                say_ready(*id, *challenge)
             }
             State::Lingering { until } if now >= *until => {
                 self.state = State::Idle;
@@ -311,7 +384,12 @@ impl Agreement {
     }
 }
 
+fn say_ready(id: Id, challenge: u32) -> Vec<Act> {
+    vec![Act::Say(Word::Challenge(challenge)), Act::Say(Word::Ready(id))]
+}
+
 impl Id {
+    const CHALLENGE: u32 = 0x7fff_ffff;
     const ATTEMPT: u16 = 0x3fff;
     /// Beside the attempt.
     const ANEW: u32 = 1 << 30;
@@ -322,6 +400,11 @@ impl Id {
 
     fn change(self) -> Act {
         if self.anew { Act::Begin(self.list) } else { Act::Switch }
+    }
+
+    /// Of who has switched to this one, and no other.
+    fn answer(self, challenge: u32) -> u32 {
+        (challenge ^ self.encode()) & Self::CHALLENGE
     }
 
     fn encode(self) -> u32 {
@@ -343,6 +426,7 @@ impl Word {
     pub fn encode(self) -> (u8, u32) {
         const REFUSE: u32 = 1 << 31;
         const HELLO: u32 = 1 << 31;
+        const ANSWER: u32 = 1 << 31;
         match self {
             Self::Propose(id) => (0, id.encode()),
             Self::Ready(id) => (1, id.encode()),
@@ -352,6 +436,9 @@ impl Word {
             Self::Hello(since) => (3, HELLO | since.0),
             Self::Sent(count) => (4, count),
             Self::Lost(count) => (5, count),
+            Self::Came { path, count } => (6, u32::from(path & 3) << 30 | count & COUNT),
+            Self::Challenge(challenge) => (7, challenge & Id::CHALLENGE),
+            Self::Answer(answer) => (7, ANSWER | answer & Id::CHALLENGE),
         }
     }
 
@@ -366,6 +453,9 @@ impl Word {
             (3, 1) => Some(Self::Hello(Since(number & Since::BITS))),
             (4, _) => Some(Self::Sent(number)),
             (5, _) => Some(Self::Lost(number)),
+            (6, _) => Some(Self::Came { path: (number >> 30) as u8, count: number & COUNT }),
+            (7, 0) => Some(Self::Challenge(number)),
+            (7, 1) => Some(Self::Answer(number & Id::CHALLENGE)),
             _ => None,
         }
     }
@@ -375,7 +465,12 @@ impl Word {
             Self::Propose(id) | Self::Ready(id) | Self::Refuse(id) | Self::Switched(id) | Self::Done(id) => {
                 Some(id.list)
             }
-            Self::Hello(_) | Self::Sent(_) | Self::Lost(_) => None,
+            Self::Hello(_)
+            | Self::Sent(_)
+            | Self::Lost(_)
+            | Self::Came { .. }
+            | Self::Challenge(_)
+            | Self::Answer(_) => None,
         }
     }
 }
@@ -401,7 +496,7 @@ mod tests {
 
     impl End {
         fn new(goes_first: bool) -> Self {
-            let agreement = Agreement::new(1, goes_first);
+            let agreement = Agreement::new(1, goes_first, [u8::from(goes_first); 6]);
             Self {
                 agreement,
                 takes: vec![1],
@@ -466,7 +561,7 @@ mod tests {
             for from in 0..2 {
                 let mut words = Vec::new();
                 if let (0, Some((list, anew))) = (at, proposals[from]) {
-                    let acts = ends[from].agreement.propose(now, list, 7 + from as u16, anew);
+                    let acts = ends[from].agreement.propose(now, list, anew);
                     words.extend(ends[from].act(acts));
                 }
                 let (arrived, rest) =
@@ -531,7 +626,8 @@ mod tests {
         let mut end = End::new(true);
         let proposed = Id { list: 2, attempt: 3, anew: false };
         let acts = end.agreement.hear(MS, Word::Propose(proposed), true);
-        assert_eq!(acts, [Act::Accept(2), Act::Say(Word::Ready(proposed))]);
+        assert!(matches!(acts[..], [Act::Accept(2), Act::Say(Word::Challenge(_)), _]), "{acts:?}");
+        assert_eq!(acts[2], Act::Say(Word::Ready(proposed)));
         let acts = end.agreement.cannot();
         let refuses = Act::Say(Word::Refuse(proposed));
         assert_eq!(acts, [Act::Retire, Act::Failed(2, Why::NoState), refuses]);
@@ -577,6 +673,82 @@ mod tests {
         assert_eq!(Word::decode(hello.encode().0, hello.encode().1), Some(hello));
     }
 
+    /// Whoever has recorded all words of both ends sends them again, to either, in any order, also while both change once more.
+    #[test]
+    fn old_words_change_nothing() {
+        let mut ends = [End::new(true), End::new(false)];
+        let (mut recorded, mut now, mut random) = (Vec::new(), Duration::ZERO, 1_u32);
+        let mut flying: Vec<(usize, Word)> = Vec::new();
+        let (mut current, mut changed) = (1, 0);
+        for round in 0..400_u32 {
+            // To and fro, by either end, with and without what the session knew.
+            let (from, list, anew) = ((round / 2 % 2) as usize, 3 - current, round % 5 == 0);
+            let (begun, failed) = (ends[0].begun, ends[from].failed.len());
+            let acts = ends[from].agreement.propose(now, list, anew);
+            flying.extend(ends[from].act(acts).into_iter().map(|word| (1 - from, word)));
+            for step in 0..5500_u32 {
+                now += MS;
+                for (to, word) in std::mem::take(&mut flying) {
+                    recorded.push((to, word));
+                    let acts = ends[to].agreement.hear(now, word, true);
+                    flying.extend(ends[to].act(acts).into_iter().map(|word| (1 - to, word)));
+                }
+                for (to, end) in ends.iter_mut().enumerate() {
+                    let acts = end.agreement.tick(now);
+                    flying.extend(end.act(acts).into_iter().map(|word| (1 - to, word)));
+                }
+                random = random.wrapping_mul(0x9e37_79b9).wrapping_add(step);
+                if !recorded.is_empty() && random >> 20 & 3 == 0 && step < 2500 {
+                    let (to, word) = recorded[(random >> 8) as usize % recorded.len()];
+                    let acts = ends[to].agreement.hear(now, word, true);
+                    flying.extend(ends[to].act(acts).into_iter().map(|word| (1 - to, word)));
+                }
+                let takes = |one: usize| ends[one].takes.contains(&ends[1 - one].sends);
+                assert!(ends[0].begun != ends[1].begun || takes(0) && takes(1), "{round} {ends:?}");
+            }
+            // An old proposal may come in the way of a new one: that is said, and all stays as it was.
+            let is_changed = ends[from].failed.len() == failed;
+            changed += u32::from(is_changed);
+            current = if is_changed { list } else { current };
+            let begun = begun + u32::from(anew && is_changed);
+            for end in &ends {
+                assert_eq!(
+                    (end.sends, &end.takes[..], end.begun),
+                    (current, &[current][..], begun),
+                    "{round}"
+                );
+            }
+        }
+        assert!(changed > 100, "{changed}");
+    }
+
+    /// One end hears old words, and the other one none of what comes of it.
+    #[test]
+    fn who_hears_old_words_alone_does_not_change() {
+        let recorded = [Id { list: 2, attempt: 5, anew: false }, Id { list: 2, attempt: 6, anew: true }];
+        for id in recorded {
+            let mut end = End::new(false);
+            let mut said = Vec::new();
+            for old in [5, 77] {
+                for word in
+                    [Word::Propose(id), Word::Switched(id), Word::Answer(id.answer(old)), Word::Done(id)]
+                {
+                    let acts = end.agreement.hear(MS, word, true);
+                    said.extend(end.act(acts));
+                }
+            }
+            assert_eq!((end.sends, end.begun, end.agreement.list()), (1, 0, 1), "{said:?}");
+            let challenge = said.iter().find_map(|word| match word {
+                Word::Challenge(challenge) => Some(*challenge),
+                _ => None,
+            });
+            let answer = Word::Answer(id.answer(challenge.expect("a challenge")));
+            let acts = end.agreement.hear(MS, answer, true);
+            end.act(acts);
+            assert_eq!(end.sends, 2, "and to a new one it does");
+        }
+    }
+
     #[test]
     fn silence_changes_nothing() {
         let ends = run([End::new(true), End::new(false)], [Some(2), None], true, |_| true);
@@ -591,7 +763,7 @@ mod tests {
             let random = at.wrapping_mul(0x9e37_79b9);
             let word = Word::decode((random >> 30) as u8, random >> 8 & 0xc001_0003);
             if at % 97 == 0 {
-                let acts = end.agreement.propose(at / 10 * MS, (random & 3) as u16, 1, random & 4 == 0);
+                let acts = end.agreement.propose(at / 10 * MS, (random & 3) as u16, random & 4 == 0);
                 end.act(acts);
             }
             let now = at / 10 * MS;

@@ -1,12 +1,14 @@
 //! Sessions in the kernel, and how their lists of functions change while datagrams pass.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use millrace_bpf::clock;
 use millrace_bpf::graft::joint::{self, Ends, Joint, Joints, Reason, Room, Tick};
 
+use self::hearing::Hearing;
 use self::live::{CLOCK, LAST_WORDS, LastWords, Live, Sealed};
 use self::places::{Place, check_pacing};
 use super::agenda::Agenda;
@@ -46,6 +48,8 @@ pub enum Event {
     Keys { session: String },
     /// A full window of the session has refused a datagram, and there is room now, as [`Runtime::tell_room`] asks for.
     Room { ends: Ends },
+    /// A router or a host says by ICMP what becomes of packets of IP protocol 253; the words name who.
+    Refused { session: String, why: String },
     /// The other end was started anew: this one begins anew, too, with the graft that its settings name.
     Restarted { session: String },
 }
@@ -77,6 +81,12 @@ pub struct Runtime {
     settings: Settings,
     places: Vec<Place>,
     live: BTreeMap<Ends, Live>,
+    /// Those whose settings have rules.
+    ruled: Vec<Ends>,
+    /// Those that have several paths.
+    pathed: Vec<Ends>,
+    /// What ICMP says of packets between two addresses.
+    hearings: BTreeMap<(IpAddr, IpAddr), Hearing>,
     agenda: Agenda,
     /// What happened between two steps.
     pending: Vec<Event>,
@@ -87,6 +97,7 @@ pub struct Runtime {
     started: Since,
     looked: Duration,
     looked_at_rules: Duration,
+    looked_at_paths: Duration,
 }
 
 impl Runtime {
@@ -94,6 +105,7 @@ impl Runtime {
     /// Something of the settings cannot be had, or a graft is over its budget before it is used. Nothing is left then.
     pub fn start(settings: Settings) -> Result<Self, Error> {
         check_pacing(&settings)?;
+        paths::check(&settings)?;
         let mut joints = Joints::load_for(with_trials(settings.room))?;
         let mut loaded = Vec::new();
         versions::load(&mut joints, &mut loaded, &settings)?;
@@ -106,12 +118,16 @@ impl Runtime {
             loaded,
             places: Vec::new(),
             live: BTreeMap::new(),
+            ruled: ruled::of(&settings),
+            pathed: paths::of(&settings),
+            hearings: BTreeMap::new(),
             agenda: Agenda::default(),
             pending: Vec::new(),
             since,
             started: Since::new(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()),
             looked,
             looked_at_rules: Duration::ZERO,
+            looked_at_paths: Duration::ZERO,
             memory: settings.memory()?,
             settings: settings.clone(),
         };
@@ -143,6 +159,7 @@ impl Runtime {
         }
         versions::check_parameters(old, &settings)?;
         check_pacing(&settings)?;
+        paths::check(&settings)?;
         versions::load(&mut self.joints, &mut self.loaded, &settings)?;
         for graft in settings.grafts.values().filter(|graft| old.grafts.get(&graft.name) != Some(*graft)) {
             check_budget(&mut self.joints, graft)?;
@@ -164,7 +181,10 @@ impl Runtime {
             self.plan(&ends);
             self.joints.close(&ends)?;
         }
+        self.stop_hearing();
         self.memory = settings.memory()?;
+        self.ruled = ruled::of(&settings);
+        self.pathed = paths::of(&settings);
         self.settings = settings;
         for session in &self.settings.sessions {
             self.live.entry(session.ends).and_modify(|live| live.take_rules(session));
@@ -228,7 +248,7 @@ impl Runtime {
                 self.greeted(&heard.ends, since, &mut events)?;
                 continue;
             }
-            if self.hear_losses(&heard.ends, word) {
+            if self.hear_losses(&heard.ends, word) || self.hear_paths(&heard.ends, word)? {
                 continue;
             }
             let is_known = word.list().is_some_and(|list| self.graft_of(list).is_some());
@@ -244,11 +264,14 @@ impl Runtime {
             self.say_last(&tick);
         }
         self.look_at_rules(&mut events)?;
+        self.look_at_paths()?;
         if self.now() >= self.looked + LOOK {
             self.looked = self.now();
-            self.look_at_keys()?;
-            self.look_at_budgets(&mut events)?;
+            let active = self.joints.active();
+            self.look_at_keys(&active)?;
+            self.look_at_budgets(&active, &mut events)?;
             self.look_at_places(&mut events);
+            self.look_at_hearings(&mut events);
         }
         Ok(events)
     }
@@ -284,11 +307,16 @@ impl Runtime {
             }
         }
         status.trouble.extend(check_pacing(&self.settings).err().map(|error| error.to_string()));
+        status.trouble.extend(self.unheard());
         for (ends, live) in &self.live {
             let counts = self.joints.counts(ends)?;
-            let session = live.status(&counts, &self.joints.progress(ends)?);
+            let mut session = live.status(&counts, &self.joints.progress(ends)?);
+            if let Some(routes) = &live.routes {
+                session.paths = routes.status(&self.joints.path_counts(ends)?);
+            }
             let unheard = live.unheard(&counts);
-            for trouble in live.trouble.iter().chain(&live.mute).chain(&unheard) {
+            let heard = self.heard(ends, live, &counts);
+            for trouble in live.trouble.iter().chain(&live.mute).chain(&unheard).chain(&heard) {
                 status.trouble.push(format!("session {}: {trouble}", session.name));
             }
             if is_out_of_step(&counts) {
@@ -376,9 +404,11 @@ impl Runtime {
         if needs_clock(&graft) {
             self.joints.set_clock(&ends, CLOCK)?;
         }
-        let agreement = Agreement::new(graft.list.id, ends.local < ends.remote);
+        let agreement = Agreement::new(graft.list.id, ends.local < ends.remote, sealed::random()?);
         let live = Live { greeting: first, ..Live::new(session, graft, agreement, sealed) };
         self.live.insert(ends, live);
+        self.begin_paths(&ends)?;
+        self.hear(&ends, protocol);
         self.plan(&ends);
         Ok(())
     }
@@ -415,7 +445,7 @@ impl Runtime {
             let session = live.session.name.clone();
             let wanted = self.settings.sessions.iter().find(|session| session.ends == *ends);
             let graft = self.settings.graft(wanted.map_or("", |session| &session.graft))?.clone();
-            live.agreement = Agreement::new(graft.list.id, ends.local < ends.remote);
+            live.agreement.begin(graft.list.id);
             live.begin(graft.clone());
             self.joints.pause(ends)?;
             let totals = self.totals(ends)?;
@@ -447,9 +477,8 @@ impl Runtime {
         }
     }
 
-    fn look_at_budgets(&mut self, events: &mut Vec<Event>) -> Result<(), Error> {
-        let ends: Vec<_> = self.live.keys().copied().collect();
-        for ends in ends {
+    fn look_at_budgets(&mut self, active: &[Ends], events: &mut Vec<Event>) -> Result<(), Error> {
+        for &ends in active {
             let times = self.joints.times(&ends)?;
             let Some(live) = self.live.get_mut(&ends) else { continue };
             let graft = live.graft.clone();
@@ -517,7 +546,9 @@ fn check_budget(joints: &mut Joints, graft: &Graft) -> Result<(), Error> {
 }
 
 mod change;
+mod hearing;
 mod live;
+mod paths;
 mod places;
 mod ring;
 mod ruled;

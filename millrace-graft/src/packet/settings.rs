@@ -1,10 +1,11 @@
 //! Interfaces, grafts as lists of functions, sessions, and peers with pools of them, as TOML.
 
+mod paths;
 pub mod peer;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::{self, PathBuf};
 use std::time::Duration;
 
 use millrace_bpf::graft::joint::{
@@ -14,13 +15,14 @@ use millrace_bpf::xdp::Mode;
 use ring::digest::{SHA256, digest};
 use serde::Deserialize;
 
-use super::function::{Functions, Service};
+use super::function::{Functions, Process, Service};
 use super::keys::Cipher;
 use super::versions::Version;
 use super::when::When;
 use crate::Error;
 use crate::identity::Key;
 
+pub use paths::{Path, Paths};
 pub use peer::Peer;
 
 /// Framing alone: what sessions of a pool have while nobody uses them. It is there where there are peers.
@@ -50,6 +52,8 @@ pub struct Graft {
     pub functions: Vec<Version>,
     /// The same, as the kernel knows them.
     pub list: List,
+    /// Instead of functions in the kernel, which has framing alone then.
+    pub process: Option<Process>,
     pub services: BTreeSet<Service>,
     /// Of the joint that takes longest; 0: none.
     pub budget_ns: u32,
@@ -72,6 +76,8 @@ pub struct Session {
     pub protocol: Protocol,
     /// Other grafts by the round trip, from the shortest to the longest.
     pub when: Vec<When>,
+    /// If it has several.
+    pub paths: Option<Paths>,
 }
 
 const MIB: u64 = 1 << 20;
@@ -151,6 +157,10 @@ struct RawSession {
     protocol: RawProtocol,
     #[serde(default)]
     when: Vec<RawWhen>,
+    #[serde(default)]
+    path: Vec<Path>,
+    #[serde(default)]
+    paths: paths::Division,
 }
 
 /// What is on the wire.
@@ -188,10 +198,10 @@ fn hold_ms() -> u32 {
 
 impl Settings {
     /// What it names is relative to it.
-    pub fn read(path: &Path) -> Result<Self, Error> {
+    pub fn read(path: &path::Path) -> Result<Self, Error> {
         let error = |message: String| Error::File { path: path.display().to_string(), message };
         let text = std::fs::read_to_string(path).map_err(|source| error(source.to_string()))?;
-        Self::parse(&text, path.parent().unwrap_or(Path::new(""))).map_err(|message| match message {
+        Self::parse(&text, path.parent().unwrap_or(path::Path::new(""))).map_err(|message| match message {
             Error::Settings(message) => error(message),
             other => other,
         })
@@ -199,7 +209,7 @@ impl Settings {
 
     /// # Errors
     /// The first thing that is wrong.
-    pub fn parse(text: &str, directory: &Path) -> Result<Self, Error> {
+    pub fn parse(text: &str, directory: &path::Path) -> Result<Self, Error> {
         let raw: Raw =
             toml::from_str(text).map_err(|error| Error::Settings(error.to_string().trim_end().to_owned()))?;
         let keys = raw.trusted_keys.iter().map(|key| {
@@ -265,6 +275,7 @@ impl Settings {
             }
             self.check_fallback(graft)?;
             self.check_window(graft)?;
+            self.check_process(graft)?;
         }
         self.check_room()?;
         let (mut names, mut ends) = (BTreeSet::new(), BTreeSet::new());
@@ -279,7 +290,28 @@ impl Settings {
                 .map_err(|error| Error::Settings(format!("session {}: {error}", session.name)))?;
             self.check_when(session)?;
         }
-        Ok(())
+        self.check_paths()
+    }
+
+    /// What a process knows of a session nothing can go on with; and an application's datagrams get to it by the socket that is lent.
+    fn check_process(&self, graft: &Graft) -> Result<(), Error> {
+        let is_process = |name: &String| self.grafts.get(name).is_some_and(|graft| graft.process.is_some());
+        if graft.fallback.as_ref().is_some_and(|name| graft.process.is_some() || is_process(name)) {
+            return Err(Error::Settings(format!(
+                "graft {}: nothing takes the place of a function that is a process, or comes for it: no fallback",
+                graft.name
+            )));
+        }
+        let whose = self.sessions.iter().find(|session| {
+            session.graft == graft.name || session.when.iter().any(|when| when.graft == graft.name)
+        });
+        match whose.filter(|_| graft.process.is_some()) {
+            Some(session) => Err(Error::Settings(format!(
+                "session {}: graft {} is a process, which sessions that applications ask for can have: [[peer]]",
+                session.name, graft.name
+            ))),
+            None => Ok(()),
+        }
     }
 
     /// Without the round trip there would be no way back.
@@ -396,13 +428,27 @@ fn room(sessions: u32, memory_mib: u32) -> Result<Room, Error> {
 impl Graft {
     /// What was sent, to send it again or to make other packets of it.
     fn keeps(&self) -> bool {
+        // A process has its own memory.
+        if self.process.is_some() {
+            return false;
+        }
         let keeping = [Service::Reliability, Service::PartialReliability, Service::Recovery];
         keeping.iter().any(|service| self.services.contains(service))
     }
 
+    /// Of its functions.
+    pub fn names(&self) -> Vec<String> {
+        let each = self.functions.iter().map(|function| &function.name);
+        each.chain(self.process.iter().map(|process| &process.name)).cloned().collect()
+    }
+
     /// The round trip.
     fn measures(&self) -> bool {
-        self.functions.iter().any(|function| function.name == "acknowledge")
+        self.has("acknowledge")
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.functions.iter().any(|function| function.name == name)
     }
 }
 
@@ -426,7 +472,7 @@ impl RawGraft {
         if self.functions.len() > LIST_MAX {
             return Err(wrong(format!("it has more than {LIST_MAX} functions")));
         }
-        let mut services = BTreeSet::new();
+        let (mut services, mut process) = (BTreeSet::new(), None);
         let mut identities = Vec::new();
         let mut versions = Vec::new();
         for (at, name) in self.functions.iter().enumerate() {
@@ -445,7 +491,13 @@ impl RawGraft {
             services.extend(&function.manifest.services);
             identities.extend(function.identity.to_string().into_bytes());
             identities.extend(function.shared_values(parameters.get(name)).into_bytes());
-            versions.push(function.version());
+            match function.as_process(parameters.get(name))? {
+                Some(found) if self.functions.len() == 1 => process = Some(found),
+                Some(_) => {
+                    return Err(wrong(format!("function {name} is a process: it stands alone in its graft")));
+                }
+                None => versions.push(function.version()),
+            }
         }
         let id = match digest(&SHA256, &identities).as_ref() {
             [high, low, ..] => u16::from_be_bytes([*high, *low]),
@@ -454,6 +506,7 @@ impl RawGraft {
         Ok(Graft {
             list: List { functions: versions.iter().map(|version| version.key.clone()).collect(), id },
             functions: versions,
+            process,
             name: self.name,
             services,
             budget_ns: self.budget_ns,
@@ -472,14 +525,14 @@ fn add_canonical(grafts: &mut BTreeMap<String, Graft>, functions: &Functions) ->
         swap: RawSwap::Stateful,
     };
     match grafts.insert(CANONICAL.to_owned(), raw.checked(functions, &Parameters::new())?) {
-        Some(other) if !other.functions.is_empty() => Err(Error::Settings(format!(
-            "graft {CANONICAL} is framing alone where there are peers: give this one another name"
-        ))),
+        Some(other) if !other.functions.is_empty() || other.process.is_some() => Err(Error::Settings(
+            format!("graft {CANONICAL} is framing alone where there are peers: give this one another name"),
+        )),
         _ => Ok(()),
     }
 }
 
-fn read_key(directory: &Path, file: &Path) -> Result<[u8; 16], Error> {
+fn read_key(directory: &path::Path, file: &path::Path) -> Result<[u8; 16], Error> {
     let path = directory.join(file);
     let error = |message: String| Error::File { path: path.display().to_string(), message };
     let text = std::fs::read_to_string(&path).map_err(|source| error(source.to_string()))?;
@@ -489,7 +542,7 @@ fn read_key(directory: &Path, file: &Path) -> Result<[u8; 16], Error> {
 }
 
 impl RawSession {
-    fn checked(self, directory: &Path) -> Result<Session, Error> {
+    fn checked(self, directory: &path::Path) -> Result<Session, Error> {
         let key = read_key(directory, &self.key_file)?;
         if self.local.is_ipv4() != self.remote.is_ipv4() {
             return Err(Error::Settings(format!(
@@ -507,7 +560,9 @@ impl RawSession {
         let cipher = (!self.clear).then(|| self.cipher.unwrap_or_default());
         let when = self.when.into_iter().map(|when| when.checked(&self.name)).collect::<Result<_, _>>()?;
         let protocol = self.protocol.into();
-        Ok(Session { name: self.name, ends, key, graft: self.graft, cipher, protocol, when })
+        let paths = Paths::checked(self.path, self.paths, &ends, protocol)
+            .map_err(|message| Error::Settings(format!("session {}: {message}", self.name)))?;
+        Ok(Session { name: self.name, ends, key, graft: self.graft, cipher, protocol, when, paths })
     }
 }
 
@@ -593,6 +648,42 @@ mod tests {
             let settings = parse(&format!("{TEXT}{line}\n")).expect(line);
             assert_eq!(settings.sessions[0].cipher, want, "{line}");
         }
+    }
+
+    #[test]
+    fn paths_are_checked() {
+        let path = |local: &str, remote: &str, interface: &str| {
+            format!(
+                "[[session.path]]\nlocal = \"{local}\"\nremote = \"{remote}\"\ninterface = \"{interface}\"\n"
+            )
+        };
+        let own = path("10.0.0.1", "10.0.0.2", "eth0");
+        let second = path("10.1.0.1", "10.1.0.2", "eth0");
+        let settings = parse(&format!("{TEXT}{second}{own}")).expect("paths");
+        let paths = settings.sessions[0].paths.clone().expect("paths");
+        assert_eq!((paths.each[0].local.to_string(), paths.is_redundant), ("10.0.0.1".to_owned(), false));
+        for (lines, want) in [
+            (own.clone(), "2 to 4 of them"),
+            (own.repeat(5), "2 to 4 of them"),
+            (second.repeat(2), "the session's own addresses, local = \"10.0.0.1\""),
+            (own.repeat(2), "is there twice"),
+            (format!("{own}{}", path("fd00::1", "fd00::2", "eth0")), "of another family"),
+            (format!("{own}{}", path("10.1.0.1", "10.1.0.2", "eth9")), "eth9 is not one of `interface`"),
+            (format!("protocol = \"253\"\n{own}{second}"), "needs protocol = \"udp\""),
+            (format!("paths = \"both\"\n{own}{second}"), "unknown variant `both`"),
+        ] {
+            let refused = parse(&format!("{TEXT}{lines}")).expect_err(want);
+            assert!(refused.contains(want), "{refused}");
+        }
+        let other = "[[session]]\nname = \"b\"\nlocal = \"10.1.0.1:7000\"\nremote = \"10.1.0.2:6000\"\nkey-file = \"key\"\ngraft = \"complete\"\n";
+        let refused = parse(&format!("{TEXT}{own}{second}{other}")).expect_err("taken");
+        assert!(refused.contains("another session has them"), "{refused}");
+        let bare = TEXT
+            .replace(r#"["number", "repair"]"#, "[]")
+            .replace("[parameters.repair]\n        retry_us = 20000", "");
+        let redundant = format!("{bare}clear = true\npaths = \"redundant\"\n{own}{second}");
+        let refused = parse(&redundant).expect_err("twice");
+        assert!(refused.contains("the function number"), "{refused}");
     }
 
     #[test]
@@ -705,6 +796,11 @@ mod tests {
         assert_eq!(settings.sessions[1].name, "station/41000");
         let table = [
             (format!("{TEXT}\n{PEER}{PEER}"), "two peers are called station"),
+            (format!("{TEXT}\n{PEER}paths = \"redundant\"\n"), "several paths are for [[session]]"),
+            (
+                format!("{TEXT}\n{PEER}[[peer.path]]\nlocal = \"10.0.0.1\"\n"),
+                "peer station: several paths are for [[session]]",
+            ),
             (
                 format!("{TEXT}\n{PEER}")
                     .replace("10.0.0.1:7000", "10.0.0.1:41001")
@@ -717,6 +813,42 @@ mod tests {
         for (text, wanted) in table {
             let error = parse(&text).expect_err(wanted);
             assert!(error.contains(wanted), "{error}");
+        }
+    }
+
+    /// In the kernel it is framing alone, and yet no list of framing alone: both ends need the same process.
+    #[test]
+    fn a_process_stands_alone() {
+        let of = |name: &str, rest: &str| {
+            let graft = format!("[[graft]]\nname = \"theirs\"\nfunctions = [\"{name}\"]\n{rest}");
+            parse(&format!("{TEXT}\n{graft}\n{PEER}"))
+        };
+        let settings = of("sctp", "[parameters.sctp]\nbuffer_kib = 64").expect("a process");
+        let graft = &settings.grafts["theirs"];
+        assert!(graft.functions.is_empty() && graft.list.functions.is_empty());
+        assert_ne!(graft.list.id, settings.grafts[CANONICAL].list.id);
+        let process = graft.process.clone().expect("a process");
+        assert_eq!((process.program.as_str(), process.parameters["buffer_kib"]), ("sctp", 64));
+        assert_eq!(process.parameters["rto_min_ms"], 200, "the default");
+        assert!(graft.services.contains(&Service::Order));
+        let id = |name, rest| of(name, rest).expect(rest).grafts["theirs"].list.id;
+        assert_eq!(id("sctp", ""), graft.list.id, "a buffer is an end's own matter");
+        let unordered = id("sctp-unordered", "");
+        assert_ne!(unordered, graft.list.id);
+        assert_ne!(id("sctp-unordered", "[parameters.sctp-unordered]\nstreams = 4"), unordered);
+        let table = [
+            (of("sctp", "fallback = \"newest\""), "graft theirs: its fallback newest"),
+            (of("sctp\", \"number", ""), "function sctp is a process: it stands alone in its graft"),
+            (of("sctp", "[parameters.sctp]\nbuffer_kib = 1"), "parameter buffer_kib is from 64 to 4096"),
+            (of("sctp", "[parameters.sctp]\nstreams = 2"), "there is no parameter streams"),
+            (
+                parse(&TEXT.replace("\"number\", \"repair\"", "\"sctp\"")),
+                "session telemetry: graft complete is a process, which sessions that applications ask for",
+            ),
+        ];
+        for (refused, wanted) in table {
+            let refused = refused.expect_err(wanted);
+            assert!(refused.contains(wanted), "{refused}");
         }
     }
 
@@ -735,7 +867,7 @@ mod tests {
             (
                 "[\"number\", \"repair\"]",
                 "[\"seal\"]",
-                "there is no function seal; there are: acknowledge, congestion, fec, gobackn, number, order, pace, partial, repair, window",
+                "there is no function seal; there are: acknowledge, congestion, fec, gobackn, number, order, pace, partial, repair, sctp, sctp-unordered, window",
             ),
             ("fallback = \"newest\"", "fallback = \"complete\"", "does not have the service PartialOrder"),
             ("fallback = \"newest\"", "fallback = \"none\"", "there is no graft none"),

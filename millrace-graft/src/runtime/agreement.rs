@@ -317,7 +317,9 @@ fn told(connection: &kernel::Connection) -> Option<Connection> {
             Told::NotAsked
         }
         // Of packets, or of what came after.
-        Outcome::Cookies | Outcome::Answered | Outcome::NoCongestion | Outcome::NotSet => return None,
+        Outcome::Cookies | Outcome::Answered | Outcome::NoCongestion | Outcome::NotSet | Outcome::Untold => {
+            return None;
+        }
     };
     Some(Connection {
         sequence: connection.first,

@@ -1,100 +1,553 @@
-//! Rules that have a model choose: each path that is known gets a place of its own, in front of the rule's.
+//! Rules that have a model choose: by what the connections of each path go, and what is learned from what comes of them.
+//!
+//! It knows no kernel: it is told what there is, and says what is to be written ([`Order`]).
 
-use std::{collections::BTreeMap, net::IpAddr};
+mod records;
 
-use millrace_bpf::graft::covers;
-use millrace_proto::graft::select::{features::Feature, model::Model};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+    time::Duration,
+};
 
-use crate::{Rule, Settings, paths::Path, status::Chosen};
+use millrace_bpf::graft::{Arm, CHOICES, Choice, Told, What, covers};
+use millrace_proto::graft::select::{
+    cases::{CARRIED, CARRIED_WARM},
+    features::{Feature, Features},
+    kind::{Expected, Kinds},
+    model::Model,
+    online::{Online, Outcome, Why},
+};
 
-/// What was chosen, by the index of the rule and the peer. A peer is in it for no rule but those that it fits, and steers nothing else.
-pub type Selection = BTreeMap<(usize, IpAddr), Chosen>;
+pub use self::records::Record;
+use self::records::Records;
+use crate::{
+    Carried, Flow, Rule, Settings, Side,
+    paths::Path,
+    settings::{Tier, place_number as number},
+    status::{self, Tried},
+};
 
-/// For so many places as there is room, the paths first that were used last. `can`: whether TCP has a congestion control.
-pub fn choose(settings: &Settings, paths: &[Path], room: usize, can: impl Fn(&str) -> bool) -> Selection {
-    let Some(model) = &settings.model else { return Selection::new() };
-    let mut latest: Vec<&Path> = paths.iter().collect();
-    latest.sort_by_key(|path| path.idle_s);
-    let (mut selection, mut left) = (Selection::new(), room);
-    for path in latest {
-        for (index, rule) in settings.rules.iter().enumerate() {
-            let is_for = rule.peers.iter().any(|peer| covers(*peer, path.peer));
-            let chosen = is_for.then(|| of(model, rule, path, &can)).flatten();
-            let Some(chosen) = chosen.filter(|_| left >= rule.ports.len()) else { continue };
-            left -= rule.ports.len();
-            selection.insert((index, path.peer), chosen);
-        }
-    }
-    selection
+/// What one connection adds to what is known of a path's rate is forgotten by so much with each that follows.
+const FADING: f64 = 0.99;
+/// Choices that connections may still be told of, by their serials.
+const MADE_MAX: usize = 2 * CHOICES;
+
+/// A path, and a leaf of the model.
+type Key = (IpAddr, u32);
+/// The index of a rule, and a peer.
+pub type Place = (usize, IpAddr);
+
+/// What is to be written for the kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Order {
+    Choose { peer: IpAddr, rule: u32, choice: Choice },
+    Forget { peer: IpAddr, rule: u32 },
 }
 
-fn of(model: &Model, rule: &Rule, path: &Path, can: impl Fn(&str) -> bool) -> Option<Chosen> {
-    let select = rule.select?;
-    let size = select.size_kib.map(f64::from);
-    let features =
-        path.features().for_profile(select.profile).with(Feature::Size, size).carrying(false, false);
-    let decision = model.decide(&features, can);
-    let rank = decision.rank?;
-    Some(Chosen {
-        rule: rule.name.clone(),
-        congestion: rank.arm.clone(),
-        right: rank.right,
-        way: decision.words.clone(),
-    })
+/// What was chosen at one time for the connections of one rule over one path.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Made {
+    pub rule: String,
+    pub peer: IpAddr,
+    pub tier: Tier,
+    pub expected: Expected,
+    pub features: Features,
+    pub way: Vec<String>,
+    pub leaf: u32,
+    pub usual: Option<f64>,
+    /// The model's.
+    pub learned: String,
+    /// Share of the cases like this in the training for which that was right.
+    pub right: f64,
+    pub arm: String,
+    pub why: Why,
+    /// That one connection was to try.
+    pub other: Option<String>,
+    /// Of the model: what is learned of one's leaves says nothing of another's.
+    generation: u32,
+}
+
+impl Made {
+    fn key(&self) -> Key {
+        (self.peer, self.leaf)
+    }
+
+    fn is_like(&self, other: &Self) -> bool {
+        let essence =
+            |it: &Self| (it.leaf, it.learned.clone(), it.arm.clone(), it.why, it.rule.clone(), it.tier);
+        essence(self) == essence(other)
+    }
+}
+
+struct Current {
+    made: Arc<Made>,
+    choice: Choice,
+}
+
+/// What is there to choose from.
+pub struct World<'a> {
+    pub settings: &'a Settings,
+    /// Congestion controls that TCP has.
+    pub controls: &'a dyn Fn(&str) -> bool,
+    /// Peers with a broker, and whether a carrier to it is warm.
+    pub carriers: &'a BTreeMap<IpAddr, bool>,
+    /// What connections are for, as far as earlier ones have shown.
+    pub kinds: &'a Kinds,
+    /// Evenly from 0 to 1, anew each time.
+    pub chance: &'a dyn Fn() -> f64,
+    /// Whether a grant still waits for a connection.
+    pub is_granted: &'a dyn Fn(IpAddr, u32) -> bool,
+}
+
+pub struct Selection {
+    online: Online<Key>,
+    /// TCP as it is here.
+    plain: String,
+    model: Option<Arc<Model>>,
+    generation: u32,
+    current: BTreeMap<Place, Current>,
+    made: BTreeMap<u32, Arc<Made>>,
+    next_serial: u32,
+    /// The best that was seen of late, Mbit/s.
+    rates: BTreeMap<IpAddr, f64>,
+    records: Records,
+}
+
+impl Selection {
+    pub fn new(plain: &str) -> Self {
+        Self {
+            online: Online::new(plain, CHOICES),
+            plain: plain.to_owned(),
+            model: None,
+            generation: 0,
+            current: BTreeMap::new(),
+            made: BTreeMap::new(),
+            next_serial: 1,
+            rates: BTreeMap::new(),
+            records: Records::default(),
+        }
+    }
+
+    /// Other settings. What was learned holds as long as the model does; what was chosen is chosen anew.
+    pub fn renew(&mut self, settings: &Settings) {
+        if !is_same(self.model.as_ref(), settings.model.as_ref()) {
+            self.online = Online::new(self.plain.clone(), CHOICES);
+            self.model.clone_from(&settings.model);
+            self.generation = self.generation.wrapping_add(1);
+        }
+        self.current.clear();
+    }
+
+    /// An order could not be carried out: it is given again at the next look.
+    pub fn undo(&mut self, peer: IpAddr, rule: u32) {
+        self.current.retain(|(index, other), _| (number(*index), *other) != (rule, peer));
+    }
+
+    /// Looks at these paths, those that were used last first, as far as there is room. `is_all`: what is chosen for others is forgotten.
+    pub fn choose(&mut self, world: &World<'_>, paths: &[Path], is_all: bool) -> Vec<Order> {
+        if !is_same(self.model.as_ref(), world.settings.model.as_ref()) {
+            self.renew(world.settings);
+        }
+        let mut latest: Vec<&Path> = paths.iter().collect();
+        latest.sort_by_key(|path| path.idle_s);
+        let rules = &world.settings.rules;
+        let selects = |rule: &Rule| rule.select.map(|_| world.settings.expected_of(rule, world.kinds));
+        let expected: Vec<_> = rules.iter().map(selects).collect();
+        let (mut orders, mut kept) = (Vec::new(), BTreeSet::new());
+        for path in latest {
+            for ((index, rule), expected) in rules.iter().enumerate().zip(&expected) {
+                let Some(expected) = expected else { continue };
+                let is_for = rule.peers.iter().any(|peer| covers(*peer, path.peer));
+                let is_new = !self.current.contains_key(&(index, path.peer));
+                let has_room =
+                    if is_all { kept.len() < CHOICES } else { self.current.len() < CHOICES || !is_new };
+                if is_for && has_room && self.look(world, (index, rule, expected), path, &mut orders) {
+                    kept.insert((index, path.peer));
+                }
+            }
+        }
+        if is_all {
+            self.forget_but(&kept, &mut orders);
+        }
+        orders
+    }
+
+    fn forget_but(&mut self, kept: &BTreeSet<Place>, orders: &mut Vec<Order>) {
+        let mut forgotten = Vec::new();
+        self.current.retain(|place, _| {
+            let stays = kept.contains(place);
+            if !stays {
+                forgotten.push(Order::Forget { peer: place.1, rule: number(place.0) });
+            }
+            stays
+        });
+        // Room is made before it is needed.
+        orders.splice(0..0, forgotten);
+        let peers: BTreeSet<_> = kept.iter().map(|(_, peer)| *peer).collect();
+        self.rates.retain(|peer, _| peers.contains(peer));
+    }
+
+    /// Returns whether anything is chosen for it.
+    fn look(
+        &mut self,
+        world: &World<'_>,
+        (index, rule, expected): (usize, &Rule, &Expected),
+        path: &Path,
+        orders: &mut Vec<Order>,
+    ) -> bool {
+        let place = (index, path.peer);
+        let granted = self.current.get(&place).is_some_and(|current| current.choice.grant.is_some());
+        let waits = granted && (world.is_granted)(path.peer, number(index));
+        let Some((made, choice)) = self.plan(world, (rule, expected), path, !waits) else { return false };
+        if let Some(current) = self.current.get(&place)
+            && current.made.is_like(&made)
+            && choice.grant.is_none()
+        {
+            return true;
+        }
+        let serial = self.next_serial;
+        self.next_serial = self.next_serial.checked_add(1).unwrap_or(1);
+        let (made, choice) = (Arc::new(made), Choice { serial, ..choice });
+        self.made.insert(serial, made.clone());
+        while self.made.len() > MADE_MAX {
+            self.made.pop_first();
+        }
+        orders.push(Order::Choose { peer: path.peer, rule: number(index), choice: choice.clone() });
+        self.current.insert(place, Current { made, choice });
+        true
+    }
+
+    fn plan(
+        &mut self,
+        world: &World<'_>,
+        (rule, expected): (&Rule, &Expected),
+        path: &Path,
+        may_try: bool,
+    ) -> Option<(Made, Choice)> {
+        let model = self.model.clone()?;
+        let carrier = world.carriers.get(&path.peer).filter(|_| carries(rule));
+        let rate = self.rates.get(&path.peer).copied();
+        let features = path
+            .features()
+            .for_profile(expected.profile)
+            .with(Feature::Size, expected.size_kib.map(f64::from))
+            .carrying(carrier.is_some(), carrier == Some(&true));
+        let can = |arm: &str| match arm {
+            CARRIED_WARM => carrier == Some(&true),
+            arm => !arm.starts_with(CARRIED) && (world.controls)(arm),
+        };
+        let decision = model.decide(&features, can);
+        let rank = decision.rank?;
+        let ranked: Vec<&str> =
+            decision.leaf.ranking.iter().map(|rank| rank.arm.as_str()).filter(|arm| can(arm)).collect();
+        let key = (path.peer, decision.leaf.number);
+        let (choice, other) = self.online.plan(&key, &ranked, (world.chance)(), may_try);
+        let in_place = ranked.iter().copied().find(|arm| !arm.starts_with(CARRIED));
+        let arm = |name: &str| Arm {
+            congestion: match name.starts_with(CARRIED) {
+                true => in_place.and_then(|name| other_than(name, &self.plain)),
+                false => other_than(name, &self.plain),
+            },
+            carried: name.starts_with(CARRIED),
+        };
+        let kernel = Choice { serial: 0, arm: arm(choice.arm), grant: other.map(arm) };
+        let made = Made {
+            rule: rule.name.clone(),
+            peer: path.peer,
+            tier: rule.tier,
+            expected: expected.clone(),
+            features: rate.map_or(features.clone(), |rate| with_rate(features, rate)),
+            way: decision.words.clone(),
+            leaf: decision.leaf.number,
+            usual: decision.leaf.usual,
+            learned: rank.arm.clone(),
+            right: rank.right,
+            arm: choice.arm.to_owned(),
+            why: choice.why,
+            other: other.map(str::to_owned),
+            generation: self.generation,
+        };
+        Some((made, kernel))
+    }
+
+    /// What the kernel has told of a connection in place. Returns it if it is over.
+    pub fn note(&mut self, told: &Told, settings: &Settings) -> Option<Flow> {
+        let index = told.rule.wrapping_sub(1) as usize;
+        // Settings may be others by now than when it began.
+        let rule = settings.rules.get(index);
+        let made = self.made.get(&told.serial).cloned();
+        let arm = told.congestion.clone().unwrap_or_else(|| self.plain.clone());
+        let is_tried = told.explored && made.as_ref().is_some_and(|made| made.other.as_ref() == Some(&arm));
+        let missed = !is_tried && made.as_ref().is_some_and(|made| made.arm.starts_with(CARRIED));
+        let side = if told.side == millrace_bpf::graft::Side::Client { Side::Client } else { Side::Server };
+        let server = if side == Side::Client { told.remote } else { told.local };
+        match told.what {
+            What::Began => self.records.begin(
+                told.cookie,
+                Record {
+                    local: told.local,
+                    remote: told.remote,
+                    side,
+                    rule: rule?.name.clone(),
+                    why: records::why(made.as_deref(), is_tried, missed),
+                    arm,
+                    purpose: made.as_ref().map(|made| status::Purpose::from(&made.expected)),
+                    made,
+                    began_ns: told.time_ns.saturating_sub(nanoseconds(told.duration)),
+                    carried: false,
+                    carrier: None,
+                    is_elsewhere: told.is_elsewhere,
+                    unseen: false,
+                    ended: None,
+                },
+            ),
+            What::Ended => {
+                let flow = Flow {
+                    side,
+                    local: told.local,
+                    remote: told.remote,
+                    cgroup: rule.and_then(|rule| rule.who.caller().cgroup),
+                    command: told.command.clone(),
+                    port: server.port(),
+                    sent: told.sent,
+                    received: told.received,
+                    duration: told.duration,
+                    turns: None,
+                    busy: told.busy,
+                    heard: told.heard,
+                    arm,
+                };
+                // One that came before anything was chosen was plain, and that counts where the path leads now.
+                let now = || self.current.get(&(index, flow.remote.ip())).map(|current| current.made.clone());
+                let made = made.or_else(now);
+                let judges_received =
+                    made.as_ref().map_or_else(|| rule.is_some_and(carries), |made| made.tier == Tier::Chosen);
+                self.end(told.cookie, &flow, made, judges_received);
+                return Some(flow);
+            }
+        }
+        None
+    }
+
+    /// What the broker has told of one that was led to it.
+    pub fn note_carried(&mut self, carried: Carried, settings: &Settings) {
+        match carried {
+            Carried::Began {
+                id,
+                local,
+                remote,
+                choice,
+                serial,
+                explored,
+                carrier,
+                expected,
+                command,
+                cgroup,
+                began_ns,
+            } => {
+                let rule = match choice {
+                    0 => settings.carried(Side::Client).find(|rule| {
+                        rule.is_for(remote.port(), remote.ip()) && rule.who.has(command.as_deref(), cgroup)
+                    }),
+                    number => settings.rules.get(number as usize - 1),
+                };
+                let made = self.made.get(&serial).filter(|_| choice > 0).cloned();
+                let why = if choice == 0 { "rule" } else { records::why(made.as_deref(), explored, false) };
+                let (rule, arm) =
+                    (rule.map(|rule| rule.name.clone()).unwrap_or_default(), CARRIED_WARM.to_owned());
+                let (side, carried, ended) = (Side::Client, true, None);
+                self.records.begin(
+                    id,
+                    Record {
+                        local,
+                        remote,
+                        side,
+                        rule,
+                        why,
+                        arm,
+                        purpose: Some(status::Purpose::from(&expected)),
+                        made,
+                        began_ns,
+                        carried,
+                        carrier,
+                        is_elsewhere: false,
+                        unseen: false,
+                        ended,
+                    },
+                );
+            }
+            Carried::Ended { id, flow } => {
+                let Some(record) = self.records.live(id) else { return };
+                let (made, is_ruled) = (record.made.clone(), record.why == "rule");
+                match is_ruled {
+                    true => self.records.end(id, &flow, None),
+                    false => self.end(id, &flow, made, true),
+                }
+            }
+        }
+    }
+
+    /// The broker is gone, and what it carried.
+    pub fn forget_carried(&mut self) {
+        self.records.forget_carried();
+    }
+
+    fn end(&mut self, id: u64, flow: &Flow, made: Option<Arc<Made>>, judges_received: bool) {
+        let peer = flow.remote.ip();
+        let rtt_ms = made.as_ref().and_then(|made| made.features.get(Feature::Rtt)).unwrap_or_default();
+        let handshake = Duration::from_secs_f64(rtt_ms / 1e3);
+        let cost = flow.cost(handshake, judges_received);
+        if let Some((cost, bytes)) = cost {
+            self.note_rate(peer, cost.saturating_sub(handshake), bytes);
+        }
+        let outcome = made.as_ref().zip(cost).and_then(|(made, (cost, bytes))| {
+            let rate = self.rates.get(&peer).copied();
+            let features = made.features.clone().with(Feature::Size, bytes as f64 / 1024.0);
+            let features = rate.map_or(features.clone(), |rate| with_rate(features, rate));
+            let ideal_ms = features.ideal_ms()?;
+            let cost = cost.as_secs_f64() * 1e3 / ideal_ms;
+            Some(Outcome { cost, is_bad: cost > made.usual? })
+        });
+        if let Some(made) = made.filter(|made| made.generation == self.generation) {
+            self.online.passed(&made.key(), 1);
+            if let Some(outcome) = outcome {
+                self.online.report(&made.key(), &made.learned, &flow.arm, outcome);
+            }
+        }
+        self.records.end(id, flow, outcome);
+    }
+
+    /// A rate that a transfer has shown, and which so is there.
+    fn note_rate(&mut self, peer: IpAddr, took: Duration, bytes: u64) {
+        const WORTH: u64 = 32 << 10;
+        let mbit = bytes as f64 * 8.0 / 1e6 / took.as_secs_f64();
+        if bytes >= WORTH && mbit.is_finite() {
+            self.note_mbit(peer, mbit);
+        }
+    }
+
+    pub fn note_mbit(&mut self, peer: IpAddr, mbit: f64) {
+        if self.rates.len() >= CHOICES && !self.rates.contains_key(&peer) {
+            return;
+        }
+        let best = self.rates.entry(peer).or_default();
+        *best = (*best * FADING).max(mbit);
+    }
+
+    /// Those that live, of which it was not told that they are over, are over all the same where two looks have not met them: what
+    /// ends beside a look is told of after it. No look meets those of other network namespaces: they are forgotten when something
+    /// was not told, which `untold` counts.
+    pub fn prune(&mut self, lives: impl Fn(u64) -> bool, untold: u64) {
+        self.records.prune(lives, untold);
+    }
+
+    pub fn has_live(&self) -> bool {
+        self.records.has_live()
+    }
+
+    /// What is chosen for a peer's connections now.
+    pub fn of_peer(&self, peer: IpAddr) -> Vec<status::Chosen> {
+        let of_peer = self.current.iter().filter(|((_, other), _)| *other == peer);
+        of_peer.map(|(_, current)| self.chosen(&current.made)).collect()
+    }
+
+    fn chosen(&self, made: &Made) -> status::Chosen {
+        let key = made.key();
+        let (connections, explored) = self.online.counted(&key);
+        let tried: Vec<Tried> = self.online.tried(&key).into_iter().map(Tried::from).collect();
+        status::Chosen {
+            rule: made.rule.clone(),
+            peer: Some(made.peer),
+            arm: made.arm.clone(),
+            why: name_of(made.why).to_owned(),
+            profile: made.expected.profile.name().to_owned(),
+            right: made.right,
+            way: made.way.clone(),
+            known: made.features.to_string(),
+            connections,
+            explored,
+            gain: gain(&tried, &made.arm, &self.plain),
+            tried,
+        }
+    }
+
+    /// Of one connection by its ends, that lives or ended not long ago.
+    pub fn connection(&self, ends: [std::net::SocketAddr; 2], now_ns: u64) -> Option<status::Connection> {
+        let record = self.records.find(ends)?;
+        let chosen = record.made.as_deref().map(|made| self.chosen(made));
+        let gain = chosen.as_ref().and_then(|chosen| gain(&chosen.tried, &record.arm, &self.plain));
+        Some(record.status(chosen, gain, &self.plain, now_ns))
+    }
+
+    pub fn status(&self) -> status::Selection {
+        let all: Vec<_> = self.current.values().map(|current| self.chosen(&current.made)).collect();
+        let gains: Vec<f64> = all
+            .iter()
+            .filter(|it| it.arm != self.plain)
+            .filter_map(|it| it.gain)
+            .filter(|it| *it > 0.0)
+            .collect();
+        let mean = gains.iter().map(|gain| gain.ln()).sum::<f64>() / gains.len().max(1) as f64;
+        let mut paths = all;
+        paths.sort_by_key(|it| std::cmp::Reverse(it.connections));
+        paths.truncate(status::Selection::PATHS_MAX);
+        status::Selection {
+            plain: self.plain.clone(),
+            chosen: self.current.len() as u64,
+            learned_places: self.online.places() as u64,
+            gain_paths: gains.len() as u64,
+            gain: (!gains.is_empty()).then(|| mean.exp()),
+            paths,
+            ..self.records.status()
+        }
+    }
+
+    #[cfg(test)]
+    fn serial_of(&self, place: Place) -> u32 {
+        self.current.get(&place).map_or(0, |current| current.choice.serial)
+    }
+}
+
+/// Of TCP as it is, by the arm's: how many times as long it takes.
+fn gain(tried: &[Tried], arm: &str, plain: &str) -> Option<f64> {
+    let cost = |name: &str| tried.iter().find(|it| it.arm == name)?.cost;
+    Some(cost(plain)? / cost(arm)?)
+}
+
+/// As a rule they are one.
+fn is_same(one: Option<&Arc<Model>>, other: Option<&Arc<Model>>) -> bool {
+    match (one, other) {
+        (Some(one), Some(other)) => Arc::ptr_eq(one, other) || one == other,
+        _ => one.is_none() && other.is_none(),
+    }
+}
+
+fn carries(rule: &Rule) -> bool {
+    rule.tier == Tier::Chosen
+}
+
+fn other_than(name: &str, plain: &str) -> Option<String> {
+    (name != plain).then(|| name.to_owned())
+}
+
+fn with_rate(features: Features, mbit: f64) -> Features {
+    let best = features.get(Feature::Rate).unwrap_or_default().max(mbit);
+    features.with(Feature::Rate, best)
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+pub fn name_of(why: Why) -> &'static str {
+    match why {
+        Why::Learned => "learned",
+        Why::Doubted => "doubted",
+        Why::Found => "found",
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::paths::Monitor;
-
-    const MODEL: &str = r#"{"version":1,"about":"a test","arms":["bbr","cubic"],"tree":{"split":{"by":"rtt","at":50,"unknown":"below",
-        "below":{"leaf":{"number":0,"examples":9,"ranking":[{"arm":"cubic","right":1,"utility":1},{"arm":"bbr","right":0,"utility":0}]}},
-        "above":{"leaf":{"number":1,"examples":9,"ranking":[{"arm":"bbr","right":1,"utility":1},{"arm":"cubic","right":0,"utility":0}]}}}}}"#;
-
-    fn settings() -> Settings {
-        let rule = |name: &str, peer: &str, how: &str| {
-            format!(
-                "[[rule]]\nname = \"{name}\"\nside = \"client\"\nport = [80, 443]\nagree = false\npeer = \"{peer}\"\n{how}\n"
-            )
-        };
-        let text = rule("near", "10.0.0.0/8", "select = \"loss\"")
-            + &rule("other", "0.0.0.0/0", "congestion = \"reno\"");
-        let directory = tempfile::tempdir().unwrap();
-        std::fs::write(directory.path().join("model.json"), MODEL).unwrap();
-        let file = directory.path().join("graft.toml");
-        std::fs::write(&file, format!("model = \"model.json\"\n{text}")).unwrap();
-        Settings::read(&file).expect("settings")
-    }
-
-    fn path(peer: &str, rtt_min_us: u32, idle_s: u64) -> Path {
-        let mut monitor = Monitor::new(crate::settings::default_classes());
-        let report = millrace_proto::graft::measure::Report { answered: 1, rtt_min_us, ..Default::default() };
-        monitor.note_probe(peer.parse().unwrap(), report, 1);
-        Path { idle_s, ..monitor.paths().remove(0) }
-    }
-
-    #[test]
-    fn each_path_gets_what_its_own_figures_say() {
-        let paths =
-            [path("10.0.0.1", 10_000, 0), path("10.0.0.2", 100_000, 0), path("192.0.2.1", 100_000, 0)];
-        let chosen = choose(&settings(), &paths, 64, |_| true);
-        let told: Vec<_> = chosen
-            .iter()
-            .map(|((rule, peer), it)| (*rule, peer.to_string(), it.congestion.as_str()))
-            .collect();
-        assert_eq!(told, [(0, "10.0.0.1".to_owned(), "cubic"), (0, "10.0.0.2".to_owned(), "bbr")]);
-        assert_eq!(chosen.values().nth(1).unwrap().way, ["rtt is 100 ms: more than 50 ms"]);
-        let without = choose(&settings(), &paths, 64, |control| control == "cubic");
-        assert!(without.values().all(|it| it.congestion == "cubic"), "what TCP lacks is not chosen");
-    }
-
-    #[test]
-    fn room_is_for_those_that_were_used_last() {
-        let paths = [path("10.0.0.1", 1, 9), path("10.0.0.2", 1, 0), path("10.0.0.3", 1, 3)];
-        let chosen = choose(&settings(), &paths, 5, |_| true);
-        let peers: Vec<_> = chosen.keys().map(|(_, peer)| peer.to_string()).collect();
-        assert_eq!(peers, ["10.0.0.2", "10.0.0.3"], "two ports each");
-        assert!(choose(&Settings::default(), &paths, 64, |_| true).is_empty());
-    }
-}
+mod tests;

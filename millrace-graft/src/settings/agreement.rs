@@ -7,10 +7,11 @@ use std::{
     time::Duration,
 };
 
+use millrace_bpf::{gate::Prefix, graft as kernel};
 use millrace_proto::graft::judge::{self, Wants};
 use serde::Deserialize;
 
-use super::one_or_more::OneOrMore;
+use super::{gateway::networks, one_or_more::OneOrMore};
 use crate::Identity;
 
 /// With whom this host may agree at once.
@@ -60,9 +61,16 @@ pub struct Peer {
     pub carry: Vec<SocketAddr>,
     /// That its key stands for, besides those of `carry`.
     pub addresses: Vec<IpAddr>,
+    /// Behind it, if it is a gateway: its key stands for all addresses of these.
+    pub networks: Vec<Prefix>,
 }
 
 impl Peer {
+    /// Whether the address is in a network behind it.
+    pub fn has_behind(&self, address: IpAddr) -> bool {
+        self.networks.iter().any(|network| kernel::covers(*network, address))
+    }
+
     /// Of its host, as far as the settings know.
     pub fn all_addresses(&self) -> impl Iterator<Item = IpAddr> {
         let mut all = Vec::new();
@@ -113,6 +121,8 @@ pub(super) struct RawPeer {
     carry: Option<OneOrMore<String>>,
     #[serde(default)]
     addresses: Vec<IpAddr>,
+    #[serde(default)]
+    networks: Vec<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -238,6 +248,7 @@ impl RawPeer {
             probe: self.probe.unwrap_or(true),
             carry: carry(self.carry.map_or(Vec::new(), OneOrMore::all))?,
             addresses: self.addresses,
+            networks: networks(&self.networks)?,
         })
     }
 }

@@ -29,16 +29,19 @@ pub enum Kind {
     Tcp,
     /// The same, each by as many paths as both hosts' path managers find.
     Mptcp,
+    /// The same by the kernel's SCTP, where it has that.
+    Sctp,
 }
 
 impl Kind {
-    pub const ALL: [Self; 3] = [Self::Quic, Self::Tcp, Self::Mptcp];
+    pub const ALL: [Self; 4] = [Self::Quic, Self::Tcp, Self::Mptcp, Self::Sctp];
 
     pub fn name(self) -> &'static str {
         match self {
             Self::Quic => "quic",
             Self::Tcp => "tcp",
             Self::Mptcp => "mptcp",
+            Self::Sctp => "sctp",
         }
     }
 }
@@ -49,6 +52,17 @@ impl fmt::Display for Kind {
     }
 }
 
+/// By what a carrier of QUIC knows how much the path takes.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum QuicCongestion {
+    /// BBRv3, which leaves out of account what a path loses without a queue.
+    #[default]
+    Bbr,
+    /// As quinn has it: each loss counts as too much.
+    Cubic,
+}
+
 /// Whether a rule's connections are carried where they can be.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
@@ -56,6 +70,19 @@ pub enum Tier {
     #[default]
     InPlace,
     Carried,
+    /// As the model has it for each path.
+    Chosen,
+}
+
+impl Tier {
+    /// As the settings have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::InPlace => "in-place",
+            Self::Carried => "carried",
+            Self::Chosen => "chosen",
+        }
+    }
 }
 
 /// When an application hears that its carried connection is there.
@@ -67,6 +94,25 @@ pub enum Connect {
     Early,
     /// When the server has said so.
     Strict,
+}
+
+/// What is between an application's socket and the broker's.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Loopback {
+    #[default]
+    Tcp,
+    /// The kernel passes on what the one sends to the other's queue. For study: not all that TCP promises holds.
+    Sockmap,
+}
+
+impl Loopback {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Sockmap => "sockmap",
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,10 +129,12 @@ pub struct Carry {
     pub warm: u64,
     /// What carriers are, in order of preference; those that others make are taken by all that are named.
     pub carriers: Vec<Kind>,
+    pub quic: QuicCongestion,
     pub pool: Pool,
+    pub loopback: Loopback,
 }
 
-/// Of connections by TCP or MPTCP to one peer.
+/// Of connections by TCP, MPTCP or SCTP to one peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pool {
     /// That wait for what is to be carried.
@@ -115,6 +163,9 @@ pub(super) struct Raw {
     pool_warm: Option<u32>,
     pool_most: Option<u32>,
     congestion: Option<String>,
+    quic_congestion: Option<QuicCongestion>,
+    #[serde(default)]
+    loopback: Loopback,
 }
 
 impl Raw {
@@ -140,20 +191,27 @@ impl Raw {
         let has_pools = carriers.iter().any(|kind| *kind != Kind::Quic);
         if !has_pools && (self.pool_warm.is_some() || self.pool_most.is_some() || self.congestion.is_some()) {
             return Err(
-                "carry: pool-warm, pool-most and congestion want carrier = \"tcp\" or \"mptcp\"".into()
+                "carry: pool-warm, pool-most and congestion want carrier = \"tcp\", \"mptcp\" or \"sctp\""
+                    .into(),
             );
+        }
+        if self.quic_congestion.is_some() && !carriers.contains(&Kind::Quic) {
+            return Err("carry: quic-congestion wants \"quic\" among the kinds of carrier".into());
         }
         if self.congestion.as_ref().is_some_and(|name| name.is_empty() || name.len() > CONGESTION_MAX) {
             return Err(format!("carry: congestion is a name of 1 to {CONGESTION_MAX} bytes"));
         }
         let pool = Pool { warm: pool_warm, most, congestion: self.congestion };
-        Ok(Carry { listen, connections, window, memory, warm, carriers, pool })
+        let (quic, loopback) = (self.quic_congestion.unwrap_or_default(), self.loopback);
+        Ok(Carry { listen, connections, window, memory, warm, carriers, quic, pool, loopback })
     }
 }
 
 fn carriers(kinds: Vec<Kind>) -> Result<Vec<Kind>, String> {
     if kinds.is_empty() {
-        return Err("carry: carrier names none: \"quic\", \"tcp\", \"mptcp\", or some of them".to_owned());
+        return Err(
+            "carry: carrier names none: \"quic\", \"tcp\", \"mptcp\", \"sctp\", or some of them".to_owned()
+        );
     }
     let twice = |kind: &&Kind| kinds.iter().filter(|it| it == kind).count() > 1;
     match kinds.iter().find(twice) {
@@ -166,7 +224,7 @@ fn carriers(kinds: Vec<Kind>) -> Result<Vec<Kind>, String> {
 mod tests {
     use crate::{
         Settings,
-        settings::{Connect, Kind, Tier},
+        settings::{Connect, Kind, Loopback, QuicCongestion, Tier},
     };
 
     const OURS: &str = "[agreement]\nkey = \"host.key\"\n[carry]\nlisten = \"0.0.0.0:9188\"\n";
@@ -187,9 +245,15 @@ mod tests {
         let carry = settings.carry.expect("it carries");
         assert_eq!((carry.connections, carry.window, carry.memory), (10_000, 4 << 20, 512 << 20));
         assert_eq!((carry.warm, carry.carriers), (256 << 10, vec![Kind::Quic]));
+        assert_eq!((carry.quic, carry.loopback), (QuicCongestion::Bbr, Loopback::Tcp));
+        let cubic = Settings::parse(&format!("{OURS}quic-congestion = \"cubic\"\n")).expect("settings");
+        assert_eq!(cubic.carry.map(|it| it.quic), Some(QuicCongestion::Cubic));
+        let bypassed = Settings::parse(&format!("{OURS}loopback = \"sockmap\"\n")).expect("settings").carry;
+        assert_eq!(bypassed.map(|it| it.loopback), Some(Loopback::Sockmap));
         let strict = format!("{OURS}{}connect = \"strict\"\n", RULE.replace("\"server\"", "\"client\""));
-        let rule = &Settings::parse(&strict).expect("settings").rules[0];
-        assert!(rule.connect == Connect::Strict && rule.leads().all(|lead| lead.strict));
+        let settings = Settings::parse(&strict).expect("settings");
+        assert!(settings.rules[0].connect == Connect::Strict);
+        assert!(matches!(&settings.leads()[..], [lead] if lead.strict && !lead.in_place));
     }
 
     #[test]
@@ -223,11 +287,17 @@ mod tests {
             (format!("{OURS}warm-kib = 2000\n"), "carry: warm-kib is from 0 to 1024"),
             (format!("{OURS}carrier = []\n"), "carry: carrier names none"),
             (format!("{OURS}carrier = [\"tcp\", \"tcp\"]\n"), "carry: carrier names tcp twice"),
-            (format!("{OURS}carrier = \"sctp\"\n"), "carrier"),
+            (format!("{OURS}carrier = \"dccp\"\n"), "carrier"),
+            (
+                format!("{OURS}loopback = \"splice\"\n"),
+                "unknown variant `splice`, expected `tcp` or `sockmap`",
+            ),
             (format!("{OURS}carrier = \"tcp\"\npool-warm = 0\n"), "carry: pool-warm is from 1 to 64"),
             (format!("{OURS}carrier = \"tcp\"\npool-most = 2\n"), "carry: pool-most is from 4"),
             (format!("{OURS}carrier = \"tcp\"\ncongestion = \"\"\n"), "carry: congestion is a name"),
             (format!("{OURS}congestion = \"bbr\"\n"), "congestion want carrier ="),
+            (format!("{OURS}quic-congestion = \"reno\"\n"), "unknown variant `reno`"),
+            (format!("{OURS}carrier = \"tcp\"\nquic-congestion = \"bbr\"\n"), "quic-congestion wants"),
             (
                 format!("{OURS}{}", peer("carry = [\"192.0.2.1:1\", \"192.0.2.1:1\"]")),
                 "peer b: carry names 192.0.2.1:1 twice",

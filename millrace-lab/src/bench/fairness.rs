@@ -314,7 +314,7 @@ impl Args {
     }
 }
 
-/// Bytes of IP packets that a host has received.
+/// Bytes of IP packets that a host has received from others.
 #[derive(Debug, Clone, Copy)]
 struct Octets {
     v4: u64,
@@ -326,7 +326,10 @@ impl Octets {
         node.enter(|| {
             let netstat = fs::read_to_string("/proc/thread-self/net/netstat")?;
             let snmp6 = fs::read_to_string("/proc/thread-self/net/snmp6")?;
-            let v4 = ip_in_octets(&netstat).context("no InOctets in netstat")?;
+            let devices = fs::read_to_string("/proc/thread-self/net/dev")?;
+            let within = loopback_octets(&devices).context("no lo in dev")?;
+            // What is carried goes on to its server over IPv4, too.
+            let v4 = ip_in_octets(&netstat).context("no InOctets in netstat")?.saturating_sub(within);
             let v6 = ip6_in_octets(&snmp6).context("no Ip6InOctets in snmp6")?;
             Ok(Self { v4, v6 })
         })?
@@ -339,6 +342,14 @@ fn ip_in_octets(netstat: &str) -> Option<u64> {
     let (names, values) = (lines.next()?, lines.next()?);
     let mut pairs = names.split_whitespace().zip(values.split_whitespace());
     pairs.find(|(name, _)| *name == "InOctets")?.1.parse().ok()
+}
+
+/// Bytes of IP packets that came by the loopback interface; the kernel counts them with a header of Ethernet.
+fn loopback_octets(devices: &str) -> Option<u64> {
+    let mut counts =
+        devices.lines().find_map(|line| line.trim_start().strip_prefix("lo:"))?.split_whitespace();
+    let (bytes, packets): (u64, u64) = (counts.next()?.parse().ok()?, counts.next()?.parse().ok()?);
+    Some(bytes.saturating_sub(14 * packets))
 }
 
 fn ip6_in_octets(snmp6: &str) -> Option<u64> {
@@ -399,6 +410,8 @@ mod tests {
     fn octets_as_the_kernel_writes_them() {
         let netstat = "TcpExt: A InOctets\nTcpExt: 1 2\nIpExt: InNoRoutes InOctets Out\nIpExt: 0 4711 3\n";
         assert_eq!(ip_in_octets(netstat), Some(4711));
+        let devices = "Inter-|   Receive\n face |bytes packets\n  eth0: 1 2 3\n    lo: 1028    2    0 0\n";
+        assert_eq!(loopback_octets(devices), Some(1000));
         assert_eq!(ip_in_octets("IpExt: Other\nIpExt: 1\n"), None);
         assert_eq!(ip6_in_octets("Ip6InReceives 3\nIp6InOctets                     \t42\n"), Some(42));
     }

@@ -122,6 +122,12 @@ impl Process {
         }
     }
 
+    /// At once, whatever it is doing.
+    pub fn kill(mut self) -> std::io::Result<()> {
+        self.child.kill()?;
+        self.child.wait().map(drop)
+    }
+
     fn signal(&self) -> anyhow::Result<()> {
         Ok(kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGINT)?)
     }

@@ -134,7 +134,7 @@ impl Drop for Wire {
 }
 
 /// A packet socket that receives every frame that enters through `device`.
-fn input(device: &str) -> nix::Result<OwnedFd> {
+pub(super) fn input(device: &str) -> nix::Result<OwnedFd> {
     let fd = socket::socket(
         socket::AddressFamily::Packet,
         socket::SockType::Raw,
@@ -149,7 +149,7 @@ fn input(device: &str) -> nix::Result<OwnedFd> {
 }
 
 /// A packet socket that sends through `device` and receives nothing.
-fn output(device: &str) -> nix::Result<OwnedFd> {
+pub(super) fn output(device: &str) -> nix::Result<OwnedFd> {
     let fd = socket::socket(
         socket::AddressFamily::Packet,
         socket::SockType::Raw,

@@ -30,6 +30,7 @@ mod netns;
 mod registry;
 mod shape;
 mod signals;
+mod tap;
 mod topology;
 
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -41,6 +42,7 @@ pub use netns::Netns;
 pub use registry::clean;
 pub use shape::{Counters, Shaper};
 pub use signals::remove_on_signal;
+pub use tap::Tap;
 pub use topology::{Direction, Directions, Error as TopologyError, Event, Interface, LinkSpec, Topology};
 
 use control::Background;

@@ -9,14 +9,15 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use clap::Subcommand;
-use millrace_bpf::graft::Pins;
-use millrace_graft::{Graft, Pool, Settings};
+use millrace_bpf::graft::{Pins, gateway};
+use millrace_graft::{Graft, Pool};
 
 use super::{daemon, hook, packets, screen, train, why};
 use crate::{
     graft::{
+        carry::{classify, keeper},
         control::{self, DEFAULT_SOCKET, Request},
-        daemon::Setup,
+        daemon::{Setup, usable},
         probe::Target,
         serve, text, tls,
     },
@@ -33,6 +34,11 @@ pub struct Args {
 enum Verb {
     /// Hold grafts in the kernel and have connections use them, as a settings file says
     Run(Run),
+    /// As `run`, with interfaces behind which are hosts whose connections are carried
+    Gateway(Gateway),
+    /// Takes back what a gateway that was killed has left
+    #[command(hide = true)]
+    GatewayKeep { run: u16, interfaces: Vec<String> },
     /// Check a graft: manifest, identity, and whether this kernel takes it
     Check(Check),
     /// Show the grafts that there are
@@ -83,6 +89,9 @@ enum Verb {
     Hook(hook::Args),
     /// Functions on datagrams, as lists that are changed while they pass
     Packets(packets::Args),
+    /// What looks at first bytes: only the daemon starts it
+    #[command(hide = true)]
+    Classify,
     /// Have the settings read again
     Reload {
         #[command(flatten)]
@@ -109,6 +118,15 @@ struct Run {
     pins: PinsArg,
     #[command(flatten)]
     daemon: daemon::Flags,
+}
+
+#[derive(Debug, clap::Args)]
+struct Gateway {
+    /// By which hosts behind this one are reached, besides those of [gateway] in the settings
+    #[arg(long, value_name = "NAME")]
+    interface: Vec<String>,
+    #[command(flatten)]
+    run: Run,
 }
 
 #[derive(Debug, clap::Args)]
@@ -218,7 +236,9 @@ fn value(text: &str) -> Result<(String, u64), String> {
 
 pub fn run(args: Args) -> anyhow::Result<()> {
     match args.verb {
-        Verb::Run(args) => run_daemon(args),
+        Verb::Run(args) => run_daemon(args, Vec::new()),
+        Verb::Gateway(args) => run_daemon(args.run, args.interface),
+        Verb::GatewayKeep { run, interfaces } => keeper::run(run, &interfaces),
         Verb::Check(args) => check(args),
         Verb::List(args) => print(&text::pool(&Pool::read(&args.pool, &[])?, width())),
         Verb::Export(args) => export(&args),
@@ -247,6 +267,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         Verb::Monitor { socket, json, watch } => monitor(&socket.socket, json, watch),
         Verb::Hook(args) => hook::run(args),
         Verb::Packets(args) => packets::run(args),
+        Verb::Classify => classify::child(),
         Verb::Reload { socket } => {
             control::ask(&socket.socket, &Request::Reload)?;
             print("the settings were read again\n")
@@ -254,14 +275,13 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     }
 }
 
-fn run_daemon(args: Run) -> anyhow::Result<()> {
+fn run_daemon(args: Run, interfaces: Vec<String>) -> anyhow::Result<()> {
     if args.check {
-        let settings = Settings::read(&args.config)?;
+        let settings = usable(&args.config, &interfaces)?;
         let pool = Pool::read(&settings.pool, &settings.trusted_keys)?;
         let mut needed = settings.needed();
         needed.retain(|name, _| !settings.fetches(name));
         needed.keys().try_for_each(|name| pool.find(name).map(drop))?;
-        settings.agreement.as_ref().map(tls::Tls::new).transpose()?;
         return print("the settings are usable\n");
     }
     let usual = (args.daemon.socket() == Path::new(DEFAULT_SOCKET)).then(|| Pins::DEFAULT.into());
@@ -270,11 +290,16 @@ fn run_daemon(args: Run) -> anyhow::Result<()> {
         bail!("with another --socket, --persist wants --pins: daemons must not take over each other's");
     }
     let front = args.daemon.front();
-    args.daemon.run(serve::run(Setup { config: args.config, persist: args.persist, pins, front }))
+    args.daemon.run(serve::run(Setup { config: args.config, interfaces, persist: args.persist, pins, front }))
 }
 
 fn clean(directory: &Path) -> anyhow::Result<()> {
-    match Pins::at(directory).clean().as_slice() {
+    let mut names = Pins::at(directory).clean();
+    match gateway::remove_leftovers(None).context("rules and routes of a gateway")? {
+        0 => {}
+        count => names.push(format!("{count} rules and routes of a gateway")),
+    }
+    match names.as_slice() {
         [] => print("nothing was left there\n"),
         names => print(&format!("taken back: {}\n", names.join(", "))),
     }

@@ -13,6 +13,7 @@ use crate::{
     graft::{
         broker::keeper,
         packets::{self, DEFAULT_SOCKET, Request, Setup},
+        process,
     },
     render::{
         Fit::{Name, Text, Whole},
@@ -33,6 +34,9 @@ enum Verb {
     /// Holds what a daemon has lent, and ends it when the daemon is gone. Started by the daemon
     #[command(hide = true)]
     Keep,
+    /// What a function of a session is, without a right. Started by the daemon
+    #[command(hide = true)]
+    Process { program: String },
     /// Show sessions, what became of their packets, and how long these took
     Status {
         #[command(flatten)]
@@ -87,6 +91,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     match args.verb {
         Verb::Run(args) => run_daemon(args),
         Verb::Keep => keeper::run(),
+        Verb::Process { program } => process::run(&program),
         Verb::Status { socket, json } => {
             let status = packets::ask(&socket.socket, &Request::Status)?.status.unwrap_or_default();
             print(&if json { serde_json::to_string_pretty(&status)? + "\n" } else { text(&status, width()) })
@@ -183,6 +188,33 @@ fn text(status: &Status, width: usize) -> String {
         ("OVER BUDGET", Whole),
     ];
     table(&mut out, width, &head, rows);
+    let mut paths = status.sessions.iter().flat_map(|session| {
+        session.paths.iter().map(|path| {
+            vec![
+                session.name.clone(),
+                path.interface.clone(),
+                path.local.clone(),
+                path.remote.clone(),
+                if path.is_up { "yes" } else { "no" }.to_owned(),
+                path.weight.to_string(),
+                path.sent.to_string(),
+                path.came.to_string(),
+            ]
+        })
+    });
+    if let Some(first) = paths.next() {
+        let head = [
+            ("SESSION", Name),
+            ("PATH", Name),
+            ("LOCAL", Name),
+            ("REMOTE", Name),
+            ("UP", Name),
+            ("WEIGHT", Whole),
+            ("SENT", Whole),
+            ("RECEIVED", Whole),
+        ];
+        table(&mut out, width, &head, [first].into_iter().chain(paths));
+    }
     if !status.peers.is_empty() {
         let head = [
             ("PEER", Name),
@@ -196,6 +228,16 @@ fn text(status: &Status, width: usize) -> String {
         for (session, receives) in status.peers.iter().flat_map(|peer| &peer.receives) {
             line(&mut out, width, &format!("{session}: receives by {receives}"));
         }
+    }
+    for it in &status.processes {
+        let trouble = it.trouble.as_ref().map_or_else(String::new, |why| format!("; none can be had: {why}"));
+        let ended: String = it.ended.iter().map(|(how, count)| format!(", {how} {count}")).collect();
+        let (program, running, started) = (&it.program, it.running, it.started);
+        line(
+            &mut out,
+            width,
+            &format!("process {program}: running {running}, started {started}{ended}{trouble}"),
+        );
     }
     for session in &status.sessions {
         let mut packets = String::new();

@@ -1,8 +1,12 @@
 //! `millrace graft why`.
 
-use std::{net::IpAddr, path::PathBuf};
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    str::FromStr,
+};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail, ensure};
 use millrace_proto::graft::select::{
     cases,
     features::Features,
@@ -21,9 +25,12 @@ use crate::{
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Optional with --what-if
-    #[arg(required_unless_present = "what_if")]
-    peer: Option<IpAddr>,
+    /// A peer's address, or a connection: LOCAL:PORT-REMOTE:PORT; optional with --what-if
+    #[arg(required_unless_present = "what_if", value_name = "PEER|CONNECTION")]
+    about: Option<About>,
+    /// Of a connection whose ends are two words, as `ss` prints them
+    #[arg(value_name = "REMOTE:PORT", conflicts_with = "what_if")]
+    other: Option<End>,
     /// What a model would choose if this were so: rtt (ms), rate (Mbit/s), loss (%), burstiness, reordering (%), queue
     /// (ms/s), paths, size (KiB), profile, offer, warmth; with PEER, what is not said is as the daemon has measured it
     #[arg(long, value_name = "NAME=VALUE,...", requires = "model")]
@@ -36,6 +43,71 @@ pub struct Args {
     socket: PathBuf,
     #[arg(long)]
     json: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum About {
+    Peer(IpAddr),
+    /// One end alone wants the other.
+    End(SocketAddr),
+    Connection(SocketAddr, SocketAddr),
+}
+
+/// One end of a connection, as `ss` prints it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct End(SocketAddr);
+
+impl FromStr for End {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?} is no ADDRESS:PORT, such as 192.0.2.1:443 or [2001:db8::1]:443");
+        let (address, port) = text.trim().rsplit_once(':').ok_or_else(wrong)?;
+        let address = address.trim_start_matches('[');
+        let address = address.split(['%', ']']).next().unwrap_or(address);
+        let address: IpAddr = address.parse().map_err(|_| wrong())?;
+        let port = port.parse().map_err(|_| wrong())?;
+        Ok(Self(SocketAddr::new(address.to_canonical(), port)))
+    }
+}
+
+impl FromStr for About {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Ok(peer) = text.parse() {
+            return Ok(Self::Peer(peer));
+        }
+        let mut ends = text.split(['-', ' ']).filter(|part| !part.is_empty());
+        match (ends.next(), ends.next(), ends.next()) {
+            (Some(one), Some(other), None) => {
+                Ok(Self::Connection(one.parse::<End>()?.0, other.parse::<End>()?.0))
+            }
+            (Some(one), None, None) => Ok(Self::End(one.parse::<End>()?.0)),
+            _ => Err("it is a peer's address, or LOCAL:PORT-REMOTE:PORT".to_owned()),
+        }
+    }
+}
+
+impl Args {
+    fn connection(&self) -> anyhow::Result<Option<(SocketAddr, SocketAddr)>> {
+        match (&self.about, self.other) {
+            (Some(About::Connection(local, remote)), None) => Ok(Some((*local, *remote))),
+            (Some(About::End(local)), Some(End(remote))) => Ok(Some((*local, remote))),
+            (Some(About::End(local)), None) => {
+                bail!("{local} is one end of a connection: its other end is missing")
+            }
+            (None | Some(About::Peer(_)), None) => Ok(None),
+            (_, Some(End(other))) => bail!("{other} is one end of a connection too many"),
+        }
+    }
+
+    fn peer(&self) -> Option<IpAddr> {
+        match self.about {
+            Some(About::Peer(peer)) => Some(peer),
+            _ => None,
+        }
+    }
 }
 
 /// What a model says, as data.
@@ -51,7 +123,17 @@ struct WhatIf<'a> {
 }
 
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let why = args.peer.map(|peer| control::ask(&args.socket, &Request::Why { peer })).transpose()?;
+    if let Some((local, remote)) = args.connection()? {
+        ensure!(args.what_if.is_none(), "--what-if is for a path, and not for a connection");
+        let answer = control::ask(&args.socket, &Request::WhyConnection { local, remote })?;
+        let connection = answer.connection.unwrap_or_default();
+        return print(&if args.json {
+            serde_json::to_string_pretty(&connection)? + "\n"
+        } else {
+            text::connection(&connection, width())
+        });
+    }
+    let why = args.peer().map(|peer| control::ask(&args.socket, &Request::Why { peer })).transpose()?;
     let why = why.map(|answer| answer.why.unwrap_or_default());
     let (Some(features), Some(path)) = (&args.what_if, &args.model) else {
         let why = why.unwrap_or_default();
@@ -83,5 +165,32 @@ fn data<'a>(features: &Features, decision: &'a Decision<'a>) -> WhatIf<'a> {
         arm: decision.rank.map(|rank| rank.arm.as_str()),
         right: decision.rank.map(|rank| rank.right),
         utility: decision.rank.map(|rank| rank.utility),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_are_named_as_people_and_ss_do() {
+        let connection =
+            |one: &str, other: &str| About::Connection(one.parse().unwrap(), other.parse().unwrap());
+        let table = [
+            ("192.0.2.1", About::Peer("192.0.2.1".parse().unwrap())),
+            ("2001:db8::1", About::Peer("2001:db8::1".parse().unwrap())),
+            ("192.0.2.1:5000-192.0.2.2:443", connection("192.0.2.1:5000", "192.0.2.2:443")),
+            ("192.0.2.1:5000   192.0.2.2:443", connection("192.0.2.1:5000", "192.0.2.2:443")),
+            ("[2001:db8::1]:1-[2001:db8::2]:443", connection("[2001:db8::1]:1", "[2001:db8::2]:443")),
+            ("[fe80::1]%eth0:1-[fe80::2%eth0]:443", connection("[fe80::1]:1", "[fe80::2]:443")),
+            ("[::ffff:192.0.2.1]:1-[::ffff:192.0.2.2]:2", connection("192.0.2.1:1", "192.0.2.2:2")),
+            ("192.0.2.1:5000", About::End("192.0.2.1:5000".parse().unwrap())),
+        ];
+        for (text, wanted) in table {
+            assert_eq!(text.parse(), Ok(wanted), "{text}");
+        }
+        for wrong in ["", "web", "192.0.2.1:70000-192.0.2.2:1", "192.0.2.1:1-2-3", "1:1-192.0.2.1:1"] {
+            assert!(wrong.parse::<About>().is_err(), "{wrong}");
+        }
     }
 }

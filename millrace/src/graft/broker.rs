@@ -22,6 +22,7 @@ mod door;
 mod far;
 pub(crate) mod keeper;
 mod lease;
+mod process;
 mod quality;
 mod ring;
 mod seat;
@@ -37,7 +38,7 @@ use std::{
 use anyhow::Context as _;
 use millrace_bpf::graft::joint::Ends;
 use millrace_graft::packet::{
-    Event, Peer, PeerStatus, Runtime, Settings,
+    Event, Peer, PeerStatus, ProcessStatus, Runtime, Settings,
     choose::{Offer, offers},
 };
 use tracing::{error, warn};
@@ -49,6 +50,7 @@ use self::{
     far::{Far, Say},
     keeper::Keeper,
     lease::{Lease, SILENCE},
+    process::Processes,
     ring::Rings,
     seat::Seat,
 };
@@ -72,6 +74,7 @@ pub struct Broker {
     /// By their lives, which both ends have drawn at random.
     leases: BTreeMap<u64, Lease>,
     rings: Rings,
+    processes: Processes,
     words: Receiver<(usize, Say)>,
     offers: Vec<Offer>,
     keeper: Keeper,
@@ -111,6 +114,7 @@ impl Broker {
             seats,
             leases: BTreeMap::new(),
             rings: Rings::default(),
+            processes: Processes::of(settings),
             words,
             offers: offers(settings),
             keeper: Keeper::start().context("the keeper of sockets")?,
@@ -141,6 +145,7 @@ impl Broker {
     pub fn apply(&mut self, settings: &Settings) {
         self.peers.clone_from(&settings.peers);
         self.offers = offers(settings);
+        self.processes.apply(settings);
     }
 
     /// Does what there is to do; to be called all the time. `events`: what has happened to the runtime's sessions since the last time.
@@ -154,6 +159,7 @@ impl Broker {
         while let Ok((peer, say)) = self.words.try_recv() {
             self.hear(runtime, peer, say);
         }
+        self.look_at_processes(Instant::now());
         self.welcome();
         self.read_desks(runtime);
         if self.addresses.have_changed() {
@@ -191,6 +197,15 @@ impl Broker {
             }
         });
         each.collect()
+    }
+
+    pub fn processes(&self) -> Vec<ProcessStatus> {
+        self.processes.status()
+    }
+
+    /// Whether a graft is a process: no session that is open changes to it, or from it.
+    pub fn is_process(&self, graft: &str) -> bool {
+        self.processes.is_process(graft)
     }
 
     /// Requests of applications that were refused, by the reason.

@@ -2,14 +2,17 @@
 
 use std::{
     collections::BTreeMap,
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
 
 use anyhow::Context as _;
-use millrace_bpf::{gate::Prefix, graft::hook::Lead};
+use millrace_bpf::{
+    gate::Prefix,
+    graft::{Caller, hook::Lead},
+};
 use millrace_graft::{
     Side,
     status::{self, Status, Why},
@@ -48,6 +51,11 @@ pub enum Request {
     Why {
         peer: IpAddr,
     },
+    /// Of one connection by its ends, in either order.
+    WhyConnection {
+        local: SocketAddr,
+        remote: SocketAddr,
+    },
     Monitor,
     Probe {
         peer: IpAddr,
@@ -85,6 +93,8 @@ pub struct Answer {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<Why>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub connection: Option<status::Connection>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paths: Option<Vec<status::Path>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probed: Option<Vec<Probed>>,
@@ -118,6 +128,9 @@ fn answer(daemon: &Daemon, line: &[u8]) -> anyhow::Result<Answer> {
         }
         Request::Status => Answer { status: Some(daemon.status()?), ..ok },
         Request::Why { peer } => Answer { why: Some(daemon.why(peer)?), ..ok },
+        Request::WhyConnection { local, remote } => {
+            Answer { connection: Some(daemon.why_connection([local, remote])?), ..ok }
+        }
         Request::Monitor => Answer { paths: Some(daemon.paths()), ..ok },
         Request::Probe { peer, udp_port, period_ms, duration_ms } => {
             let ms = Duration::from_millis;
@@ -139,7 +152,14 @@ fn leads(ports: &[(u16, u16)], peers: &[String], strict: bool) -> anyhow::Result
     let of = |peer: &Prefix| {
         ports
             .iter()
-            .map(|(first, last)| Lead { peer: *peer, ports: *first..=*last, strict })
+            .map(|(first, last)| Lead {
+                peer: *peer,
+                ports: *first..=*last,
+                caller: Caller::default(),
+                strict,
+                choice: 0,
+                in_place: false,
+            })
             .collect::<Vec<_>>()
     };
     Ok(peers.iter().flat_map(of).collect())

@@ -3,20 +3,20 @@
 use std::{
     collections::{BTreeMap, HashSet},
     fmt,
-    net::IpAddr,
-    path::PathBuf,
+    net::{IpAddr, SocketAddr},
+    path::{Path, PathBuf},
     time::Duration,
 };
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use millrace_bpf::{
     clock,
-    graft::{Pins, hook::Lead, remove_leftovers},
+    graft::{Pins, gateway, hook::Lead, remove_leftovers},
 };
 use millrace_graft::{
     Identity, Runtime, Settings, Side,
     settings::Agreement,
-    status::{Path, Reload, Status, Why},
+    status::{self, Connection, Reload, Status, Why},
 };
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -36,6 +36,8 @@ use crate::{
 
 pub struct Setup {
     pub config: PathBuf,
+    /// Behind which are hosts whose connections are carried, besides those of the settings.
+    pub interfaces: Vec<String>,
     /// What is done stays when the process ends.
     pub persist: bool,
     /// Where; and where an earlier process may have left something.
@@ -45,6 +47,7 @@ pub struct Setup {
 
 pub struct Daemon {
     config: PathBuf,
+    interfaces: Vec<String>,
     runtime: Mutex<Runtime>,
     /// The latest; at first what it was started with.
     reloaded: Mutex<Reload>,
@@ -83,12 +86,18 @@ impl Daemon {
             0 => {}
             count => warn!(count, "congestion controls that a killed process left were taken back"),
         }
-        let settings = usable(Settings::read(&setup.config)?)?;
+        match gateway::remove_leftovers(None) {
+            Ok(0) => {}
+            Ok(count) => warn!(count, "rules and routes that a killed gateway left were taken back"),
+            Err(error) => warn!("it is not known whether a killed gateway has left rules or routes: {error}"),
+        }
+        let settings = usable(&setup.config, &setup.interfaces)?;
         let pins = setup.pins.as_deref().map(Pins::at);
         let runtime = Runtime::start_after(settings, pins.as_ref(), setup.persist)?;
         let (changes, _) = watch::channel(runtime.revision());
         Ok(Self {
             config: setup.config.clone(),
+            interfaces: setup.interfaces.clone(),
             runtime: Mutex::new(runtime),
             reloaded: Mutex::new(Reload { time_s: unix_time(), error: None }),
             changes,
@@ -121,23 +130,25 @@ impl Daemon {
 
     /// Begins, goes on, or ends, as the settings say. Has to be called from the runtime of tasks.
     pub fn follow_carry(&self) -> anyhow::Result<()> {
-        let (settings, cgroup) = {
-            let runtime = self.runtime.lock();
-            (runtime.settings().clone(), runtime.cgroup().to_owned())
+        let (settings, cgroup, shared, kinds) = {
+            let mut runtime = self.runtime.lock();
+            let (shared, kinds) = (runtime.share()?, runtime.kinds());
+            (runtime.settings().clone(), runtime.cgroup().to_owned(), shared, kinds)
         };
         let mut broker = self.broker.lock();
         let done = match &*broker {
             Some(running) if settings.carry.is_some() => running.apply(&settings),
             _ => {
                 *broker = None;
-                Broker::start(&settings, &cgroup).map(|started| *broker = started)
+                self.runtime.lock().forget_carried();
+                Broker::start(&settings, &cgroup, &shared, kinds).map(|started| *broker = started)
             }
         };
         *self.no_broker.lock() = done.as_ref().err().map(|error| format!("nothing is carried: {error:#}"));
         done
     }
 
-    pub fn hook(&self, cgroup: &std::path::Path, side: Side, leads: Vec<Lead>) -> anyhow::Result<()> {
+    pub fn hook(&self, cgroup: &Path, side: Side, leads: Vec<Lead>) -> anyhow::Result<()> {
         match &*self.broker.lock() {
             Some(broker) => broker.hook(cgroup, side, leads),
             None => bail!("this daemon carries nothing: its settings have no [carry]"),
@@ -152,25 +163,61 @@ impl Daemon {
         self.unfetched.lock().insert(identity);
     }
 
+    /// What has come of connections is taken into account for those that follow.
+    pub fn learn(&self) {
+        if !self.runtime.lock().selects() {
+            return;
+        }
+        self.hear_broker();
+        if let Err(error) = self.runtime.lock().learn() {
+            warn!("what came of connections cannot be learned from: {error}");
+        }
+    }
+
+    /// Under both locks: who comes later has told the runtime of nothing that was before.
+    fn hear_broker(&self) {
+        let broker = self.broker.lock();
+        let mut runtime = self.runtime.lock();
+        let (told, warmth) = broker.as_ref().map(|it| (it.take_told(), it.warmth())).unwrap_or_default();
+        runtime.set_carriers(warmth);
+        runtime.note_carried(told);
+    }
+
+    pub fn why_connection(&self, ends: [SocketAddr; 2]) -> anyhow::Result<Connection> {
+        self.hear_broker();
+        let found = self.runtime.lock().why_connection(ends)?;
+        let [local, remote] = ends;
+        found.with_context(|| {
+            format!(
+                "nothing is known of a connection {local}-{remote}: no rule with select, and no carrier, has it, or it ended long ago"
+            )
+        })
+    }
+
     pub fn tick(&self) {
+        self.hear_broker();
         let mut runtime = self.runtime.lock();
         if let Err(error) = runtime.tick() {
             warn!("the sockets cannot be read: {error}");
         }
+        // A cgroup that a rule names has come or gone: agreements are on the rules before.
+        let revision = runtime.revision();
+        self.changes.send_if_modified(|known| std::mem::replace(known, revision) != revision);
         for (peer, report) in self.probes.take_fresh() {
             runtime.note_probe(peer, report);
         }
         self.probes.start_due(runtime.probes());
+        let settings = runtime.settings().clone();
         drop(runtime);
         if let Some(broker) = &*self.broker.lock() {
-            broker.tick();
+            broker.tick(&settings);
         }
     }
 
     /// Reads the settings again; all or nothing.
     pub fn reload(&self) -> anyhow::Result<()> {
         let mut runtime = self.runtime.lock();
-        let settings = Settings::read(&self.config).map_err(anyhow::Error::from).and_then(usable);
+        let settings = usable(&self.config, &self.interfaces);
         let done = settings.and_then(|settings| Ok(runtime.apply(settings)?));
         self.changes.send_replace(runtime.revision());
         let error = done.as_ref().err().map(|error| format!("{error:#}"));
@@ -209,12 +256,18 @@ impl Daemon {
     }
 
     pub fn status(&self) -> anyhow::Result<Status> {
+        self.hear_broker();
         let status = self.runtime.lock().status()?;
+        let (carry, classify) = {
+            let broker = self.broker.lock();
+            (broker.as_ref().map(Broker::status), broker.as_ref().and_then(Broker::classify))
+        };
         Ok(Status {
             trouble: self.trouble(),
             reload: Some(self.reloaded.lock().clone()),
             log_lines_dropped: log::dropped(),
-            carry: self.broker.lock().as_ref().map(Broker::status),
+            carry,
+            classify,
             ..status
         })
     }
@@ -223,6 +276,13 @@ impl Daemon {
         let mut trouble = self.runtime.lock().trouble();
         trouble.extend(self.disagrees.lock().clone());
         trouble.extend(self.no_broker.lock().clone());
+        let (gateway, classify) = {
+            let broker = self.broker.lock();
+            (broker.as_ref().and_then(Broker::trouble), broker.as_ref().and_then(Broker::classify))
+        };
+        trouble.extend(gateway);
+        let ended = classify.filter(|it| it.state == "ended");
+        trouble.extend(ended.map(|it| format!("first bytes are not looked at: {}", it.detail)));
         let failed = self.reloaded.lock().error.clone();
         trouble.extend(
             failed.map(|error| format!("the latest reload failed, the settings before stay: {error}")),
@@ -247,7 +307,7 @@ impl Daemon {
         self.probes.all(|rtt_us| runtime.class_of(rtt_us))
     }
 
-    pub fn paths(&self) -> Vec<Path> {
+    pub fn paths(&self) -> Vec<status::Path> {
         self.runtime.lock().paths()
     }
 }
@@ -269,7 +329,9 @@ impl Observed for Daemon {
 }
 
 /// What can be wrong with keys and certificates is wrong before anything changes.
-fn usable(settings: Settings) -> anyhow::Result<Settings> {
+pub fn usable(config: &Path, interfaces: &[String]) -> anyhow::Result<Settings> {
+    let mut settings = Settings::read(config)?;
+    settings.behind(interfaces)?;
     settings.agreement.as_ref().map(Tls::new).transpose()?;
     Ok(settings)
 }

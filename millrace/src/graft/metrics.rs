@@ -13,11 +13,15 @@ use prometheus_client::{
     registry::Unit,
 };
 
-use millrace_proto::graft::measure::Report;
+use millrace_proto::graft::{
+    measure::Report,
+    select::{kind::Source, profile::Profile},
+};
 
 use super::{
     carry,
     probe::{Probed, Record},
+    select_metrics,
 };
 use crate::openmetrics::{self, Out};
 
@@ -49,6 +53,8 @@ impl Collector for Snapshot {
         })?;
         self.agreements(&mut out)?;
         self.0.carry.as_ref().map_or(Ok(()), |it| carry::metrics::encode(it, &mut out))?;
+        self.0.selection.as_ref().map_or(Ok(()), |it| select_metrics::encode(it, &mut out))?;
+        self.purposes(&mut out)?;
         self.probes(&mut out)?;
         // By class, not by peer: peers are many, and come and go.
         by_class(&mut out, "paths", "Peers that are remembered", MetricType::Gauge, paths, |_| 1)?;
@@ -72,6 +78,23 @@ impl Collector for Snapshot {
 }
 
 impl Snapshot {
+    fn purposes(&self, out: &mut Out<'_>) -> fmt::Result {
+        let Status { purposes, classify, .. } = &self.0;
+        let all =
+            Profile::NAMES.iter().flat_map(|profile| Source::ALL.map(|source| (*profile, source.name())));
+        let kinds = all.map(|(profile, source)| {
+            let count = purposes.iter().filter(|it| it.profile == profile && it.source == source).count();
+            ([("profile", profile), ("source", source)], count as u64)
+        });
+        out.gauges(
+            "kinds",
+            "Kinds of connections, by what they are for and where that is known from",
+            kinds,
+        )?;
+        let help = "Carried connections whose first bytes were looked at";
+        classify.as_ref().map_or(Ok(()), |it| out.counts("classified", help, "result", &it.counts))
+    }
+
     /// Of paths that somebody has asked for: few.
     fn probes(&self, out: &mut Out<'_>) -> fmt::Result {
         type Figure = (&'static str, &'static str, fn(&Report) -> f64);
@@ -157,7 +180,18 @@ fn by_class(
 mod tests {
     use super::super::probe::Target;
     use super::*;
-    use millrace_graft::status::{Loaded, Peer};
+    use millrace_graft::status::{Classify, Loaded, Peer, Purpose};
+
+    #[test]
+    fn what_is_counted_of_first_bytes_is_documented() {
+        let documented = include_str!("../../../docs/selection.md");
+        for count in super::carry::classify::COUNTS {
+            assert!(documented.contains(&format!("| `{count}` |")), "{count}");
+        }
+        for source in Source::ALL {
+            assert!(documented.contains(&format!("| `{}` |", source.name())), "{}", source.name());
+        }
+    }
 
     #[test]
     fn names_follow_the_documentation() {
@@ -184,6 +218,12 @@ mod tests {
             peers: vec![Peer { state: "agreed".into(), ..Peer::default() }],
             negotiations: [("no-rule".to_owned(), 5)].into(),
             downgrades: [("stripped".to_owned(), 6)].into(),
+            purposes: vec![Purpose {
+                profile: "loss".into(),
+                source: "learned".into(),
+                ..Purpose::default()
+            }],
+            classify: Some(Classify { counts: [("unknown".to_owned(), 8)].into(), ..Classify::default() }),
             ..Status::default()
         };
         let report = Report { rtt_us: 1500, loss_percent: 2.0, ..Report::default() };
@@ -206,6 +246,9 @@ mod tests {
             r#"millrace_graft_agreements{state="absent"} 0"#,
             r#"millrace_graft_negotiations_total{outcome="no-rule"} 5"#,
             r#"millrace_graft_downgrades_total{kind="stripped"} 6"#,
+            r#"millrace_graft_kinds{profile="loss",source="learned"} 1"#,
+            r#"millrace_graft_kinds{profile="time",source="default"} 0"#,
+            r#"millrace_graft_classified_total{result="unknown"} 8"#,
             r#"millrace_graft_delivered_packets_total{class="lan"} 20"#,
             r#"millrace_graft_lost_packets_total{class="lan"} 4"#,
         ] {

@@ -3,13 +3,16 @@
 mod agreement;
 pub(crate) mod broker;
 mod callers;
-mod carry;
+pub(crate) mod carry;
 pub(crate) mod control;
 pub(crate) mod daemon;
 mod metrics;
 mod packet_metrics;
 pub(crate) mod packets;
 pub(crate) mod probe;
+pub(crate) mod process;
+mod select_metrics;
+mod select_text;
 pub(crate) mod serve;
 mod sockets;
 pub(crate) mod text;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use millrace_graft::packet::{PeerStatus, SessionStatus, Status};
+use millrace_graft::packet::{PeerStatus, ProcessStatus, SessionStatus, Status};
 use prometheus_client::{collector::Collector, encoding::DescriptorEncoder, registry::Unit};
 
 use crate::openmetrics::{self, Out};
@@ -53,8 +53,26 @@ impl Collector for Snapshot {
         out.counters("lost", "Datagrams that had not come when a session began anew", lost)?;
         let over = sessions.iter().map(|it| ([of(it)], it.over_budget));
         out.counters("over_budget", "Samples above the budget", over)?;
+        paths(&mut out, sessions)?;
         peers(&mut out, &self.0)
     }
+}
+
+fn paths(out: &mut Out<'_>, sessions: &[SessionStatus]) -> fmt::Result {
+    let each = || {
+        sessions.iter().flat_map(|it| {
+            it.paths.iter().map(move |path| ([of(it), ("interface", path.interface.as_str())], path))
+        })
+    };
+    let up = each().map(|(labels, path)| (labels, u64::from(path.is_up)));
+    out.gauges("path_up", "1 if what is sent by a path of a session comes, as far as is known", up)?;
+    let weights = each().map(|(labels, path)| (labels, u64::from(path.weight)));
+    out.gauges("path_weight", "How much of the session it carries, beside the others", weights)?;
+    let packets = each().flat_map(|([session, interface], path)| {
+        let directions = [("sent", path.sent), ("received", path.came)];
+        directions.map(|(direction, count)| ([session, interface, ("direction", direction)], count))
+    });
+    out.counters("path_packets", "Packets by a path of a session, those of the daemons, too", packets)
 }
 
 fn peers(out: &mut Out<'_>, status: &Status) -> fmt::Result {
@@ -77,7 +95,24 @@ fn peers(out: &mut Out<'_>, status: &Status) -> fmt::Result {
     let opened = peers.iter().map(|it| ([of(it)], it.opened));
     out.counters("leases_opened", "Sessions that applications have got", opened)?;
     let refused = status.refusals.iter().map(|(why, count)| ([("reason", why.as_str())], *count));
-    out.counters("leases_refused", "Requests of applications that were refused", refused)
+    out.counters("leases_refused", "Requests of applications that were refused", refused)?;
+    processes(out, status)
+}
+
+fn processes(out: &mut Out<'_>, status: &Status) -> fmt::Result {
+    fn of(process: &ProcessStatus) -> (&str, &str) {
+        ("program", &process.program)
+    }
+    let running = status.processes.iter().flat_map(|it| {
+        let states = [("running", it.running as u64), ("waiting", u64::from(it.is_ready))];
+        states.map(|(state, count)| ([of(it), ("state", state)], count))
+    });
+    out.gauges("processes", "Processes that functions of sessions are", running)?;
+    let ended = status
+        .processes
+        .iter()
+        .flat_map(|it| it.ended.iter().map(|(how, count)| ([of(it), ("how", how.as_str())], *count)));
+    out.counters("processes_ended", "Those that have ended", ended)
 }
 
 fn of(session: &SessionStatus) -> (&str, &str) {
@@ -88,6 +123,7 @@ fn of(session: &SessionStatus) -> (&str, &str) {
 mod tests {
     use super::*;
     use millrace_bpf::graft::joint::Reason;
+    use millrace_graft::packet::PathStatus;
     use millrace_graft::status::Reload;
 
     #[test]
@@ -101,6 +137,14 @@ mod tests {
             swaps: 2,
             swaps_failed: 1,
             lost_sent: 5,
+            paths: vec![PathStatus {
+                interface: "eth0".into(),
+                is_up: true,
+                weight: 16,
+                sent: 11,
+                came: 12,
+                ..PathStatus::default()
+            }],
             ..SessionStatus::default()
         };
         let peer = PeerStatus {
@@ -120,6 +164,13 @@ mod tests {
             sessions: vec![session],
             peers: vec![peer],
             refusals: [("exhausted".to_owned(), 4)].into(),
+            processes: vec![ProcessStatus {
+                program: "sctp".into(),
+                running: 2,
+                is_ready: true,
+                ended: [("failed".to_owned(), 6)].into(),
+                ..ProcessStatus::default()
+            }],
             ..Status::default()
         };
         let text = encode(status).unwrap();
@@ -137,6 +188,10 @@ mod tests {
             r#"millrace_packet_graft_lost_total{session="telemetry",direction="sent"} 5"#,
             r#"millrace_packet_graft_lost_total{session="telemetry",direction="received"} 0"#,
             r#"millrace_packet_graft_over_budget_total{session="telemetry"} 3"#,
+            r#"millrace_packet_graft_path_up{session="telemetry",interface="eth0"} 1"#,
+            r#"millrace_packet_graft_path_weight{session="telemetry",interface="eth0"} 16"#,
+            r#"millrace_packet_graft_path_packets_total{session="telemetry",interface="eth0",direction="sent"} 11"#,
+            r#"millrace_packet_graft_path_packets_total{session="telemetry",interface="eth0",direction="received"} 12"#,
             r#"millrace_packet_graft_peer_up{peer="station"} 1"#,
             r#"millrace_packet_graft_peer_round_trip_seconds{peer="station"} 0.0025"#,
             r#"millrace_packet_graft_peer_loss_ratios{peer="station"} 0.25"#,
@@ -144,6 +199,9 @@ mod tests {
             r#"millrace_packet_graft_leases{peer="station",state="free"} 5"#,
             r#"millrace_packet_graft_leases_opened_total{peer="station"} 9"#,
             r#"millrace_packet_graft_leases_refused_total{reason="exhausted"} 4"#,
+            r#"millrace_packet_graft_processes{program="sctp",state="running"} 2"#,
+            r#"millrace_packet_graft_processes{program="sctp",state="waiting"} 1"#,
+            r#"millrace_packet_graft_processes_ended_total{program="sctp",how="failed"} 6"#,
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
             let name = line.split(['{', ' ']).next().unwrap();

@@ -219,17 +219,34 @@ impl Worker {
             Request::Reload => self.reload().map(|()| ok),
             Request::Swap { session, graft, stateless } => {
                 let swap = if stateless { Runtime::swap_anew } else { Runtime::swap };
-                match swap(&mut self.runtime, &session, &graft) {
+                match self
+                    .check_swap(&session, &graft)
+                    .and_then(|()| Ok(swap(&mut self.runtime, &session, &graft)?))
+                {
                     Ok(()) => {
                         self.waiting = Some(Waiting { session, reply, swapped: None });
                         return;
                     }
-                    Err(error) => Err(error.into()),
+                    Err(error) => Err(error),
                 }
             }
         };
         // Who asked may have gone.
         let _ = reply.send(answer);
+    }
+
+    /// What a process knows of a session nothing can go on with.
+    fn check_swap(&mut self, session: &str, graft: &str) -> anyhow::Result<()> {
+        let Some(broker) = &self.broker else { return Ok(()) };
+        let sessions = self.runtime.status()?.sessions;
+        let before = sessions.iter().find(|known| known.name == session).map(|known| known.graft.as_str());
+        let process = [Some(graft), before].into_iter().flatten().find(|graft| broker.is_process(graft));
+        match process {
+            Some(process) => anyhow::bail!(
+                "graft {process} is a process: a session has it from its beginning, when an application asks for it, or not at all"
+            ),
+            None => Ok(()),
+        }
     }
 
     fn status(&mut self) -> anyhow::Result<Status> {
@@ -239,7 +256,8 @@ impl Worker {
         }
         let peers = self.broker.as_ref().map(Broker::status).unwrap_or_default();
         let refusals = self.broker.as_ref().map(Broker::refusals).unwrap_or_default();
-        Ok(Status { reload: Some(self.reloaded.clone()), peers, refusals, ..status })
+        let processes = self.broker.as_ref().map(Broker::processes).unwrap_or_default();
+        Ok(Status { reload: Some(self.reloaded.clone()), peers, refusals, processes, ..status })
     }
 
     fn reload(&mut self) -> anyhow::Result<()> {
@@ -302,6 +320,7 @@ impl Worker {
             // For the broker.
             Event::Room { .. } => {}
             Event::Restarted { session } => info!(session, "the other end was started anew"),
+            Event::Refused { session, why } => warn!(session, "{why}"),
             Event::Detached { interface, error: None } => warn!(interface, "attached again"),
             Event::Detached { interface, error: Some(error) } => error!(interface, "not attached: {error}"),
         }

@@ -14,6 +14,8 @@ use crate::daemon::{Signal, Signals, router};
 
 /// How often the sockets are looked at.
 const TICK: Duration = Duration::from_secs(1);
+/// How often it is looked what has come of connections, where that says by what others go.
+const LEARN: Duration = Duration::from_millis(100);
 
 /// Until a signal ends it.
 pub async fn run(setup: Setup) -> anyhow::Result<()> {
@@ -28,12 +30,15 @@ pub async fn run(setup: Setup) -> anyhow::Result<()> {
     info!("ready");
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut lessons = tokio::time::interval(LEARN);
+    lessons.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let serve = control::serve(&socket, daemon.clone());
     tokio::pin!(serve);
     loop {
         tokio::select! {
             never = &mut serve => match never {},
             _ = ticks.tick() => tokio::task::block_in_place(|| daemon.tick()),
+            _ = lessons.tick() => tokio::task::block_in_place(|| daemon.learn()),
             signal = signals.next() => match signal {
                 Signal::Reload => {
                     if let Err(error) = tokio::task::block_in_place(|| daemon.reload()) {

@@ -4,14 +4,16 @@ use std::fmt::Write as _;
 
 use millrace_graft::{
     Graft, Pool, Source,
-    status::{Nat, Path, Peer, Status, Why},
+    status::{Nat, Path, Peer, Rule, Status, Why},
 };
 
 use millrace_proto::graft::select::{features::Features, model::Decision};
 
+pub use super::select_text::connection;
 use super::{
     carry,
     probe::{Probed, Record},
+    select_text,
 };
 use crate::render::{
     Fit::{self, Name, Text, Whole},
@@ -74,6 +76,15 @@ pub fn status(status: &Status, width: usize) -> String {
         let rows = some.map(|rule| vec![rule.name.clone(), rule.peers.join(",")]);
         table(&mut out, width, &[("RULE", Name), ("ONLY FOR PEERS", Text)], rows);
     }
+    let mut some = status.rules.iter().filter(|rule| !rule.who.is_empty()).peekable();
+    if some.peek().is_some() {
+        let whose = |rule: &Rule| {
+            let missing = if rule.missing { ", which is not there" } else { "" };
+            format!("{}{missing}", rule.who)
+        };
+        let rows = some.map(|rule| vec![rule.name.clone(), whose(rule)]);
+        table(&mut out, width, &[("RULE", Name), ("ONLY FOR", Text)], rows);
+    }
     let counted = status.outcomes.iter().filter(|(_, count)| **count > 0);
     let counted: Vec<_> = counted.map(|(outcome, count)| vec![outcome.clone(), count.to_string()]).collect();
     if !counted.is_empty() {
@@ -85,6 +96,10 @@ pub fn status(status: &Status, width: usize) -> String {
     if let Some(carry) = &status.carry {
         carry::text::status(&mut out, carry, width);
     }
+    if let Some(selection) = &status.selection {
+        select_text::status(&mut out, selection, width);
+    }
+    purposes(&mut out, status, width);
     out
 }
 
@@ -238,6 +253,42 @@ pub fn probed(probed: &Probed, width: usize) -> String {
     out
 }
 
+/// Kinds that are shown; the data has all.
+const KINDS_SHOWN: usize = 20;
+
+fn purposes(out: &mut String, status: &Status, width: usize) {
+    const KINDS: [(&str, Fit); 6] = [
+        ("SIDE", Whole),
+        ("PORT", Whole),
+        ("COMMAND", Name),
+        ("IS FOR", Whole),
+        ("KiB", Whole),
+        ("SINCE", Text),
+    ];
+    let shown = status.purposes.iter().take(KINDS_SHOWN);
+    let rows: Vec<_> = shown
+        .map(|it| {
+            vec![
+                it.side.clone(),
+                it.port.to_string(),
+                if it.command.is_empty() { "-".to_owned() } else { it.command.clone() },
+                it.profile.clone(),
+                it.size_kib.map_or("-".to_owned(), |kib| kib.to_string()),
+                format!("{}: {}", it.source, it.why),
+            ]
+        })
+        .collect();
+    if !rows.is_empty() {
+        table(out, width, &KINDS, rows.into_iter());
+    }
+    if let Some(it) = &status.classify {
+        let counts = it.counts.iter().filter(|(_, count)| **count > 0);
+        let counts: Vec<_> = counts.map(|(name, count)| format!("{count} {name}")).collect();
+        let counts = if counts.is_empty() { "nothing yet".to_owned() } else { counts.join(", ") };
+        line(out, width, &format!("first bytes: {}; {counts}", it.state));
+    }
+}
+
 pub fn why(why: &Why, width: usize) -> String {
     let mut out = String::new();
     let tier = why.carrier.as_ref().map(carry::text::tier);
@@ -276,15 +327,13 @@ pub fn why(why: &Why, width: usize) -> String {
             line("downgrade", Some(what));
         }
     }
-    for chosen in &why.chosen {
-        let (right, way) = (chosen.right * 100.0, chosen.way.join("; "));
-        line(
-            "by the model",
-            Some(format!(
-                "{} for {}, right for {right:.0} % of such cases: {way}",
-                chosen.congestion, chosen.rule
-            )),
-        );
+    let mut rows = Vec::new();
+    why.chosen
+        .iter()
+        .for_each(|chosen| select_text::chosen(chosen, &mut |name, value| rows.push((name, value))));
+    rows.into_iter().for_each(|(name, value)| line(name, Some(value)));
+    for it in &why.purposes {
+        line("profile", Some(format!("of rule {}: {it}", it.rule)));
     }
     let path = why.path.as_ref();
     line(

@@ -445,10 +445,14 @@ impl ServerCertVerifier for Anybody {
     }
 }
 
-type Tls = StreamOwned<ClientConnection, TcpStream>;
+pub type Tls = StreamOwned<ClientConnection, TcpStream>;
+
+fn pretend(site: &Site) -> Tls {
+    pretend_at(site, CONTROL, ALPN)
+}
 
 /// A caller that is no daemon of ours, with the client's key.
-fn pretend(site: &Site) -> Tls {
+pub fn pretend_at(site: &Site, port: u16, alpn: &[u8]) -> Tls {
     let pem = fs::read_to_string(site.path("host0.key")).unwrap();
     let pair = rcgen::KeyPair::from_pem(&pem).unwrap();
     let certificate = rcgen::CertificateParams::new(["c".to_owned()]).unwrap().self_signed(&pair).unwrap();
@@ -460,14 +464,14 @@ fn pretend(site: &Site) -> Tls {
         .with_custom_certificate_verifier(Arc::new(Anybody))
         .with_client_auth_cert(vec![certificate.der().clone()], key)
         .unwrap();
-    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.alpn_protocols = vec![alpn.to_vec()];
     let name = ServerName::try_from("c").unwrap();
-    let tcp = call(site);
+    let tcp = call(site, port);
     StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), tcp)
 }
 
-fn call(site: &Site) -> TcpStream {
-    let stream = inside(&site.namespaces[0], || TcpStream::connect((SERVER, CONTROL)).unwrap());
+fn call(site: &Site, port: u16) -> TcpStream {
+    let stream = inside(&site.namespaces[0], || TcpStream::connect((SERVER, port)).unwrap());
     stream.set_read_timeout(Some(LONG)).unwrap();
     stream
 }
@@ -560,7 +564,7 @@ fn who_says_anything_else_changes_nothing() {
     wait_until(&far, "its end", |peer| peer.state != "agreed");
 
     // Strangers: no TLS, half of it, and many at once.
-    let mut silent: Vec<_> = (0..100).map(|_| call(&site)).collect();
+    let mut silent: Vec<_> = (0..100).map(|_| call(&site, CONTROL)).collect();
     for stream in &mut silent {
         let _ = stream.write_all(b"GET / HTTP/1.1\r\n\r\n");
     }

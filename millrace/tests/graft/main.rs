@@ -4,13 +4,19 @@
 
 mod agreement;
 mod carried;
+mod choosing;
+mod gateway;
+mod go;
 mod messages;
 mod messages_c;
 mod messages_ends;
 mod packets;
 mod pools;
+mod purposes;
 mod rings;
+mod sctp;
 mod site;
+mod sockmap;
 mod streams;
 
 use std::{
@@ -361,7 +367,10 @@ fn what_is_to_stay_stays_until_it_is_taken_back() {
 
     Daemon::start_with(&site, 0, &keep).end();
     let cleaned = graft(&site, &["clean", "--pins", pins]);
-    assert_eq!(String::from_utf8_lossy(&cleaned.stdout), "taken back: cc-mr_hybla, tcp\n");
+    assert_eq!(
+        String::from_utf8_lossy(&cleaned.stdout),
+        "taken back: cc-mr_hybla, tcp, tcp-connect4, tcp-connect6\n"
+    );
     assert_eq!((ours(), is_used()), (Vec::new(), default));
     let again = graft(&site, &["clean", "--pins", pins]);
     assert_eq!(String::from_utf8_lossy(&again.stdout), "nothing was left there\n");

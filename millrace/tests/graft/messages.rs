@@ -51,6 +51,11 @@ impl<'a> Host<'a> {
     }
 
     pub fn start_with(site: &'a Site, side: usize, settings: &str) -> Self {
+        Self::start_in(site, side, settings, &[])
+    }
+
+    /// By a command that runs what stands behind it.
+    pub fn start_in(site: &'a Site, side: usize, settings: &str, before: &[&str]) -> Self {
         fs::write(site.path("key"), "00112233445566778899aabbccddeeff").unwrap();
         // Whoever may connect has to come to the socket first.
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
@@ -58,7 +63,7 @@ impl<'a> Host<'a> {
         let (config, log) = (site.path(&format!("m{side}.toml")), site.path(&format!("m{side}.log")));
         fs::write(&config, settings).unwrap();
         let mut command = Command::new("nsenter");
-        command.arg(format!("--net=/run/netns/{}", site.namespaces[side]));
+        command.arg(format!("--net=/run/netns/{}", site.namespaces[side])).args(before);
         command.arg(env!("CARGO_BIN_EXE_millrace")).args([
             "graft",
             "packets",
@@ -89,7 +94,15 @@ impl<'a> Host<'a> {
     }
 
     pub fn status(&self) -> millrace_graft::packet::Status {
-        serde_json::from_str(&self.verb(&["status", "--json"]).1).unwrap()
+        let answered = || self.verb(&["status", "--json"]);
+        // Who has just begun may not answer yet.
+        let begun = std::time::Instant::now();
+        let mut answer = answered();
+        while !answer.0 && begun.elapsed() < std::time::Duration::from_secs(60) {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            answer = answered();
+        }
+        serde_json::from_str(&answer.1).unwrap_or_else(|error| panic!("{error}: {}", answer.1))
     }
 
     pub fn lent(&self) -> usize {

@@ -178,7 +178,10 @@ fn sessions_go_over_protocol_253_when_both_ends_say_so() {
         // It is what it was when it was opened.
         fs::write(site.path("packets0.toml"), by(0, "udp")).unwrap();
         let (done, said) = near.verb(&["reload"]);
-        assert!(!done && said.contains("key, cipher and protocol do not change while it runs"), "{said}");
+        assert!(
+            !done && said.contains("key, cipher, protocol and paths do not change while it runs"),
+            "{said}"
+        );
     }
 }
 

@@ -3,21 +3,27 @@
 
 use std::{
     io::{ErrorKind, Read as _, Write as _},
+    net::{Shutdown, TcpListener, TcpStream},
     sync::atomic::{AtomicBool, Ordering},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
+use millrace_proto::graft::carry::frame::{ALPN, ALPN_ASKS, Decoder, Frame, Open};
 use socket2::SockRef;
 
 use crate::{
-    agreement::{BEFORE, flush, keys, middlebox},
+    agreement::{BEFORE, Tls, flush, keys, middlebox, pretend_at},
     carried::{
-        CARRIERS, at, carrier, carry, client, connect, ended, exchange, exchange_until, server, slow_reader,
-        verdict, wait_for_state, write_before_reading,
+        CARRIERS, at, carrier, carry, client, connect, ended, exchange, exchange_until, read_all, server,
+        slow_reader, verdict, wait_for_end, wait_for_state, write_before_reading,
     },
-    site::{CLIENT, CLIENT6, Daemon, PORT, SERVER, SERVER6, Site, wait_for},
+    site::{CLIENT, CLIENT6, Daemon, PORT, SERVER, SERVER6, Site, ip, wait_for},
 };
+
+/// Of a second link.
+const SERVER2: &str = "10.97.0.1";
+const CLIENT2: &str = "10.97.0.2";
 
 /// Both daemons, whose carriers are these, before any is warm.
 fn started<'a>(site: &'a Site, carriers: &str, more: &str) -> [Daemon<'a>; 2] {
@@ -122,7 +128,7 @@ fn by_tcp_a_reset_is_a_reset_at_the_other_end() {
     }
     let (here, there, _) = connect(&site, &listener);
     exchange(&here, &there, 1_000_000);
-    wait_for("ends", || (carry(&near).connections + carry(&far).connections == 0).then_some(()));
+    wait_for_end(&near, &far);
     let resets = |daemon: &Daemon<'_>| ended(daemon, "reset") + ended(daemon, "peer-reset");
     assert_eq!((resets(&near), resets(&far)), (6, 6), "{:?} {:?}", carry(&near).ended, carry(&far).ended);
     assert_eq!((carry(&near).resumed, ended(&near, "lost"), ended(&far, "lost")), (0, 0, 0));
@@ -201,7 +207,7 @@ fn cut(site: &Site, cuts: usize) {
         }
         enough.store(true, Ordering::Relaxed);
     });
-    wait_for("end", || (carry(&near).connections + carry(&far).connections == 0).then_some(()));
+    wait_for_end(&near, &far);
     assert_eq!((ended(&near, "done"), ended(&near, "lost"), carry(&near).kept_bytes), (3, 0, 0));
 }
 
@@ -272,9 +278,318 @@ fn live_connections_go_on_with_a_carrier_of_another_kind() {
         true
     });
     if moved {
-        wait_for("end", || (carry(&near).connections + carry(&far).connections == 0).then_some(()));
+        wait_for_end(&near, &far);
         assert_eq!((ended(&near, "done"), ended(&near, "lost"), carry(&near).kept_bytes), (3, 0, 0));
     }
+}
+
+/// Another link between the hosts, beside the one that they have.
+fn second_link(site: &Site) {
+    let [client, server] = &site.namespaces[..] else { unreachable!("two") };
+    ip(&format!("-n {client} link add second type veth peer name second netns {server}"));
+    for (namespace, address) in [(client, CLIENT2), (server, SERVER2)] {
+        ip(&format!("-n {namespace} addr add {address}/24 dev second"));
+        ip(&format!("-n {namespace} link set second up"));
+    }
+}
+
+/// The first link swallows all packets in mid-transfer, and carries again; then the second goes down.
+fn live_connections_move_between_addresses(kind: &str) {
+    let test = format!("by_{kind}_live_connections_move_between_addresses_of_a_peer");
+    let Some(site) = Site::new(&format!("ways-{kind}")) else { return };
+    second_link(&site);
+    let known = keys(&site);
+    let two = format!("[\"{SERVER}:{CARRIERS}\", \"{SERVER2}:{CARRIERS}\"]");
+    let near = client(&known[1], &format!("carrier = {kind:?}\nwindow-kib = 512"));
+    site.configure_on(0, &near.replace(&format!("\"{SERVER}:{CARRIERS}\""), &two));
+    let far = server(&known[0], "").replace("[carry]", &format!("[carry]\ncarrier = {kind:?}"));
+    let far = far.replace(&format!("\"{SERVER}:{CARRIERS}\""), &format!("\"0.0.0.0:{CARRIERS}\""));
+    let addresses = |more: &str| format!("addresses = [\"{CLIENT6}\"{more}]");
+    site.configure_on(1, &far.replace(&addresses(""), &addresses(&format!(", \"{CLIENT}\", \"{CLIENT2}\""))));
+    let far = Daemon::start_on(&site, 1);
+    let near = Daemon::start_on(&site, 0);
+    let ways = [SERVER, SERVER2].map(|to| format!("{kind} to {to}:{CARRIERS}"));
+    let is_used = |way: &str| {
+        wait_for(way, || Some(carrier(&near)).filter(|it| it.way == way && it.state == "warm"));
+    };
+    wait_for("both", || (carry(&near).carriers.len() == 2).then_some(()));
+    is_used(&ways[0]);
+    let listener = site.listen();
+    let streams: Vec<_> = (0..3).map(|_| connect(&site, &listener)).collect();
+    assert!(streams.iter().all(|(.., seen)| seen.ip().to_string() == CLIENT));
+    let enough = AtomicBool::new(false);
+    let carried = |way: &str| {
+        let all = carry(&near).carriers;
+        all.iter().find(|it| it.way == way).map_or(0, |it| it.sent_bytes + it.received_bytes)
+    };
+    let moved = thread::scope(|scope| {
+        for (here, there, _) in &streams {
+            scope.spawn(|| exchange_until(here, there, &enough));
+        }
+        wait_for("bytes by the first", || (carried(&ways[0]) > 1 << 20).then_some(()));
+        if !middlebox(&site.namespaces[1], BEFORE, &["iif eth drop"]) {
+            println!("SKIP {test}: no nft");
+            enough.store(true, Ordering::Relaxed);
+            return false;
+        }
+        is_used(&ways[1]);
+        wait_for("resumptions", || (carry(&near).resumed >= 3).then_some(()));
+        let before = carried(&ways[1]);
+        wait_for("bytes by the second", || (carried(&ways[1]) > before + (1 << 20)).then_some(()));
+        // It carries again, and is preferred; what was moved stays where it is, until that is gone.
+        assert!(flush(&site.namespaces[1]));
+        is_used(&ways[0]);
+        let before = carry(&near).resumed;
+        ip(&format!("-n {} link set second down", site.namespaces[0]));
+        wait_for("resumptions", || (carry(&near).resumed >= before + 3).then_some(()));
+        let before = carried(&ways[0]);
+        wait_for("bytes by the first", || (carried(&ways[0]) > before + (1 << 20)).then_some(()));
+        enough.store(true, Ordering::Relaxed);
+        true
+    });
+    if moved {
+        wait_for_end(&near, &far);
+        assert_eq!((ended(&near, "done"), ended(&near, "lost"), carry(&near).kept_bytes), (3, 0, 0));
+        assert_eq!((ended(&far, "done"), ended(&far, "lost"), carry(&far).kept_bytes), (3, 0, 0));
+        assert_eq!(verdict(&near, "led"), 3, "none went in place");
+    }
+}
+
+#[test]
+fn by_quic_live_connections_move_between_addresses_of_a_peer() {
+    live_connections_move_between_addresses("quic");
+}
+
+#[test]
+fn by_tcp_live_connections_move_between_addresses_of_a_peer() {
+    live_connections_move_between_addresses("tcp");
+}
+
+#[test]
+fn by_mptcp_live_connections_move_between_addresses_of_a_peer() {
+    if !has_mptcp() {
+        println!("SKIP by_mptcp_live_connections_move_between_addresses_of_a_peer: no MPTCP");
+        return;
+    }
+    live_connections_move_between_addresses("mptcp");
+}
+
+/// Ports that a host's connections to brokers have.
+fn ports(site: &Site) -> String {
+    let said = site.command(0, "ss").args(["-Htn", &format!("dport = :{CARRIERS}")]).output().unwrap();
+    let said = String::from_utf8(said.stdout).unwrap();
+    let local = said.lines().filter_map(|line| line.split_whitespace().nth(3)?.rsplit_once(':'));
+    local.map(|(_, port)| port).collect::<Vec<_>>().join(", ")
+}
+
+/// A translator of addresses forgets the connections that there are: what comes of them is dropped, and new ones pass. No other way is there.
+fn connections_that_are_swallowed_go_on_with_new_ones(kind: &str) {
+    let test = format!("by_{kind}_connections_that_are_swallowed_go_on_with_new_ones");
+    let Some(site) = Site::new(&format!("nat-{kind}")) else { return };
+    let [near, far] = warm(&site, &format!("{kind:?}"), "window-kib = 512");
+    let listener = site.listen();
+    let streams: Vec<_> = (0..3).map(|_| connect(&site, &listener)).collect();
+    let enough = AtomicBool::new(false);
+    let moved = thread::scope(|scope| {
+        for (here, there, _) in &streams {
+            scope.spawn(|| exchange_until(here, there, &enough));
+        }
+        for _ in 0..2 {
+            let (before, known) = (carry(&near).resumed, ports(&site));
+            if !middlebox(&site.namespaces[1], BEFORE, &[&format!("tcp sport {{ {known} }} drop")]) {
+                println!("SKIP {test}: no nft");
+                enough.store(true, Ordering::Relaxed);
+                return false;
+            }
+            wait_for("resumptions", || (carry(&near).resumed >= before + 3).then_some(()));
+            let sent = carry(&near).sent_bytes;
+            wait_for("bytes", || (carry(&near).sent_bytes > sent + (1 << 20)).then_some(()));
+            assert!(flush(&site.namespaces[1]));
+        }
+        enough.store(true, Ordering::Relaxed);
+        true
+    });
+    if moved {
+        wait_for_end(&near, &far);
+        assert_eq!((ended(&near, "done"), ended(&near, "lost"), carry(&near).kept_bytes), (3, 0, 0));
+    }
+}
+
+#[test]
+fn by_tcp_connections_that_are_swallowed_go_on_with_new_ones() {
+    connections_that_are_swallowed_go_on_with_new_ones("tcp");
+}
+
+#[test]
+fn by_mptcp_connections_that_are_swallowed_go_on_with_new_ones() {
+    if !has_mptcp() {
+        println!("SKIP by_mptcp_connections_that_are_swallowed_go_on_with_new_ones: no MPTCP");
+        return;
+    }
+    connections_that_are_swallowed_go_on_with_new_ones("mptcp");
+}
+
+/// Until there is one; what comes is thrown away but for that.
+fn next_frame(from: &mut Tls, decoder: &mut Decoder) -> std::io::Result<Frame> {
+    loop {
+        if let Some(frame) = decoder.frame().unwrap() {
+            return Ok(frame);
+        }
+        let mut piece = [0; 1024];
+        let length = from.read(&mut piece)?;
+        if length == 0 {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+        decoder.push(piece[..length].to_vec().into());
+    }
+}
+
+/// But for what keeps a connection that is slow.
+fn next_word(from: &mut Tls, decoder: &mut Decoder) -> Frame {
+    loop {
+        match next_frame(from, decoder).unwrap() {
+            Frame::Ask | Frame::Answer => {}
+            word => return word,
+        }
+    }
+}
+
+fn say(to: &mut Tls, frame: &Frame) {
+    let mut bytes = Vec::new();
+    frame.encode(&mut bytes);
+    to.write_all(&bytes).unwrap();
+}
+
+/// A broker that is none of ours, and carries one connection by a pool's, as this version does.
+fn carried_by(site: &Site, version: &[u8], listener: &TcpListener) -> (Tls, Decoder, TcpStream) {
+    let (mut tls, mut decoder) = (pretend_at(site, CARRIERS, version), Decoder::default());
+    say(&mut tls, &Frame::Hello { run: 7 });
+    assert!(matches!(next_frame(&mut tls, &mut decoder).unwrap(), Frame::Hello { .. }));
+    say(&mut tls, &Frame::Open(Open { id: 1, server: at(SERVER, PORT), client: at(CLIENT, 5000) }));
+    let (there, seen) = listener.accept().unwrap();
+    assert_eq!(seen, at(CLIENT, 5000));
+    assert_eq!(next_frame(&mut tls, &mut decoder).unwrap(), Frame::Accepted { received: 0 });
+    (tls, decoder, there)
+}
+
+/// Who speaks the version before is not asked whether it is there, and is carried as before. Who may be asked, and does not answer, is let go.
+#[test]
+fn who_speaks_the_version_before_is_not_asked() {
+    let Some(site) = Site::new("pool-version") else { return };
+    let known = keys(&site);
+    site.configure_on(1, &server(&known[0], "").replace("[carry]", "[carry]\ncarrier = \"tcp\""));
+    let far = Daemon::start_on(&site, 1);
+    let listener = site.listen();
+    let (mut asked, mut decoder, _there) = carried_by(&site, ALPN_ASKS, &listener);
+    assert_eq!(next_frame(&mut asked, &mut decoder).unwrap(), Frame::Ask);
+    // The answer is enough, and then there is none.
+    say(&mut asked, &Frame::Answer);
+    assert_eq!(next_frame(&mut asked, &mut decoder).unwrap(), Frame::Ask);
+    let (mut before, mut decoder, mut there) = carried_by(&site, ALPN, &listener);
+    let gone = next_frame(&mut asked, &mut Decoder::default()).unwrap_err().kind();
+    assert!(!matches!(gone, ErrorKind::WouldBlock | ErrorKind::TimedOut), "{gone}");
+    // In that time it would have been asked, too.
+    say(&mut before, &Frame::Data(b"as before".to_vec().into()));
+    there.read_exact(&mut [0; 9]).unwrap();
+    assert_eq!(next_frame(&mut before, &mut decoder).unwrap(), Frame::Confirm { delivered: 9 });
+    assert_eq!(carry(&far).ended.get("malformed"), None);
+}
+
+/// A carrier ends while its broker has yet to reach the server, who is slow. There is one connection to the server nevertheless, and it has the first bytes once.
+#[test]
+fn what_is_resumed_before_the_server_was_reached_is_opened_once() {
+    let Some(site) = Site::new("pool-slowly") else { return };
+    let known = keys(&site);
+    site.configure_on(1, &server(&known[0], "").replace("[carry]", "[carry]\ncarrier = \"tcp\""));
+    let far = Daemon::start_on(&site, 1);
+    let listener = site.listen();
+    if !middlebox(&site.namespaces[1], BEFORE, &[&format!("iif lo tcp dport {PORT} drop")]) {
+        println!("SKIP what_is_resumed_before_the_server_was_reached_is_opened_once: no nft");
+        return;
+    }
+    let begin = || {
+        let (mut tls, mut decoder) = (pretend_at(&site, CARRIERS, ALPN_ASKS), Decoder::default());
+        say(&mut tls, &Frame::Hello { run: 7 });
+        assert!(matches!(next_word(&mut tls, &mut decoder), Frame::Hello { .. }));
+        (tls, decoder)
+    };
+    let (mut tls, _) = begin();
+    say(&mut tls, &Frame::Open(Open { id: 1, server: at(SERVER, PORT), client: at(CLIENT, 5000) }));
+    say(&mut tls, &Frame::Data(b"once".to_vec().into()));
+    wait_for("the connection", || (carry(&far).connections == 1).then_some(()));
+    drop(tls);
+    let (mut tls, mut decoder) = begin();
+    say(&mut tls, &Frame::Resume { id: 1, received: 0 });
+    // Later than it may take the broker to say that it knows nothing of it.
+    thread::sleep(Duration::from_millis(200));
+    assert!(flush(&site.namespaces[1]));
+    let Frame::Accepted { received } = next_word(&mut tls, &mut decoder) else { panic!("not resumed") };
+    let rest = b"once".get(received as usize..).unwrap();
+    if !rest.is_empty() {
+        say(&mut tls, &Frame::Data(rest.to_vec().into()));
+    }
+    say(&mut tls, &Frame::End);
+    let (there, _) = listener.accept().unwrap();
+    assert_eq!(read_all(&there), b"once");
+    there.shutdown(Shutdown::Write).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+}
+
+/// The kernel gives the broker's port away when both directions of its connection to a server have ended. The broker may yet wait for the last word of the client's: that is
+/// not to take the next one's client from the kernel.
+#[test]
+fn a_port_that_is_used_again_shows_the_next_client() {
+    let Some(site) = Site::new("pool-port") else { return };
+    let known = keys(&site);
+    site.configure_on(1, &server(&known[0], "").replace("[carry]", "[carry]\ncarrier = \"tcp\""));
+    let far = Daemon::start_on(&site, 1);
+    let listener = site.listen();
+    let range = "net.ipv4.ip_local_port_range=40000 40000";
+    assert!(site.command(1, "sysctl").args(["-qw", range]).status().unwrap().success());
+    let (mut tls, mut decoder, mut there) = carried_by(&site, ALPN_ASKS, &listener);
+    there.shutdown(Shutdown::Write).unwrap();
+    say(&mut tls, &Frame::End);
+    assert_eq!(there.read(&mut [0]).unwrap(), 0);
+    let mut heard = [(); 2].map(|()| next_word(&mut tls, &mut decoder));
+    heard.sort_by_key(|frame| *frame == Frame::End);
+    assert_eq!(heard, [Frame::Confirm { delivered: 1 }, Frame::End]);
+    let (mut next, mut more) = (pretend_at(&site, CARRIERS, ALPN_ASKS), Decoder::default());
+    say(&mut next, &Frame::Hello { run: 7 });
+    assert!(matches!(next_word(&mut next, &mut more), Frame::Hello { .. }));
+    say(&mut next, &Frame::Open(Open { id: 2, server: at(SERVER, PORT), client: at(CLIENT, 5001) }));
+    assert_eq!(next_word(&mut next, &mut more), Frame::Accepted { received: 0 });
+    say(&mut tls, &Frame::Confirm { delivered: 1 });
+    wait_for("the end of the first", || (ended(&far, "done") == 1).then_some(()));
+    assert_eq!(listener.accept().unwrap().1, at(CLIENT, 5001));
+}
+
+/// Who has heard that all was said uses the same connection again, at once: what it says of the next one comes together with its last word of the one before.
+#[test]
+fn the_next_one_may_come_with_the_last_word_of_the_one_before() {
+    let Some(site) = Site::new("pool-next") else { return };
+    let known = keys(&site);
+    site.configure_on(1, &server(&known[0], "").replace("[carry]", "[carry]\ncarrier = \"tcp\""));
+    let far = Daemon::start_on(&site, 1);
+    let listener = site.listen();
+    let (mut tls, mut decoder, mut there) = carried_by(&site, ALPN_ASKS, &listener);
+    there.shutdown(Shutdown::Write).unwrap();
+    say(&mut tls, &Frame::End);
+    assert_eq!(there.read(&mut [0]).unwrap(), 0);
+    let mut heard = [(); 2].map(|()| next_word(&mut tls, &mut decoder));
+    heard.sort_by_key(|frame| *frame == Frame::End);
+    assert_eq!(heard, [Frame::Confirm { delivered: 1 }, Frame::End]);
+    // Two records, at once.
+    let next = Open { id: 2, server: at(SERVER, PORT), client: at(CLIENT, 5001) };
+    for frame in [Frame::Confirm { delivered: 1 }, Frame::Open(next)] {
+        let mut bytes = Vec::new();
+        frame.encode(&mut bytes);
+        tls.conn.writer().write_all(&bytes).unwrap();
+    }
+    tls.flush().unwrap();
+    assert_eq!(next_word(&mut tls, &mut decoder), Frame::Accepted { received: 0 });
+    assert_eq!(listener.accept().unwrap().1, at(CLIENT, 5001));
+    assert_eq!((ended(&far, "done"), ended(&far, "malformed")), (1, 0));
 }
 
 #[test]
@@ -332,4 +647,30 @@ fn a_congestion_control_that_is_not_there_is_named() {
         !output.status.success() && said.contains("congestion \"nothing\" is not on this host"),
         "{said}"
     );
+}
+
+/// A peer that may have fewer connections than this host would like is not called all the time for one more.
+#[test]
+fn a_pool_that_is_full_at_the_other_end_is_left_alone() {
+    let Some(site) = Site::new("pool-full") else { return };
+    let known = keys(&site);
+    let with = |text: String, most: u32| {
+        text.replace("[carry]", &format!("[carry]\ncarrier = \"tcp\"\npool-warm = 2\npool-most = {most}"))
+    };
+    site.configure_on(0, &with(client(&known[1], ""), 6));
+    site.configure_on(1, &with(server(&known[0], ""), 2));
+    let far = Daemon::start_on(&site, 1);
+    let near = Daemon::start_on(&site, 0);
+    wait_for("two", || (carrier(&near).pool_idle == 2).then_some(()));
+    let listener = site.listen();
+    let _carried = [(); 2].map(|()| connect(&site, &listener));
+    let refused = |at_least: u64| {
+        let count = ended(&far, "pool-full");
+        (count >= at_least).then_some(count)
+    };
+    let (first, begin) = (wait_for("a refusal", || refused(1)), Instant::now());
+    // Two are wanted, so there may be two calls at a time.
+    wait_for("more", || refused(first + 6));
+    assert!(begin.elapsed() >= Duration::from_secs(1), "{:?}", begin.elapsed());
+    assert_eq!(ended(&far, "unknown-caller"), 0);
 }

@@ -4,7 +4,7 @@
 use std::{
     fs,
     io::{Read as _, Write as _},
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::{Child, Command, Output},
     sync::{Mutex, MutexGuard, PoisonError},
@@ -13,6 +13,7 @@ use std::{
 };
 
 use millrace_graft::status::Status;
+use millrace_lab::lab::{Lab, Topology};
 use nix::{
     fcntl::{Flock, FlockArg},
     sched::{CloneFlags, setns},
@@ -35,16 +36,51 @@ static TURN: Mutex<()> = Mutex::new(());
 
 pub struct Site {
     pub directory: TempDir,
-    /// The client's and the server's.
-    pub namespaces: [String; 2],
+    /// The client's and the server's; in a lab, as many as it has.
+    pub namespaces: Vec<String>,
     root: PathBuf,
-    cgroups: [PathBuf; 2],
+    cgroups: Vec<PathBuf>,
+    /// Whose the namespaces are.
+    lab: Option<Lab>,
     _turns: (Flock<fs::File>, MutexGuard<'static, ()>),
 }
 
 impl Site {
     /// `None`: not here, which was said.
     pub fn new(test: &str) -> Option<Self> {
+        let site = Self::bare(test, 2)?;
+        for namespace in &site.namespaces {
+            ip(&format!("netns add {namespace}"));
+        }
+        let [client, server] = &site.namespaces[..] else { unreachable!("two") };
+        ip(&format!("-n {client} link add eth type veth peer name eth netns {server}"));
+        for (namespace, address, v6) in [(client, CLIENT, CLIENT6), (server, SERVER, SERVER6)] {
+            ip(&format!("-n {namespace} link set lo up"));
+            ip(&format!("-n {namespace} addr add {address}/24 dev eth"));
+            ip(&format!("-n {namespace} addr add {v6}/64 dev eth nodad"));
+            ip(&format!("-n {namespace} link set eth up"));
+        }
+        Some(site)
+    }
+
+    /// In the place of two hosts the nodes of a lab, with links that lose and delay.
+    pub fn in_lab(test: &str, topology: &Topology) -> Option<Self> {
+        let mut site = Self::bare(test, topology.nodes().len())?;
+        let lab = Lab::new(topology).unwrap();
+        for node in lab.nodes() {
+            // What one connection has found out is none of the next one's.
+            node.enter(|| fs::write("/proc/sys/net/ipv4/tcp_no_metrics_save", "1").unwrap()).unwrap();
+        }
+        site.namespaces = lab.nodes().iter().map(|node| node.netns().name().to_owned()).collect();
+        site.lab = Some(lab);
+        Some(site)
+    }
+
+    pub fn address(&self, node: &str) -> IpAddr {
+        self.lab.as_ref().unwrap().node(node).unwrap().addr_v4().into()
+    }
+
+    fn bare(test: &str, hosts: usize) -> Option<Self> {
         if !nix::unistd::geteuid().is_root() {
             println!("SKIP {test}: needs root");
             return None;
@@ -60,21 +96,12 @@ impl Site {
         let file = Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, error)| error).unwrap();
         let name = format!("mg-{}-{test}", std::process::id());
         let root = PathBuf::from(mount[1]);
-        let cgroups = ["c", "s"].map(|side| root.join(format!("{name}-{side}")));
+        let sides: Vec<_> =
+            ["c", "s", "t"].into_iter().take(hosts).map(|side| format!("{name}-{side}")).collect();
+        let cgroups: Vec<_> = sides.iter().map(|side| root.join(side)).collect();
         cgroups.iter().for_each(|cgroup| fs::create_dir(cgroup).unwrap());
-        let namespaces = ["c", "s"].map(|side| format!("{name}-{side}"));
-        for namespace in &namespaces {
-            ip(&format!("netns add {namespace}"));
-        }
-        let [client, server] = &namespaces;
-        ip(&format!("-n {client} link add eth type veth peer name eth netns {server}"));
-        for (namespace, address, v6) in [(client, CLIENT, CLIENT6), (server, SERVER, SERVER6)] {
-            ip(&format!("-n {namespace} link set lo up"));
-            ip(&format!("-n {namespace} addr add {address}/24 dev eth"));
-            ip(&format!("-n {namespace} addr add {v6}/64 dev eth nodad"));
-            ip(&format!("-n {namespace} link set eth up"));
-        }
-        Some(Self { directory: TempDir::new().unwrap(), namespaces, root, cgroups, _turns: (file, turn) })
+        let (directory, lab) = (TempDir::new().unwrap(), None);
+        Some(Self { directory, namespaces: sides, root, cgroups, lab, _turns: (file, turn) })
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -100,7 +127,12 @@ impl Site {
 
     /// In the server's cgroup.
     pub fn listen_on(&self, at: SocketAddr) -> TcpListener {
-        self.enter(1, || inside(&self.namespaces[1], || TcpListener::bind(at).unwrap()))
+        self.listen_at(1, at)
+    }
+
+    /// In the cgroup of one of the hosts.
+    pub fn listen_at(&self, side: usize, at: SocketAddr) -> TcpListener {
+        self.enter(side, || inside(&self.namespaces[side], || TcpListener::bind(at).unwrap()))
     }
 
     /// In the client's.
@@ -159,7 +191,7 @@ impl Site {
 
 impl Drop for Site {
     fn drop(&mut self) {
-        for namespace in &self.namespaces {
+        for namespace in self.namespaces.iter().filter(|_| self.lab.is_none()) {
             let _ = Command::new("ip").args(["netns", "del", namespace]).status();
         }
         let _ = fs::write(self.root.join("cgroup.procs"), std::process::id().to_string());
@@ -235,9 +267,14 @@ impl<'a> Daemon<'a> {
     }
 
     pub fn start_with(site: &'a Site, side: usize, more: &[&str]) -> Self {
+        Self::start_as(site, side, "run", more)
+    }
+
+    /// By which command.
+    pub fn start_as(site: &'a Site, side: usize, verb: &str, more: &[&str]) -> Self {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/run/netns/{}", site.namespaces[side]));
-        command.arg(env!("CARGO_BIN_EXE_millrace")).args(["graft", "run", "--http=off", "--config"]);
+        command.arg(env!("CARGO_BIN_EXE_millrace")).args(["graft", verb, "--http=off", "--config"]);
         command.arg(site.path(&format!("graft{side}.toml")));
         command.arg("--socket").arg(site.path(&format!("graft{side}.sock"))).args(more);
         let log = site.path(&format!("log{side}"));
@@ -250,6 +287,10 @@ impl<'a> Daemon<'a> {
             log.contains("ready").then_some(())
         });
         daemon
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.process.id()
     }
 
     pub fn log(&self) -> String {

@@ -56,7 +56,9 @@ impl Clip {
             &["-pix_fmt", "yuv420p", "-g", &group, "-sc_threshold", "0", "-b:v", "1M"],
             &["-f", "mp4", "-movflags", "cmaf+separate_moof+delay_moov+skip_trailer+frag_every_frame", "-"],
         ];
-        Self::split(&run("ffmpeg", &args.concat(), &[]))
+        let clip = Self::split(&run("ffmpeg", &args.concat(), &[]));
+        assert!(clip.fragments.len() >= FRAMES);
+        clip
     }
 
     pub fn split(mut media: &[u8]) -> Self {
@@ -72,7 +74,7 @@ impl Clip {
                 kind => panic!("a box that is not published: {}", kind.escape_ascii()),
             }
         }
-        assert!(media.is_empty() && clip.fragments.len() >= FRAMES);
+        assert!(media.is_empty());
         clip
     }
 
@@ -112,6 +114,18 @@ pub fn hashes(media: &[u8]) -> Vec<String> {
 pub fn assert_same(got: &[u8], want: &[u8], what: &str) {
     let same = got.iter().zip(want).take_while(|(got, want)| got == want).count();
     assert!(got == want, "{what}: {} bytes, {} expected, equal up to {same}", got.len(), want.len());
+}
+
+/// Video as a player wrote it that does not wait for the end of a group when the next one comes: all of it, once, and each group in its order.
+pub fn assert_same_groups(got: &[u8], clip: &Clip, first: usize, what: &str) {
+    let played = Clip::split(got);
+    assert_eq!(played.init, clip.init, "{what}");
+    let place = |fragment: &Vec<u8>| clip.fragments.iter().position(|it| it == fragment);
+    let places: Option<Vec<_>> = played.fragments.iter().map(place).collect();
+    let places = places.unwrap_or_else(|| panic!("{what}: a fragment that is none of the clip's"));
+    let mut by_group = places.clone();
+    by_group.sort_by_key(|place| place / GROUP);
+    assert_eq!(by_group, Vec::from_iter(first..clip.fragments.len()), "{what}: {places:?}");
 }
 
 fn run(program: &str, args: &[&str], input: &[u8]) -> Vec<u8> {

@@ -81,6 +81,11 @@ impl Process {
         Self::start(host, verb, env!("CARGO_BIN_EXE_millrace").into(), &[&broadcast, more].concat())
     }
 
+    /// Not a peer's.
+    pub fn is_ours(&self) -> bool {
+        self.name == "subscribe"
+    }
+
     pub fn start_peer(name: &str, args: &[&str]) -> Self {
         Self::start(None, name, peer(name), args)
     }

@@ -1,5 +1,6 @@
 //! Mirrors of `bpf/graft_hook_intf.h`. The test compares them with the BTF of the compiled object.
 
+use super::super::caller::intf as caller;
 use crate::intf::mirror;
 
 pub(crate) const RULES: usize = 64;
@@ -8,11 +9,29 @@ mirror!(Config = "hook_config" { namespace_cookie: u64, port4: [u16; 2], port6: 
 
 mirror!(End = "hook_end" { address: [u8; 16], port: u16, pad: u16 });
 
-mirror!(Rule = "hook_rule" { peer: [u8; 16], mask: [u8; 16], first_port: u16, last_port: u16, strict: u32 });
+mirror!(Rule = "hook_rule" {
+    peer: [u8; 16],
+    mask: [u8; 16],
+    first_port: u16,
+    last_port: u16,
+    strict: u32,
+    choice: u32,
+    in_place: u32,
+    caller: caller::Wanted,
+});
 
 mirror!(Peer = "hook_peer" { near: [u8; 16], warm: u32, pad: u32 });
 
-mirror!(Led = "hook_led" { far: End, near: End });
+mirror!(Led = "hook_led" {
+    far: End,
+    near: End,
+    command: [u8; caller::NAME_BYTES],
+    cgroup: u64,
+    rule: u32,
+    serial: u32,
+    explored: u32,
+    pad: u32,
+});
 
 mirror!(Guest = "hook_guest" { broker: End, server_port: u16, pad: u16 });
 

@@ -9,8 +9,9 @@ pub(crate) const FUNCTIONS: usize = 64;
 pub(crate) const LIST: usize = 8;
 pub(crate) const JOINTS: usize = 3;
 pub(crate) const WINDOW: usize = 1024;
+pub(crate) const PATHS: usize = 4;
 
-mirror!(Config = "joint_config" { mark: u32, clear_mark: u32 });
+mirror!(Config = "joint_config" { mark: u32, clear_mark: u32, word_mark: u32, path_mark: u32 });
 
 mirror!(Key = "joint_key" {
     local: [u8; 16],
@@ -33,8 +34,17 @@ mirror!(Session = "joint_session" {
     is_paused: u8,
     tells_room: u8,
     protocol: u8,
-    pad: [u8; 6],
+    paths: u8,
+    pad: [u8; 5],
 });
+
+mirror!(Path = "joint_path" { local: [u8; 16], remote: [u8; 16], ifindex: u32, weight: u32 });
+
+mirror!(Paths = "joint_paths" { each: [[[u8; 20]; 2]; PATHS], is_redundant: u32, pad: u32 });
+
+mirror!(PathCounts = "joint_path_counts" { sent: [u64; PATHS], came: [u64; PATHS], turn: u32, pad: u32 });
+
+mirror!(PathIn = "joint_path_in" { session: [[u8; 18]; 2], ifindex: u32, path: u32 });
 
 mirror!(Ring = "joint_ring" { place: [u32; 2], seen: [u32; 2] });
 
@@ -109,6 +119,10 @@ mod tests {
                 Key::LAYOUT,
                 Pair::LAYOUT,
                 Session::LAYOUT,
+                Path::LAYOUT,
+                Paths::LAYOUT,
+                PathCounts::LAYOUT,
+                PathIn::LAYOUT,
                 Ring::LAYOUT,
                 Time::LAYOUT,
                 Times::LAYOUT,

@@ -80,4 +80,6 @@ reasons! {
     RingFull = "ring-full",
     /// Came by UDP where the session has protocol 253, or by that where it has UDP.
     OtherProtocol = "other-protocol",
+    /// Not sent: of a session that has paths, and its path is not there.
+    NoPath = "no-path",
 }

@@ -24,7 +24,7 @@ const WINDOW: usize = 1024;
 const PLACES: u32 = 3;
 const SEALS: u32 = 2;
 /// Maps of the dispatcher that the stages share.
-pub(super) const SHARED: [&str; 9] = [
+pub(super) const SHARED: [&str; 10] = [
     "works",
     "shared",
     "programs_tx",
@@ -34,6 +34,7 @@ pub(super) const SHARED: [&str; 9] = [
     "stages_rx",
     "seal_calls",
     "words",
+    "active",
 ];
 /// Entries of `stages_tx` and `stages_rx`.
 const FIRST: u32 = 0;
@@ -205,7 +206,8 @@ impl Joints {
 
     /// Says it, from the network namespace of the calling thread.
     pub fn say_key_word(&self, ends: &Ends, said: &KeyWord) -> Result<(), Error> {
-        word::send(ends, clear_mark(self.mark), &self.key_word(ends, said)?).map_err(Error::Say)
+        let (paths, payload) = (self.find(ends)?.raw.paths, self.key_word(ends, said)?);
+        word::send_by_all(ends, paths, word::clear_mark(self.mark), &payload).map_err(Error::Say)
     }
 
     /// What other ends have said about keys, as of the latest [`words`](Self::words).
@@ -256,11 +258,6 @@ impl Sealed {
         let word_key = [u64::from_le_bytes(halves[0]), u64::from_le_bytes(halves[1])];
         Self { word_key, keys: [None, None], phase: None }
     }
-}
-
-/// Words about keys leave with another mark than what is sealed.
-pub(super) fn clear_mark(mark: u32) -> u32 {
-    mark ^ 1 << 31
 }
 
 /// A map of one key, whose numbers begin: it is never written again from here.

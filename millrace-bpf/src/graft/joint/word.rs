@@ -11,8 +11,23 @@ use nix::sys::socket::{
 
 use super::Ends;
 
+/// What a word has, instead of the mark of functions: behind it the number of the path by which it is to leave.
+pub(super) fn word_mark(mark: u32) -> u32 {
+    (mark ^ 1 << 30) & !7
+}
+
+/// The same, of a word about keys, which is not sealed.
+pub(super) fn clear_mark(mark: u32) -> u32 {
+    (mark ^ 1 << 31) & !7
+}
+
+/// Once by every path of the session.
+pub(super) fn send_by_all(ends: &Ends, paths: u8, mark: u32, payload: &[u8]) -> io::Result<()> {
+    (0..u32::from(paths.max(1))).try_for_each(|path| send(ends, mark + path, payload))
+}
+
 /// Sends a datagram from an address and port that a socket of somebody else may have. With the mark it is not framed again.
-pub(super) fn send(ends: &Ends, mark: u32, payload: &[u8]) -> io::Result<()> {
+fn send(ends: &Ends, mark: u32, payload: &[u8]) -> io::Result<()> {
     let socket = raw(ends)?;
     setsockopt(&socket, sockopt::Mark, &mark)?;
     let without_port = |address: SocketAddr| SockaddrStorage::from(SocketAddr::new(address.ip(), 0));

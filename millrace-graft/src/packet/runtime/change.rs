@@ -3,7 +3,6 @@
 use std::time::Instant;
 
 use millrace_bpf::graft::joint::{Ends, Joint};
-use ring::rand::{SecureRandom as _, SystemRandom};
 
 use super::super::Change;
 use super::super::agree::{Act, Why, Word};
@@ -20,12 +19,11 @@ const OUT: [Joint; 1] = [Joint::Tx];
 
 impl Runtime {
     pub(super) fn propose(&mut self, ends: Ends, graft: &Graft, anew: bool) -> Result<(), Error> {
-        let (now, mut attempt) = (self.now(), [0; 2]);
-        SystemRandom::new().fill(&mut attempt).map_err(|_| Error::NoRandom)?;
+        let now = self.now();
         let Some(live) = self.live.get_mut(&ends) else { return Ok(()) };
         live.check_way_to(graft, anew)?;
         (live.proposed, live.wanted) = (Some(now), Some(graft.name.clone()));
-        let acts = live.agreement.propose(now, graft.list.id, u16::from_ne_bytes(attempt), anew);
+        let acts = live.agreement.propose(now, graft.list.id, anew);
         let mut events = Vec::new();
         let acted = self.act(&ends, acts, &mut events);
         self.pending.extend(events);

@@ -12,6 +12,7 @@ use super::super::settings::{Graft, Session, Settings};
 use super::super::versions::moves;
 use super::super::when::Watch;
 use super::super::{Change, SessionStatus};
+use super::paths::Routes;
 use crate::Error;
 
 /// A session that has sent nothing for so long says what it has sent, a few times; where it waits for acknowledgements, until
@@ -56,6 +57,8 @@ pub(super) struct Live {
     pub lost_received: u64,
     pub sealed: Option<Sealed>,
     pub ruled: Ruled,
+    /// If it has several paths.
+    pub routes: Option<Routes>,
 }
 
 pub(super) struct Sealed {
@@ -72,7 +75,6 @@ pub(super) struct Ruled {
     pub watch: Watch,
     /// As it was looked at last: what has come there since is what a round trip is known by.
     pub seen: (u32, u32),
-    pub looked: Duration,
     pub due: Option<Due>,
 }
 
@@ -129,6 +131,7 @@ impl Live {
             lost_received: 0,
             sealed,
             ruled: Ruled::default(),
+            routes: None,
         }
     }
 
@@ -154,11 +157,16 @@ impl Live {
     /// Why the other end has not been heard of yet, as far as that can be told. Anybody may send by another protocol: that is a guess.
     pub fn unheard(&self, counts: &[(Reason, u64)]) -> Option<String> {
         let protocol = self.session.protocol;
-        let is_heard = if self.sealed.is_some() { self.is_open() } else { self.peer.is_some() };
+        let some = |wanted: Reason| counts.iter().any(|(reason, count)| *reason == wanted && *count > 0);
+        let is_heard = match self.sealed {
+            Some(_) => self.is_open(),
+            // Its words may be among what a full path loses.
+            None => self.peer.is_some() || some(Reason::LetIn),
+        };
         if is_heard {
             return None;
         }
-        let by_another = counts.iter().any(|(reason, count)| *reason == Reason::OtherProtocol && *count > 0);
+        let by_another = some(Reason::OtherProtocol);
         let has_other_cipher = self.sealed.as_ref().is_some_and(|sealed| sealed.other.is_some());
         let is_in = if self.sealed.is_some() { "has it in clear" } else { "has it sealed" };
         let path = match protocol {
@@ -206,9 +214,10 @@ impl Live {
             || self.session.name != *name
             || self.session.cipher != session.cipher
             || self.session.protocol != session.protocol
+            || self.session.paths != session.paths
         {
             return Err(Error::Settings(format!(
-                "session {name}: its name, key, cipher and protocol do not change while it runs"
+                "session {name}: its name, key, cipher, protocol and paths do not change while it runs"
             )));
         }
         let wanted = if is_wanted { &session.graft } else { &self.graft.name };
@@ -259,7 +268,7 @@ impl Live {
             round_trip_us: progress
                 .round_trip
                 .map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
-            functions: self.graft.functions.iter().map(|function| function.name.clone()).collect(),
+            functions: self.graft.names(),
             protocol: self.session.protocol.name().to_owned(),
             sealed: self.sealed.as_ref().map_or("clear", |sealed| sealed.cipher.name()).to_owned(),
             has_keys: self.sealed.is_some() && self.is_open(),
@@ -272,6 +281,7 @@ impl Live {
             changed: (self.swaps > 0 && self.next.is_none()).then(|| self.change.clone()),
             lost_sent: self.lost_sent,
             lost_received: self.lost_received,
+            paths: Vec::new(),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use millrace_bpf::graft::joint::{Ends, Progress};
 
-use super::super::settings::Session;
+use super::super::settings::{Session, Settings};
 use super::super::when::reason;
 use super::live::{Due, Live, Ruled};
 use super::{Event, Runtime};
@@ -12,7 +12,7 @@ use crate::Error;
 
 /// Between two looks at round trips, of so many sessions; of more, it takes longer.
 const LOOK: Duration = Duration::from_millis(50);
-const AT_ONCE: u32 = 256;
+const AT_ONCE: usize = 256;
 /// Until what did not come about is tried again.
 const RETRY: Duration = Duration::from_secs(10);
 
@@ -62,6 +62,12 @@ impl Live {
     }
 }
 
+/// Sessions that have rules.
+pub(super) fn of(settings: &Settings) -> Vec<Ends> {
+    let ruled = settings.sessions.iter().filter(|session| !session.when.is_empty());
+    ruled.map(|session| session.ends).collect()
+}
+
 impl Runtime {
     pub(super) fn look_at_rules(&mut self, events: &mut Vec<Event>) -> Result<(), Error> {
         let now = self.now();
@@ -69,16 +75,15 @@ impl Runtime {
             return Ok(());
         }
         self.looked_at_rules = now;
-        let ruled = self.live.values().filter(|live| !live.session.when.is_empty()).count() as u32;
-        let pause = LOOK * ruled.div_ceil(AT_ONCE);
-        let is_ruled = |live: &&mut Live| !live.session.when.is_empty() && now >= live.ruled.looked + pause;
+        // All of them have had their turn before one has its next.
+        let first = self.ruled.len().min(AT_ONCE);
         let mut due: Vec<(Ends, String)> = Vec::new();
-        for live in self.live.values_mut().filter(is_ruled).take(AT_ONCE as usize) {
-            live.ruled.looked = now;
-            let ends = live.session.ends;
+        for &ends in &self.ruled[..first] {
+            let Some(live) = self.live.get_mut(&ends) else { continue };
             events.extend(live.look_at_rules(now, &self.joints.progress(&ends)?));
             due.extend(live.due_graft(now).map(|graft| (ends, graft)));
         }
+        self.ruled.rotate_left(first);
         for (ends, graft) in due {
             let graft = self.settings.graft(&graft)?.clone();
             if let Err(error) = self.propose(ends, &graft, graft.anew) {

@@ -35,9 +35,10 @@ impl Runtime {
         self.act_on_keys(ends, acts, events)
     }
 
-    pub(super) fn look_at_keys(&mut self) -> Result<(), Error> {
+    pub(super) fn look_at_keys(&mut self, active: &[Ends]) -> Result<(), Error> {
         let now = self.now();
-        for (ends, live) in &mut self.live {
+        for ends in active {
+            let Some(live) = self.live.get_mut(ends) else { continue };
             let Some(sealed) = &mut live.sealed else { continue };
             let wear = self.joints.wear(ends)?.unwrap_or_default();
             if sealed.cipher.is_worn(wear.sealed, wear.failures) {
@@ -92,8 +93,8 @@ impl Sealed {
     }
 }
 
-fn random() -> Result<[u8; 32], Error> {
-    let mut bytes = [0; 32];
+pub(super) fn random<const BYTES: usize>() -> Result<[u8; BYTES], Error> {
+    let mut bytes = [0; BYTES];
     SystemRandom::new().fill(&mut bytes).map_err(|_| Error::NoRandom)?;
     Ok(bytes)
 }

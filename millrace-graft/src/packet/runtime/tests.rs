@@ -1,10 +1,12 @@
 //! Two runtimes, each in a namespace of its own, with a cable between them. Needs root.
 
+mod hearing;
 mod many;
+mod paths;
 mod sealed;
 mod versions;
 
-use std::net::UdpSocket;
+use std::net::{SocketAddr, UdpSocket};
 use std::process::Command;
 
 use nix::sched::{CloneFlags, setns};

@@ -8,6 +8,7 @@ use millrace_bpf::graft::joint::{Ends, Protocol};
 use nix::unistd::{Gid, Group, Uid, User};
 use ring::hmac;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use super::super::keys::Cipher;
 use super::{CANONICAL, RawProtocol, Session, read_key};
@@ -61,6 +62,10 @@ pub struct Raw {
     rings: bool,
     #[serde(default)]
     protocol: RawProtocol,
+    /// Of a session only: known here, so that it is said where it belongs.
+    #[serde(default)]
+    path: Vec<IgnoredAny>,
+    paths: Option<IgnoredAny>,
 }
 
 impl Peer {
@@ -95,6 +100,7 @@ impl Peer {
             cipher: self.cipher,
             protocol: self.protocol,
             when: Vec::new(),
+            paths: None,
         })
     }
 }
@@ -104,6 +110,11 @@ impl Raw {
         let wrong = |message: String| Error::Settings(format!("peer {}: {message}", self.name));
         if self.name.is_empty() || self.name.contains('/') {
             return Err(wrong("its name has at least one character, and no slash".to_owned()));
+        }
+        if self.paths.is_some() || !self.path.is_empty() {
+            return Err(wrong(
+                "several paths are for [[session]], not for what applications ask for".to_owned(),
+            ));
         }
         if self.local.is_ipv4() != self.remote.is_ipv4() {
             return Err(wrong("local and remote are of different families".to_owned()));

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context as _, ensure};
-use millrace_bpf::graft::{Control, Rule, SHIPPED, Settings, Side, Sockets, Tcp, everybody};
+use millrace_bpf::graft::{Caller, Control, Rule, SHIPPED, Settings, Side, Sockets, Tcp, everybody};
 use serde_json::{Value, json};
 
 use super::cgroup::Cgroup;
@@ -88,8 +88,10 @@ fn in_place(cgroup: &Cgroup) -> anyhow::Result<[(&'static str, f64); 3]> {
         side: Side::Client,
         peer: everybody(),
         ports: 80..=80,
+        caller: Caller::default(),
         agree: true,
         bound: false,
+        choice: 0,
         graft: [0; 4],
         settings: Settings { congestion: Some("cubic".to_owned()), ..Settings::default() },
     };

@@ -81,10 +81,13 @@ impl FromStr for Cell {
     fn from_str(text: &str) -> Result<Self, String> {
         let wanted = "is KIB:PERCENT:MS, such as 8192:1:100";
         let (kib, network) = text.split_once(':').ok_or(wanted)?;
-        Ok(Self {
-            kib: kib.parse().map_err(|_| format!("KIB {kib:?} is no number: {wanted}"))?,
-            network: network.parse()?,
-        })
+        let (kib, network): (_, Network) =
+            (kib.parse().map_err(|_| format!("KIB {kib:?} is no number: {wanted}"))?, network.parse()?);
+        match network.burst {
+            1.0 => Ok(Self { kib, network }),
+            // Rows would not tell.
+            _ => Err(format!("has no bursts: {wanted}")),
+        }
     }
 }
 
@@ -127,7 +130,7 @@ impl Args {
         let networks = self
             .rtt_ms
             .iter()
-            .flat_map(|rtt_ms| self.loss.iter().map(|loss| Network { loss: *loss, rtt_ms: *rtt_ms }));
+            .flat_map(|rtt_ms| self.loss.iter().map(|loss| Network::random(*loss, *rtt_ms)));
         networks
             .flat_map(|network| self.sizes_kib.iter().map(move |kib| Cell { kib: *kib, network }))
             .collect()
@@ -186,8 +189,8 @@ mod tests {
     #[test]
     fn cells_are_read() {
         let cell: Cell = "8192:0.5:100".parse().expect("a cell");
-        assert_eq!(cell, Cell { kib: 8192, network: Network { loss: 0.5, rtt_ms: 100 } });
-        for bad in ["", "1:2", "1:2:3:4", "a:1:1", "1:a:1", "1:1:-1"] {
+        assert_eq!(cell, Cell { kib: 8192, network: Network::random(0.5, 100) });
+        for bad in ["", "1:2", "1:2:3:4", "a:1:1", "1:a:1", "1:1:-1", "1:1/8:1"] {
             assert!(bad.parse::<Cell>().is_err(), "{bad}");
         }
     }

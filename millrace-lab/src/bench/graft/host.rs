@@ -5,9 +5,9 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::ensure;
+use anyhow::{Context as _, bail, ensure};
 use serde_json::Value;
 
 use super::cgroup::Cgroup;
@@ -15,6 +15,9 @@ use crate::bench::process::Process;
 use crate::lab::Node;
 
 pub const LIMIT: Duration = Duration::from_secs(60);
+
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(5);
 
 pub struct Host<'a> {
     name: &'static str,
@@ -49,19 +52,63 @@ impl<'a> Host<'a> {
     }
 
     pub fn start(&self) -> anyhow::Result<Process> {
-        let mut daemon = self.node.command(std::env::current_exe()?);
+        self.start_of(&std::env::current_exe()?, &[])
+    }
+
+    /// A daemon of that program, with further arguments.
+    pub fn start_of(&self, program: &Path, further: &[&str]) -> anyhow::Result<Process> {
+        let mut daemon = self.node.command(program);
         daemon.args(["graft", "run", "--http=off", "--config"]).arg(self.directory.join("graft.toml"));
-        daemon.arg("--socket").arg(self.socket());
+        daemon.arg("--socket").arg(self.socket()).args(further);
         let mut process = Process::start(self.name, self.cgroup.command(&daemon), &self.directory)?;
         process.wait_until("its socket", LIMIT, || UnixStream::connect(self.socket()).is_ok())?;
         Ok(process)
     }
 
     pub fn status(&self) -> anyhow::Result<Value> {
+        self.ask("status")
+    }
+
+    /// Until its status is so. A daemon that does not answer yet is waited for, too.
+    pub fn wait_for(&self, what: &str, is_so: impl Fn(&Value) -> bool) -> anyhow::Result<()> {
+        let waited = wait(what, || Ok(self.status().is_ok_and(|status| is_so(&status))));
+        waited.map(drop).with_context(|| {
+            let status = self.status().map_or_else(|error| error.to_string(), |it| it.to_string());
+            format!("{}: {status}", self.name)
+        })
+    }
+
+    /// Until so many of its carriers are.
+    pub fn wait_warm(&self, ways: usize) -> anyhow::Result<()> {
+        self.wait_for("warm carriers", |status| {
+            let carriers = status.pointer("/status/carry/carriers").and_then(Value::as_array);
+            let is_warm = |carrier: &&Value| carrier["state"] == "warm";
+            carriers.is_some_and(|all| all.iter().filter(is_warm).count() >= ways)
+        })
+    }
+
+    /// Connections that it has carried since its start.
+    pub fn led(&self) -> anyhow::Result<u64> {
+        self.status()?.pointer("/status/carry/verdicts/led").and_then(Value::as_u64).context("verdicts")
+    }
+
+    pub fn ask(&self, what: &str) -> anyhow::Result<Value> {
         let mut stream = BufReader::new(UnixStream::connect(self.socket())?);
-        stream.get_mut().write_all(b"{\"do\":\"status\"}\n")?;
+        writeln!(stream.get_mut(), "{{\"do\":\"{what}\"}}")?;
         let mut line = String::new();
         stream.read_line(&mut line)?;
         Ok(serde_json::from_str(&line)?)
     }
+}
+
+/// How long it took.
+pub fn wait(what: &str, mut ready: impl FnMut() -> anyhow::Result<bool>) -> anyhow::Result<Duration> {
+    let start = Instant::now();
+    while !ready()? {
+        if start.elapsed() > LIMIT {
+            bail!("{what}: not within {LIMIT:?}");
+        }
+        std::thread::sleep(LOOK);
+    }
+    Ok(start.elapsed())
 }

@@ -11,18 +11,47 @@ use crate::lab::{Directions, Topology};
 pub struct Network {
     /// Percent.
     pub loss: f64,
+    /// Packets that are lost one after the other, on average; 1: each by itself.
+    pub burst: f64,
     pub rtt_ms: u32,
 }
 
+/// What loses so many percent of a link's packets, in bursts of so many on average.
+pub fn loss(percent: f64, burst: f64) -> String {
+    if burst <= 1.0 || percent == 0.0 {
+        return format!("loss={percent}%");
+    }
+    // Of Gilbert's model: bursts end after so many packets, and begin so often that all of them come to the loss.
+    let (loss, end) = (percent / 100.0, 1.0 / burst);
+    let start = loss * end / (1.0 - loss);
+    format!("burst-start={:.6}% burst-end={:.4}% burst-loss=100%", start * 100.0, end * 100.0)
+}
+
 impl Network {
+    /// Each packet is lost by itself.
+    pub fn random(loss: f64, rtt_ms: u32) -> Self {
+        Self { loss, burst: 1.0, rtt_ms }
+    }
+
+    /// As rows have it.
+    pub fn loss_text(&self) -> String {
+        match self.burst {
+            burst if burst > 1.0 => format!("{}/{burst}", self.loss),
+            _ => self.loss.to_string(),
+        }
+    }
+
     pub fn check(&self) -> anyhow::Result<()> {
         ensure!((0.0..100.0).contains(&self.loss), "a loss of {} %: from 0 to less than 100", self.loss);
+        let burst = self.burst;
+        ensure!((1.0..=1000.0).contains(&burst), "bursts of {burst} packets: from 1 to 1000");
         Ok(())
     }
 
     /// The queue has room for the product of rate and round trip.
     pub fn topology(&self, rate_mbit: u32, lossy: Directions, seed: u64) -> anyhow::Result<Topology> {
-        let Self { loss, rtt_ms } = self;
+        let Self { loss: percent, burst, rtt_ms } = self;
+        let loss = loss(*percent, *burst);
         let queue = (u64::from(rate_mbit) * 125 * u64::from(*rtt_ms)).max(64 << 10);
         let mut topology = Topology::standard(1, 1);
         (topology.seed, topology.netem) = (seed, false);
@@ -30,7 +59,7 @@ impl Network {
         topology.impair(
             SUBSCRIBERS_LINK,
             lossy,
-            &format!("rate={rate_mbit}mbit queue-bytes={queue} loss={loss}%"),
+            &format!("rate={rate_mbit}mbit queue-bytes={queue} {loss}"),
         )?;
         Ok(topology)
     }
@@ -40,9 +69,43 @@ impl FromStr for Network {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wanted = || format!("{text:?} is no PERCENT:MS, such as 1:100");
+        let wanted = || format!("{text:?} is no PERCENT[/BURST]:MS, such as 1:100 or 1/8:100");
         let (loss, rtt) = text.split_once(':').ok_or_else(wanted)?;
-        let (loss, rtt_ms) = (loss.parse().map_err(|_| wanted())?, rtt.parse().map_err(|_| wanted())?);
-        Ok(Self { loss, rtt_ms })
+        let (loss, burst) = loss.split_once('/').unwrap_or((loss, "1"));
+        let number = |text: &str| text.parse::<f64>().map_err(|_| wanted());
+        Ok(Self { loss: number(loss)?, burst: number(burst)?, rtt_ms: rtt.parse().map_err(|_| wanted())? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lab::Impairment;
+
+    #[test]
+    fn networks_are_read() {
+        assert_eq!("1:100".parse(), Ok(Network::random(1.0, 100)));
+        let bursts: Network = "0.5/8:600".parse().expect("a network");
+        assert_eq!((bursts.loss, bursts.burst, bursts.rtt_ms), (0.5, 8.0, 600));
+        assert_eq!((bursts.loss_text(), Network::random(5.0, 1).loss_text()), ("0.5/8".into(), "5".into()));
+        for bad in ["", "1", "1:", "1/:5", "1/a:5", "1/8", "1:8/5", "1:-5"] {
+            assert!(bad.parse::<Network>().is_err(), "{bad}");
+        }
+        for bad in ["100:1", "-1:1", "nan:1", "1/0.5:1", "1/1001:1", "1/nan:1"] {
+            assert!(bad.parse::<Network>().expect("numbers").check().is_err(), "{bad}");
+        }
+    }
+
+    /// A link is in a burst for start / (start + end) of its packets, and then loses all of them.
+    #[test]
+    fn bursts_come_to_the_loss() {
+        for (percent, burst) in [(1.0, 8.0), (5.0, 2.0), (0.1, 100.0)] {
+            let made = Impairment::parse(&loss(percent, burst)).expect("an impairment");
+            let lost = made.burst_loss * made.burst_start / (made.burst_start + made.burst_end);
+            assert!((lost * 100.0 - percent).abs() < 0.001 * percent, "{percent}/{burst}: {lost}");
+            assert!((1.0 / made.burst_end - burst).abs() < 0.001 * burst);
+            assert_eq!(made.loss, 0.0);
+        }
+        assert_eq!(loss(0.0, 8.0), "loss=0%");
     }
 }

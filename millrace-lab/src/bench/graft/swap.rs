@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, ensure};
-use millrace_bpf::graft::{Change, Rule, Settings, Side, Sockets, everybody};
+use millrace_bpf::graft::{Caller, Change, Rule, Settings, Side, Sockets, everybody};
 use serde_json::json;
 
 use super::flow::Flow;
@@ -104,8 +104,10 @@ fn change(old: &str, new: &str, port: u16) -> Change {
         side: Side::Client,
         peer: everybody(),
         ports: port..=port,
+        caller: Caller::default(),
         agree: false,
         bound: false,
+        choice: 0,
         graft: [0; 4],
         settings,
     };

@@ -10,6 +10,10 @@
 //! | 6 | end | |
 //! | 7 | confirm | offset |
 //! | 8 | hello | run (8) |
+//! | 9 | ask | |
+//! | 10 | answer | |
+//!
+//! The last two are of version 2, which pools speak where both ends do.
 //!
 //! An address is 4 or 6 (1), 4 or 16 bytes, and a port (2).
 
@@ -21,6 +25,8 @@ use crate::quic::varint;
 
 /// As TLS' ALPN names it.
 pub const ALPN: &[u8] = b"millrace-carry/1";
+/// The same, and [`Frame::Ask`].
+pub const ALPN_ASKS: &[u8] = b"millrace-carry/2";
 
 /// Of what stands before the bytes of any frame.
 const HEAD_MAX: usize = 64;
@@ -43,6 +49,10 @@ pub enum Frame {
     Confirm { delivered: u64 },
     /// Of no connection: the run of the broker that says it, another after each start.
     Hello { run: u64 },
+    /// Whether this still arrives.
+    Ask,
+    /// Something has.
+    Answer,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,6 +120,8 @@ const DATA: u8 = 5;
 const END: u8 = 6;
 const CONFIRM: u8 = 7;
 const HELLO: u8 = 8;
+const ASK: u8 = 9;
+const ANSWER: u8 = 10;
 
 impl Frame {
     /// A data frame's bytes follow as they are: [`head_of_data`] stands before them.
@@ -133,6 +145,8 @@ impl Frame {
                 out.extend_from_slice(bytes);
             }
             Self::End => out.push(END),
+            Self::Ask => out.push(ASK),
+            Self::Answer => out.push(ANSWER),
             Self::Confirm { delivered } => encode_offset(CONFIRM, *delivered, out),
             Self::Hello { run } => {
                 out.push(HELLO);
@@ -184,6 +198,11 @@ impl Decoder {
             true => bytes,
             false => Bytes::from([&self.rest[..], &bytes].concat()),
         };
+    }
+
+    /// All that has come was taken, and was whole.
+    pub fn is_between(&self) -> bool {
+        self.head.is_empty() && self.rest.is_empty() && self.data == 0
     }
 
     /// The next frame, or some bytes of data. `None`: more has to come.
@@ -253,6 +272,8 @@ impl Head {
             },
             DATA => return Ok(varint::decode(input).map(Self::Data)),
             END => Some(Frame::End),
+            ASK => Some(Frame::Ask),
+            ANSWER => Some(Frame::Answer),
             CONFIRM => varint::decode(input).map(|delivered| Frame::Confirm { delivered }),
             HELLO => number(input).map(|run| Frame::Hello { run }),
             _ => return Err(Malformed),
@@ -311,6 +332,8 @@ mod tests {
             Just(Frame::End),
             offset.prop_map(|delivered| Frame::Confirm { delivered }),
             any::<u64>().prop_map(|run| Frame::Hello { run }),
+            Just(Frame::Ask),
+            Just(Frame::Answer),
         ]
     }
 
@@ -365,7 +388,7 @@ mod tests {
 
     #[test]
     fn what_is_no_frame_is_refused() {
-        for bytes in [&[0_u8][..], &[9], &[4, 0], &[4, 99], &[1, 0, 0, 0, 0, 0, 0, 0, 0, 5]] {
+        for bytes in [&[0_u8][..], &[11], &[4, 0], &[4, 99], &[1, 0, 0, 0, 0, 0, 0, 0, 0, 5]] {
             assert_eq!(decoded(bytes, &[1]), Err(Malformed), "{bytes:?}");
         }
         assert_eq!(head_of_data(3)[..], [DATA, 3]);

@@ -70,6 +70,11 @@ impl Outgoing {
         self.confirmed.min(self.taken)
     }
 
+    /// What the carrier was given and the other end has not confirmed.
+    pub fn ahead(&self) -> u64 {
+        self.next - self.confirmed
+    }
+
     fn last(&self) -> u64 {
         self.taken + u64::from(self.has_ended)
     }
@@ -288,7 +293,7 @@ mod tests {
             self.given = self.given.wrapping_add(room as u8);
             self.total += room;
             self.out.take(bytes.into());
-            assert!(self.out.unconfirmed() <= Self::WINDOW);
+            assert!(self.out.ahead() <= self.out.unconfirmed() && self.out.unconfirmed() <= Self::WINDOW);
         }
 
         fn arrive(&mut self, frames: usize) {
@@ -364,7 +369,7 @@ mod tests {
                 }
             }
             prop_assert!(way.out.is_done() && way.inn.is_done());
-            prop_assert_eq!(way.out.unconfirmed(), 0);
+            prop_assert_eq!((way.out.unconfirmed(), way.out.ahead()), (0, 0));
             prop_assert!(way.out.kept.is_empty());
             let wanted: Vec<u8> = (0..way.total).map(|at| at as u8).collect();
             prop_assert_eq!(&way.got, &wanted);

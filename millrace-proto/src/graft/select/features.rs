@@ -39,8 +39,8 @@ const fn choice(name: &'static str, choices: &'static [&'static str]) -> Column 
     Column { name, unit: "", choices }
 }
 
-/// In the order of [`Feature`].
-pub const COLUMNS: [Column; 11] = [
+/// What a tree goes by: what may be said, in the order of [`Feature`], and what follows from it.
+pub const COLUMNS: [Column; SAID + 1] = [
     number("rtt", "ms"),
     number("rate", "Mbit/s"),
     number("loss", "%"),
@@ -52,7 +52,10 @@ pub const COLUMNS: [Column; 11] = [
     choice("profile", &Profile::NAMES),
     choice("offer", &["nothing", "carrier"]),
     choice("warmth", &["cold", "warm"]),
+    number("windows", ""),
 ];
+
+const SAID: usize = 11;
 
 /// No figure of a path or a transfer is beyond.
 const MOST: f64 = 1e12;
@@ -61,7 +64,7 @@ const MOST: f64 = 1e12;
 pub enum Error {
     #[error("{0:?} is no NAME=VALUE, such as rtt=300")]
     Form(String),
-    #[error("there is no feature {0:?}; there are: {names}", names = COLUMNS.each_ref().map(|it| it.name).join(", "))]
+    #[error("there is no feature {0:?}; there are: {names}", names = said().map(|it| it.name).collect::<Vec<_>>().join(", "))]
     Unknown(String),
     #[error("{name} is a number{} of 0 or more, and not {value:?}", of_unit(.unit))]
     Number { name: &'static str, unit: &'static str, value: String },
@@ -69,6 +72,11 @@ pub enum Error {
     Choice { name: &'static str, choices: &'static [&'static str], value: String },
     #[error("{0} is there twice")]
     Twice(&'static str),
+}
+
+/// All but what follows from others.
+fn said() -> impl Iterator<Item = &'static Column> {
+    COLUMNS.iter().take(SAID)
 }
 
 fn of_unit(unit: &str) -> String {
@@ -125,7 +133,7 @@ pub(super) fn short(value: f64) -> String {
 
 /// Of one connection; what is not known is left out.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Features([Option<f64>; COLUMNS.len()]);
+pub struct Features([Option<f64>; SAID]);
 
 impl Features {
     /// A value that is no number of 0 or more counts as unknown.
@@ -159,9 +167,18 @@ impl Features {
         (ms > 0.0 && ms.is_finite()).then_some(ms)
     }
 
+    /// How many products of round trip and rate there are to send: below one a path is never full, and beginning is all.
+    pub fn windows(&self) -> Option<f64> {
+        let (rtt, rate, size) = (self.get(Feature::Rtt)?, self.get(Feature::Rate)?, self.get(Feature::Size)?);
+        let windows = size * 8.192 / (rtt * rate);
+        windows.is_finite().then_some(windows)
+    }
+
     /// In the order of [`COLUMNS`].
-    pub fn values(&self) -> &[Option<f64>] {
-        &self.0
+    pub fn values(&self) -> [Option<f64>; COLUMNS.len()] {
+        let mut all = [self.windows(); COLUMNS.len()];
+        all[..SAID].copy_from_slice(&self.0);
+        all
     }
 
     /// What `other` knows counts.
@@ -182,7 +199,7 @@ impl FromStr for Features {
         let mut features = Self::default();
         for part in text.split(',') {
             let (name, value) = part.split_once('=').ok_or_else(|| Error::Form(part.to_owned()))?;
-            let at = COLUMNS.iter().position(|column| column.name == name.trim());
+            let at = said().position(|column| column.name == name.trim());
             let at = at.ok_or_else(|| Error::Unknown(name.to_owned()))?;
             let (column, slot) = (&COLUMNS[at], &mut features.0[at]);
             if slot.replace(column.value(value.trim())?).is_some() {
@@ -195,7 +212,7 @@ impl FromStr for Features {
 
 impl fmt::Display for Features {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let known = COLUMNS.iter().zip(self.0).filter_map(|(column, value)| Some((column, value?)));
+        let known = said().zip(self.0).filter_map(|(column, value)| Some((column, value?)));
         let parts: Vec<_> =
             known.map(|(column, value)| format!("{} {}", column.name, column.written(value))).collect();
         f.write_str(if parts.is_empty() { "nothing is known" } else { "" })?;
@@ -230,6 +247,7 @@ mod tests {
             ("rtt=-1", "rtt is a number of ms of 0 or more, and not \"-1\""),
             ("rtt=nan", "rtt is a number"),
             ("rtt=inf", "rtt is a number"),
+            ("windows=1", "no feature \"windows\""),
             ("paths=x", "paths is a number of 0 or more"),
             ("rtt=1,rtt=2", "rtt is there twice"),
             ("offer=all", "offer is one of nothing, carrier, and not \"all\""),
@@ -247,6 +265,13 @@ mod tests {
         assert_eq!(ideal("rtt=100,rate=8.192,size=1000"), Some(1200.0));
         assert_eq!(ideal("rtt=100,rate=0,size=1000"), None);
         assert_eq!(ideal("rtt=100,rate=1"), None);
+        let windows = |text: &str| text.parse::<Features>().unwrap().windows();
+        assert_eq!(windows("rtt=100,rate=8.192,size=1000"), Some(10.0));
+        assert_eq!(windows("rtt=0,rate=8.192,size=1000"), None);
+        assert_eq!(windows("rtt=100,size=1000"), None);
+        let values = "rtt=100,rate=8.192,size=1000".parse::<Features>().unwrap().values();
+        let at = COLUMNS.iter().position(|column| column.name == "windows").unwrap();
+        assert_eq!((values[0], values[at]), (Some(100.0), Some(10.0)));
     }
 
     #[test]

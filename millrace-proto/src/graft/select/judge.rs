@@ -80,7 +80,7 @@ pub fn train(cases: &Cases, settings: Settings) -> Node {
     let mut tree = grow(&COLUMNS, &cases.arms, &examples, settings);
     let mut costs: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
     for case in &cases.cases {
-        let leaf = tree.walk(&COLUMNS, case.features.values()).leaf;
+        let leaf = tree.walk(&COLUMNS, &case.features.values()).leaf;
         let cost = best(&cases.arms, leaf, case).and_then(|arm| case.cost_ms.get(arm).copied().flatten());
         if let Some((cost, ideal)) = cost.zip(case.features.ideal_ms()) {
             costs.entry(leaf.number).or_default().push(cost / ideal);
@@ -126,7 +126,7 @@ impl<'a> Deciders<'a> {
 
     fn decide(&self, case: &Case) -> [Option<usize>; 4] {
         let features: &Features = &case.features;
-        let tree = self.tree.walk(&COLUMNS, features.values()).leaf;
+        let tree = self.tree.walk(&COLUMNS, &features.values()).leaf;
         let seed = self.seed.walk(&SEED_COLUMNS, &seed_values(features)).leaf;
         let best = |leaf| best(self.arms, leaf, case);
         [best(tree), best(&self.majority), self.arms.iter().position(|arm| arm == "bbr"), best(seed)]
@@ -252,7 +252,7 @@ mod tests {
         for leaf in tree.leaves() {
             let usual = leaf.usual.expect("all is known");
             let below = |case: &&Case| {
-                let way = tree.walk(&COLUMNS, case.features.values());
+                let way = tree.walk(&COLUMNS, &case.features.values());
                 let arm = best(&cases.arms, way.leaf, case).expect("an arm");
                 way.leaf.number == leaf.number
                     && case.cost_ms[arm].unwrap() / case.features.ideal_ms().unwrap() <= usual + 1e-3

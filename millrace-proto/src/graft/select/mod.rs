@@ -10,6 +10,7 @@
 //! | [`grow`] | how it is grown and pruned (gain ratio, C4.5) |
 //! | [`judge`] | how good decisions are, on networks that the training has not seen |
 //! | [`model`] | a tree as a file |
+//! | [`kind`] | what a connection is for, by earlier ones of its kind |
 //! | [`online`] | what is done where it turns out to be wrong |
 //!
 //! Why it is so: `docs/design/0023-selection.md`.
@@ -18,6 +19,7 @@ pub mod cases;
 pub mod features;
 pub mod grow;
 pub mod judge;
+pub mod kind;
 pub mod model;
 pub mod online;
 pub mod profile;

@@ -76,7 +76,7 @@ impl Model {
 
     /// By the best answer that `can_be_had`.
     pub fn decide(&self, features: &Features, can_be_had: impl Fn(&str) -> bool) -> Decision<'_> {
-        let way = self.tree.walk(&COLUMNS, features.values());
+        let way = self.tree.walk(&COLUMNS, &features.values());
         let rank = way.leaf.ranking.iter().find(|rank| can_be_had(&rank.arm));
         Decision { rank, leaf: way.leaf, words: way.words }
     }

@@ -5,9 +5,6 @@
 
 use std::collections::BTreeMap;
 
-use super::features::Features;
-use super::tree::Leaf;
-
 /// Of a hundred connections, so many may try another arm.
 const EXPLORED_PERCENT: u64 = 2;
 /// Outcomes of an arm that are remembered.
@@ -28,20 +25,10 @@ pub struct Outcome {
     pub is_bad: bool,
 }
 
-impl Outcome {
-    /// `None`: too little is known of the path or of the leaf.
-    pub fn of(cost_ms: f64, features: &Features, leaf: &Leaf) -> Option<Self> {
-        let cost = cost_ms / features.ideal_ms()?;
-        Some(Self { cost, is_bad: cost > leaf.usual? })
-    }
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
     /// As the model has it.
     Learned,
-    /// To find out.
-    Explored,
     /// What was learned was bad here.
     Doubted,
     /// Found out here.
@@ -52,6 +39,16 @@ pub enum Why {
 pub struct Choice<'a> {
     pub arm: &'a str,
     pub why: Why,
+}
+
+/// What has come of an arm, of late.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tried {
+    pub arm: String,
+    pub outcomes: usize,
+    pub bad: usize,
+    /// The median, by what the path would have allowed; `None`: of too few to be compared.
+    pub cost: Option<f64>,
 }
 
 /// Arms that have been tried where a key leads.
@@ -81,31 +78,48 @@ impl<K: Ord + Clone> Online<K> {
         Self { places: BTreeMap::new(), most: most.max(1), plain: plain.into(), uses: 0 }
     }
 
-    /// For a connection. `ranked`: arms that can be had, the model's first. `chance`: evenly from 0 to 1, anew each time.
-    pub fn choose<'a>(&'a mut self, key: &K, ranked: &[&'a str], chance: f64) -> Choice<'a> {
+    /// For connections that ask nobody: by what they go until this is asked again, and an arm that one of them, and no more, is to
+    /// try, if `may_try`. That counts as tried from now on. `ranked`: arms that can be had, the model's first. `chance`: evenly from 0 to 1,
+    /// anew each time.
+    pub fn plan<'a>(
+        &'a mut self,
+        key: &K,
+        ranked: &[&'a str],
+        chance: f64,
+        may_try: bool,
+    ) -> (Choice<'a>, Option<&'a str>) {
+        let plain = self.plain.clone();
+        let place = self.used(key);
+        let other = may_try.then(|| place.tries(ranked, &plain, chance)).flatten();
+        let other = other.and_then(|other| self.by_name(ranked, &other));
+        (self.current(key, ranked), other)
+    }
+
+    /// So many connections have gone that have asked nobody. Of a place that is forgotten nothing is counted.
+    pub fn passed(&mut self, key: &K, connections: u64) {
+        if let Some(place) = self.places.get_mut(key) {
+            place.connections += connections;
+        }
+    }
+
+    fn used(&mut self, key: &K) -> &mut Place {
         self.forget(key);
         self.uses += 1;
         let place = self.places.entry(key.clone()).or_default();
         place.used = self.uses;
-        place.connections += 1;
-        let can = |arm: &str| ranked.contains(&arm) || arm == self.plain;
-        let (arm, why) = match &place.instead {
-            Some((arm, why)) if can(arm) => (arm.as_str(), *why),
-            _ => (ranked.first().copied().unwrap_or(&self.plain), Why::Learned),
-        };
-        if (place.explored + 1) * 100 > place.connections * EXPLORED_PERCENT {
-            return Choice { arm, why };
-        }
-        // The one of which least is known.
-        let others = ranked.iter().copied().chain([self.plain.as_str()]).filter(|other| *other != arm);
-        let known = |arm: &str| place.arms.get(arm).map_or(0, Vec::len);
-        match others.min_by_key(|other| known(other)) {
-            Some(other) if chance < 0.5 => {
-                place.explored += 1;
-                Choice { arm: other, why: Why::Explored }
-            }
-            _ => Choice { arm, why },
-        }
+        place
+    }
+
+    fn by_name<'a>(&'a self, ranked: &[&'a str], name: &str) -> Option<&'a str> {
+        ranked.iter().copied().chain([self.plain.as_str()]).find(|arm| *arm == name)
+    }
+
+    fn current<'a>(&'a self, key: &K, ranked: &[&'a str]) -> Choice<'a> {
+        let instead = self.places.get(key).and_then(|place| place.instead.as_ref());
+        let instead = instead.and_then(|(arm, why)| Some((self.by_name(ranked, arm)?, *why)));
+        let learned = || (ranked.first().copied().unwrap_or(&self.plain), Why::Learned);
+        let (arm, why) = instead.unwrap_or_else(learned);
+        Choice { arm, why }
     }
 
     /// What came of a connection. One whose place is forgotten says nothing. `learned`: the model's arm.
@@ -122,13 +136,26 @@ impl<K: Ord + Clone> Online<K> {
         place.decide(learned, &self.plain);
     }
 
-    pub fn places(&self) -> usize {
-        self.places.len()
+    /// What has come of each arm that was tried where the key leads.
+    pub fn tried(&self, key: &K) -> Vec<Tried> {
+        let place = self.places.get(key);
+        let arms = place.into_iter().flat_map(|place| &place.arms);
+        arms.map(|(arm, all)| Tried {
+            arm: arm.clone(),
+            outcomes: all.len(),
+            bad: all.iter().filter(|outcome| outcome.is_bad).count(),
+            cost: place.and_then(|place| place.median(arm)),
+        })
+        .collect()
     }
 
-    /// The arm that is used instead of the model's, if one is.
-    pub fn instead(&self, key: &K) -> Option<(&str, Why)> {
-        self.places.get(key)?.instead.as_ref().map(|(arm, why)| (arm.as_str(), *why))
+    /// Connections that were counted where the key leads, and those that were to try another arm.
+    pub fn counted(&self, key: &K) -> (u64, u64) {
+        self.places.get(key).map_or((0, 0), |place| (place.connections, place.explored))
+    }
+
+    pub fn places(&self) -> usize {
+        self.places.len()
     }
 
     fn forget(&mut self, key: &K) {
@@ -143,12 +170,34 @@ impl<K: Ord + Clone> Online<K> {
 }
 
 impl Place {
+    /// The arm of which least is known, if one may be tried.
+    fn tries(&mut self, ranked: &[&str], plain: &str, chance: f64) -> Option<String> {
+        if (self.explored + 1) * 100 > self.connections * EXPLORED_PERCENT || chance >= 0.5 {
+            return None;
+        }
+        let can = |arm: &str| ranked.contains(&arm) || arm == plain;
+        let now = match &self.instead {
+            Some((arm, _)) if can(arm) => arm.as_str(),
+            _ => ranked.first().copied().unwrap_or(plain),
+        };
+        let others = ranked.iter().copied().chain([plain]).filter(|other| *other != now);
+        let known = |arm: &str| self.arms.get(arm).map_or(0, Vec::len);
+        let other = others.min_by_key(|other| known(other))?.to_owned();
+        self.explored += 1;
+        Some(other)
+    }
+
     fn decide(&mut self, learned: &str, plain: &str) {
         let now = self.instead.as_ref().map_or(learned, |(arm, _)| arm.as_str()).to_owned();
         if let Some(better) = self.better(&now) {
             self.instead = (better != learned).then_some((better, Why::Found));
         } else if now != plain && self.is_bad(&now) && self.median(plain).is_none() {
             self.instead = Some((plain.to_owned(), Why::Doubted));
+        } else if let (Some(cost), Some(before)) = (self.median(plain), self.median(learned))
+            && cost < before * BETTER
+            && let Some((_, why @ Why::Doubted)) = &mut self.instead
+        {
+            *why = Why::Found;
         }
     }
 
@@ -192,15 +241,23 @@ mod tests {
             (self.random >> 11) as f64 / (1_u64 << 53) as f64
         }
 
-        fn connect(&mut self, online: &mut Online<u8>) -> (String, Why) {
+        /// Returns its arm, and whether that was to find out.
+        fn connect(&mut self, online: &mut Online<u8>) -> (String, bool) {
             let chance = self.random();
-            let choice = online.choose(&1, &RANKED, chance);
-            let (arm, why) = (choice.arm.to_owned(), choice.why);
+            let (choice, other) = online.plan(&1, &RANKED, chance, true);
+            let (arm, is_tried) = (other.unwrap_or(choice.arm).to_owned(), other.is_some());
+            online.passed(&1, 1);
             let at = RANKED.iter().position(|it| *it == arm).expect("one of them");
             let cost = self.costs[at] * (1.0 + self.random());
             online.report(&1, "pcc", &arm, Outcome { cost, is_bad: cost > self.usual });
-            (arm, why)
+            (arm, is_tried)
         }
+    }
+
+    /// What is used instead of the model's arm, if something is.
+    fn instead<K: Ord + Clone>(online: &mut Online<K>, key: &K) -> Option<(String, Why)> {
+        let (choice, _) = online.plan(key, &RANKED, 1.0, false);
+        (choice.why != Why::Learned).then(|| (choice.arm.to_owned(), choice.why))
     }
 
     #[test]
@@ -209,9 +266,9 @@ mod tests {
             let mut online = Online::new("cubic", 10);
             let mut world = World { random: seed, costs: [5.0, 5.0, 1.0], usual: 1.9 };
             let all: Vec<_> = (0..500).map(|_| world.connect(&mut online)).collect();
-            let wrong = all[50..].iter().filter(|(arm, why)| arm != "cubic" && *why != Why::Explored).count();
+            let wrong = all[50..].iter().filter(|(arm, tried)| arm != "cubic" && !tried).count();
             assert_eq!(wrong, 0, "seed {seed}: {:?}", &all[..50]);
-            let explored = all.iter().filter(|(_, why)| *why == Why::Explored).count();
+            let explored = all.iter().filter(|(_, tried)| *tried).count();
             assert!(explored <= 10, "seed {seed}: {explored} of 500");
         }
     }
@@ -223,9 +280,9 @@ mod tests {
             let mut online = Online::new("cubic", 10);
             let mut world = World { random: seed, costs: [1.0, 3.0, 5.0], usual: 1.9 };
             let all: Vec<_> = (0..1000).map(|_| world.connect(&mut online)).collect();
-            left += all.iter().filter(|(arm, why)| arm != "pcc" && *why != Why::Explored).count();
-            assert!(all.iter().any(|(_, why)| *why == Why::Explored), "it is not blind");
-            assert_eq!(online.instead(&1), None, "seed {seed}");
+            left += all.iter().filter(|(arm, tried)| arm != "pcc" && !tried).count();
+            assert!(all.iter().any(|(_, tried)| *tried), "it is not blind");
+            assert_eq!(instead(&mut online, &1), None, "seed {seed}");
         }
         // A doubt by chance lasts until TCP has shown that it is no better.
         assert!(left < 100_000 / 100 * 4, "{left} of 100000");
@@ -236,7 +293,7 @@ mod tests {
         let mut online = Online::new("cubic", 10);
         let mut world = World { random: 7, costs: [2.0, 0.5, 3.0], usual: 9.0 };
         (0..2000).for_each(|_| drop(world.connect(&mut online)));
-        assert_eq!(online.instead(&1), Some(("bbr", Why::Found)));
+        assert_eq!(instead(&mut online, &1), Some(("bbr".to_owned(), Why::Found)));
     }
 
     #[test]
@@ -244,44 +301,78 @@ mod tests {
         let mut online = Online::new("cubic", 10);
         let mut world = World { random: 3, costs: [5.0, 5.0, 1.0], usual: 1.9 };
         (0..100).for_each(|_| drop(world.connect(&mut online)));
-        assert!(online.instead(&1).is_some());
+        assert!(instead(&mut online, &1).is_some());
         world.costs = [1.0, 3.0, 5.0];
         (0..3000).for_each(|_| drop(world.connect(&mut online)));
-        assert_eq!(online.instead(&1), None);
+        assert_eq!(instead(&mut online, &1), None);
     }
 
     #[test]
     fn one_peer_steers_no_other() {
         let mut online = Online::new("cubic", 3);
         for _ in 0..100 {
-            online.choose(&1_u32, &RANKED, 1.0);
+            online.plan(&1_u32, &RANKED, 1.0, true);
             online.report(&1, "pcc", "pcc", Outcome { cost: 99.0, is_bad: true });
         }
-        assert_eq!(online.instead(&1), Some(("cubic", Why::Doubted)));
-        assert_eq!(online.choose(&2, &RANKED, 1.0), Choice { arm: "pcc", why: Why::Learned });
+        assert_eq!(instead(&mut online, &1), Some(("cubic".to_owned(), Why::Doubted)));
+        assert_eq!(online.plan(&2, &RANKED, 1.0, true).0, Choice { arm: "pcc", why: Why::Learned });
         for peer in 3..1000 {
-            online.choose(&peer, &RANKED, 1.0);
+            online.plan(&peer, &RANKED, 1.0, true);
         }
-        assert_eq!((online.places(), online.instead(&1)), (3, None));
+        assert_eq!(online.places(), 3);
+        assert!(online.tried(&1).is_empty());
         online.report(&1, "pcc", "pcc", Outcome { cost: 1.0, is_bad: true });
         online.report(&999, "pcc", "pcc", Outcome { cost: f64::NAN, is_bad: true });
         assert_eq!(online.places(), 3);
     }
 
+    /// Connections that are told of when they are over, in crowds of any size: what is tried is bounded by those.
     #[test]
-    fn outcomes_are_by_what_is_usual() {
-        let features: Features = "rtt=100,rate=8.192,size=1000".parse().unwrap();
-        let leaf = Leaf { usual: Some(2.0), ..Leaf::default() };
-        let outcome = |ms| Outcome::of(ms, &features, &leaf);
-        assert_eq!(outcome(1200.0), Some(Outcome { cost: 1.0, is_bad: false }));
-        assert_eq!(outcome(3000.0), Some(Outcome { cost: 2.5, is_bad: true }));
-        assert_eq!(Outcome::of(1.0, &Features::default(), &leaf), None);
-        assert_eq!(Outcome::of(1.0, &features, &Leaf::default()), None);
+    fn plans_try_no_more_than_two_of_a_hundred() {
+        for seed in 0..50 {
+            let mut online = Online::new("cubic", 10);
+            let mut world = World { random: seed, costs: [1.0, 1.0, 1.0], usual: 9.0 };
+            let (mut passed, mut tried) = (0, 0);
+            while passed < 5000 {
+                let chance = world.random();
+                let (choice, other) = online.plan(&1, &RANKED, chance, true);
+                assert_eq!(choice, Choice { arm: "pcc", why: Why::Learned });
+                tried += u64::from(other.is_some_and(|other| other != "pcc"));
+                assert!(tried * 100 <= passed * 2, "seed {seed}: {tried} of {passed}");
+                let crowd = (world.random() * 30.0) as u64;
+                online.passed(&1, crowd);
+                passed += crowd;
+            }
+            assert!(tried >= 50, "seed {seed}: {tried} of {passed}");
+            assert_eq!(online.counted(&1), (passed, tried));
+            assert_eq!(online.plan(&1, &RANKED, 0.0, false).1, None);
+        }
+    }
+
+    #[test]
+    fn plans_follow_what_was_found_and_what_was_tried_is_told() {
+        let mut online = Online::new("cubic", 10);
+        online.plan(&1, &RANKED, 1.0, true);
+        (0..4).for_each(|_| online.report(&1, "pcc", "pcc", Outcome { cost: 9.0, is_bad: true }));
+        let (choice, _) = online.plan(&1, &RANKED, 1.0, true);
+        assert_eq!(choice, Choice { arm: "cubic", why: Why::Doubted });
+        online.report(&1, "pcc", "cubic", Outcome { cost: 1.0, is_bad: false });
+        let tried = online.tried(&1);
+        let told: Vec<_> = tried.iter().map(|it| (it.arm.as_str(), it.outcomes, it.bad, it.cost)).collect();
+        assert_eq!(told, [("cubic", 1, 0, None), ("pcc", 4, 4, Some(9.0))]);
+        (0..3).for_each(|_| online.report(&1, "pcc", "cubic", Outcome { cost: 1.0, is_bad: false }));
+        assert_eq!(online.plan(&1, &RANKED, 1.0, true).0, Choice { arm: "cubic", why: Why::Found });
+        // A carrier that is not warm any more is not used, whatever was found.
+        (0..4).for_each(|_| online.report(&1, "pcc", "bbr", Outcome { cost: 0.1, is_bad: false }));
+        assert_eq!(online.plan(&1, &RANKED, 1.0, true).0.arm, "bbr");
+        assert_eq!(online.plan(&1, &["pcc"], 1.0, true).0, Choice { arm: "pcc", why: Why::Learned });
+        online.passed(&9, 5);
+        assert_eq!((online.counted(&9), online.tried(&9)), ((0, 0), Vec::new()));
     }
 
     #[test]
     fn nothing_but_tcp_will_do_too() {
         let mut online = Online::new("cubic", 3);
-        assert_eq!(online.choose(&1, &[], 0.0), Choice { arm: "cubic", why: Why::Learned });
+        assert_eq!(online.plan(&1, &[], 0.0, true).0, Choice { arm: "cubic", why: Why::Learned });
     }
 }

@@ -213,7 +213,7 @@ pub(super) mod tests {
         ];
         for (text, number, words) in table {
             let features: Features = text.parse().unwrap();
-            let way = tree.walk(&COLUMNS, features.values());
+            let way = tree.walk(&COLUMNS, &features.values());
             assert_eq!(
                 (way.leaf.number, way.words),
                 (number, words.iter().map(|it| it.to_string()).collect())

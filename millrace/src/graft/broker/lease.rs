@@ -7,7 +7,7 @@ use std::{
 
 use millrace_bpf::graft::joint::{Ends, Lent};
 use millrace_graft::{
-    message::{By, Opened, Want, Why, control::Control, wire::Word},
+    message::{By, Opened, Receives, Want, Why, control::Control, wire::Word},
     packet::{
         CANONICAL, Event, Runtime, Service,
         choose::{Offer, Refused, choose},
@@ -22,6 +22,7 @@ use super::{
     addresses::is_here,
     desk::{Desk, Role},
     far::Say,
+    process,
     quality::Quality,
 };
 
@@ -259,11 +260,21 @@ impl Broker {
 
     /// The socket is the application's.
     fn lend(&mut self, runtime: &mut Runtime, life: u64, control: Option<&Control>) -> Option<()> {
-        let (receives, ring) = self.receives(runtime, life);
+        let is_process = self.processes.is_process(&self.leases.get(&life)?.graft);
+        let (receives, ring) = match is_process {
+            true => {
+                (Receives::Socket { why: "of a process, which has the session's datagrams".to_owned() }, None)
+            }
+            false => self.receives(runtime, life),
+        };
         let lease = self.leases.get_mut(&life)?;
+        let datagram_bytes = self.peers.get(lease.peer)?.datagram_bytes;
         let socket = self.seats.get_mut(&lease.ends)?.lend(lease.user).ok()?;
         // Before anybody can send by it.
         self.keeper.keep(&lease.ends, socket);
+        let started = is_process.then(|| self.processes.start(life, &lease.graft, socket, datagram_bytes));
+        let processed = started.transpose().inspect_err(|why| warn!("{why}")).ok()?;
+        let around = if is_process { process::AROUND } else { 0 };
         let opened = Opened {
             peer: self.peers.get(lease.peer)?.name.clone(),
             service: lease.service.clone(),
@@ -271,7 +282,8 @@ impl Broker {
             services: lease.services(&self.offers),
             in_order: lease.in_order,
             is_sealed: self.peers.get(lease.peer)?.cipher.is_some(),
-            datagram_bytes: self.peers.get(lease.peer)?.datagram_bytes,
+            datagram_bytes: datagram_bytes.saturating_sub(around),
+            is_process,
             local: lease.ends.local.to_string(),
             remote: lease.ends.remote.to_string(),
             receives,
@@ -285,9 +297,10 @@ impl Broker {
             user = lease.user,
             "a session is lent"
         );
+        let socket = processed.as_ref().map_or(socket.as_fd(), AsFd::as_fd);
         let (own, word) = match control {
-            Some(control) => (vec![socket.as_fd(), control.as_fd()], Word::Accepted(opened)),
-            None => (vec![socket.as_fd()], Word::Opened(opened)),
+            Some(control) => (vec![socket, control.as_fd()], Word::Accepted(opened)),
+            None => (vec![socket], Word::Opened(opened)),
         };
         let descriptors: Vec<_> = own.into_iter().chain(descriptors_of(ring.as_ref())).collect();
         let is_taken = desk.tell(&word, &descriptors);
@@ -414,6 +427,9 @@ impl Broker {
         let (Some(caller), Ok((own, theirs))) = (caller, Control::pair()) else {
             return self.end_own(life, "the application that listened there has gone");
         };
+        if let Err(why) = self.prepare(life) {
+            return self.end_own(life, &format!("at the other end: {why}"));
+        }
         if self.lend(runtime, life, Some(&theirs)).is_none() {
             return self.end_own(life, "the application that listens there does not take it");
         }
@@ -423,11 +439,19 @@ impl Broker {
     }
 
     fn ready(&mut self, runtime: &mut Runtime, life: u64) {
-        let is_going =
-            self.leases.get(&life).is_some_and(|lease| lease.is_own && lease.stage == Stage::Going);
-        if is_going && self.lend(runtime, life, None).is_none() {
+        if !self.leases.get(&life).is_some_and(|lease| lease.is_own && lease.stage == Stage::Going) {
+            return;
+        }
+        if let Err(why) = self.prepare(life) {
+            return self.give_up(life, Why::Busy, &why);
+        }
+        if self.lend(runtime, life, None).is_none() {
             self.end_own(life, "the application there has gone");
         }
+    }
+
+    fn prepare(&mut self, life: u64) -> Result<(), String> {
+        self.leases.get(&life).map_or(Ok(()), |lease| self.processes.prepare(&lease.graft))
     }
 
     // --- What happens to sessions of the runtime ---
@@ -467,7 +491,10 @@ impl Broker {
                 let services = lease.services(&self.offers);
                 let desk = lease.desk;
                 info!(session, graft, ?by, "a session has changed");
-                let (receives, lent) = self.receives(runtime, life);
+                let (receives, lent) = match self.processes.has(life) {
+                    true => (Receives::default(), None),
+                    false => self.receives(runtime, life),
+                };
                 let ring = lent.as_ref().map(|ring| ring.frames);
                 let word = Word::Changed { graft: graft.clone(), services, by, receives, ring };
                 let descriptors: Vec<_> = descriptors_of(lent.as_ref()).collect();
@@ -519,6 +546,7 @@ impl Broker {
             return Err((Why::Impossible, reason));
         }
         let graft = offer.graft.clone();
+        self.processes.check_change(&lease.graft, &graft).map_err(|reason| (Why::Impossible, reason))?;
         if graft == lease.graft && want == lease.want {
             let reason = format!("redundant: the session has all of it by graft {graft}");
             return Err((Why::Redundant, reason));
@@ -658,6 +686,10 @@ impl Broker {
         }
         (lease.desk, lease.finish) = (None, None);
         lease.stage = Stage::Ending(Instant::now() + LET_GO);
+        // A process goes on until the other end has everything.
+        if self.processes.has(life) {
+            return;
+        }
         let taken_back = self.seats.get_mut(&lease.ends).map(super::seat::Seat::take_back);
         if let Some(Err(error)) = taken_back {
             warn!("a socket could not be taken back: {error}");
@@ -665,7 +697,7 @@ impl Broker {
     }
 
     /// The other end has ended it, or is gone. What has come can be read for a while.
-    fn end(&mut self, life: u64, reason: &str, is_told: bool) {
+    pub(super) fn end(&mut self, life: u64, reason: &str, is_told: bool) {
         let Some(lease) = self.leases.get_mut(&life) else { return };
         let (desk, stage) = (lease.desk, lease.stage);
         lease.stage = Stage::Ending(Instant::now() + LET_GO);
@@ -719,7 +751,8 @@ impl Broker {
                 Stage::Open => self.try_change(runtime, life),
                 Stage::Ending(until) => {
                     let is_read = lease.desk.is_none_or(|desk| !self.desks.contains_key(&desk));
-                    if now >= until || (is_read && lease.said.is_none()) {
+                    let is_over = is_read && lease.said.is_none() && !self.processes.has(life);
+                    if now >= until || is_over {
                         self.let_go(life);
                     }
                 }
@@ -735,6 +768,7 @@ impl Broker {
     /// Nobody has it any more.
     fn let_go(&mut self, life: u64) {
         let Some(lease) = self.leases.remove(&life) else { return };
+        self.processes.stop(life);
         self.keeper.forget(&lease.ends);
         if let Some(seat) = self.seats.get_mut(&lease.ends) {
             seat.is_restless = lease.is_own;
@@ -789,6 +823,10 @@ impl Lease {
         let of_graft = found.into_iter().flat_map(|offer| &offer.services).copied();
         let all: BTreeSet<_> = of_graft.chain(self.in_order.then_some(Service::Order)).collect();
         all.into_iter().map(|service| service.name().to_owned()).collect()
+    }
+
+    pub fn is_open(&self) -> bool {
+        self.stage == Stage::Open
     }
 
     pub fn may_adapt(&self) -> bool {

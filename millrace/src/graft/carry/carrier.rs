@@ -103,7 +103,10 @@ impl Carrier {
     /// For one connection. It waits for as long as there is no room. May be cancelled.
     pub async fn open(&self) -> Result<Stream, Broken> {
         match &self.link {
-            Link::Quic(connection) => connection.open_bi().await.map(Stream::quic).map_err(|_| Broken::Lost),
+            Link::Quic(connection) => {
+                let opened = connection.open_bi().await;
+                opened.map(|streams| Stream::quic(connection, streams)).map_err(|_| Broken::Lost)
+            }
             Link::Pool(pool) => pool.open().await,
         }
     }
@@ -120,6 +123,13 @@ impl Carrier {
         match &self.link {
             Link::Quic(connection) => connection.close(0_u32.into(), why.as_bytes()),
             Link::Pool(pool) => pool.sever(),
+        }
+    }
+
+    /// What waits in a pool is not what carries the next one.
+    pub fn doubt(&self) {
+        if let Link::Pool(pool) = &self.link {
+            pool.doubt();
         }
     }
 

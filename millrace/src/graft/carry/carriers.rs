@@ -17,6 +17,7 @@ use tracing::{info, warn};
 
 use super::{
     carrier::{Carrier, Way},
+    gateway::Gateway,
     hooks::Hooks,
     socket::Crowd,
     table::Table,
@@ -27,6 +28,7 @@ const LOOK: Duration = Duration::from_millis(50);
 
 pub struct Carriers {
     hooks: Arc<Hooks>,
+    gateway: Option<Arc<Gateway>>,
     table: Arc<Table>,
     peers: Mutex<BTreeMap<String, State>>,
     connections: Mutex<HashMap<String, u64>>,
@@ -52,6 +54,10 @@ impl State {
 
     fn live(&self) -> Option<Arc<Carrier>> {
         self.current.borrow().clone().filter(|carrier| !carrier.is_closed())
+    }
+
+    fn networks(&self) -> Vec<String> {
+        self.settings.networks.iter().map(ToString::to_string).collect()
     }
 
     fn why(&self) -> String {
@@ -97,8 +103,8 @@ impl Drop for Counted<'_> {
 }
 
 impl Carriers {
-    pub fn new(hooks: Arc<Hooks>, table: Arc<Table>) -> Self {
-        Self { hooks, table, peers: Mutex::default(), connections: Mutex::default() }
+    pub fn new(hooks: Arc<Hooks>, gateway: Option<Arc<Gateway>>, table: Arc<Table>) -> Self {
+        Self { hooks, gateway, table, peers: Mutex::default(), connections: Mutex::default() }
     }
 
     /// These and no others. Carriers to others are closed; those that stay go on.
@@ -113,12 +119,14 @@ impl Carriers {
         });
         for peer in peers.iter().filter(|peer| !states.contains_key(&peer.name)).collect::<Vec<_>>() {
             peer.all_addresses().for_each(|address| self.hooks.set_peer(address, near(address), false));
+            self.gateway.iter().for_each(|gateway| gateway.set_peer(peer, false));
             states.insert(peer.name.clone(), State::new(peer.clone()));
         }
     }
 
     fn forget(&self, state: &State) {
         state.settings.all_addresses().for_each(|address| self.hooks.forget_peer(address));
+        self.gateway.iter().for_each(|gateway| gateway.forget_peer(&state.settings));
         for carrier in &state.all {
             carrier.addresses.iter().for_each(|address| self.hooks.forget_peer(*address));
             carrier.close("the settings have changed");
@@ -158,6 +166,7 @@ impl Carriers {
         if state.all.is_empty() {
             state.since = Instant::now();
             carrier.addresses.iter().for_each(|it| self.hooks.set_peer(*it, near(*it), false));
+            self.gateway.iter().for_each(|gateway| gateway.set_peer(&state.settings, false));
         }
         self.tell(state);
     }
@@ -185,10 +194,12 @@ impl Carriers {
         self.peers.lock().get(peer).is_some_and(|state| state.all.len() > 1)
     }
 
+    /// To the host with this address, or to the one that it is behind.
     pub fn to(&self, address: IpAddr) -> Option<Arc<Carrier>> {
         let states = self.peers.lock();
         let mut live = states.values().filter_map(State::live);
-        live.find(|carrier| carrier.addresses.contains(&address))
+        let behind = || states.values().find(|state| state.settings.has_behind(address))?.live();
+        live.find(|carrier| carrier.addresses.contains(&address)).or_else(behind)
     }
 
     /// The peer's best carrier, as it changes.
@@ -203,7 +214,8 @@ impl Carriers {
 
     /// Whether the peer's key stands for this address.
     pub fn stands_for(&self, peer: &str, address: IpAddr) -> bool {
-        self.peers.lock().get(peer).is_some_and(|state| state.settings.addresses.contains(&address))
+        let stands_for = |peer: &Peer| peer.addresses.contains(&address) || peer.has_behind(address);
+        self.peers.lock().get(peer).is_some_and(|state| stands_for(&state.settings))
     }
 
     pub fn count(&self, peer: &str) -> Counted<'_> {
@@ -254,23 +266,46 @@ impl Carriers {
         for address in &carrier.addresses {
             self.hooks.set_peer(*address, near(*address), is_warm);
         }
+        self.gateway.iter().for_each(|gateway| gateway.set_peer(&state.settings, is_warm));
+    }
+
+    /// Hosts with a broker, and whether a carrier to each is warm.
+    pub fn warmth(&self) -> BTreeMap<IpAddr, bool> {
+        let (mut warmth, is_full) = (BTreeMap::new(), self.table.is_full());
+        for state in self.peers.lock().values() {
+            let mut live = state.all.iter().filter(|carrier| !carrier.is_closed()).peekable();
+            if live.peek().is_none() {
+                state.settings.all_addresses().for_each(|at| _ = warmth.entry(at).or_default());
+            }
+            for carrier in live {
+                let is_warm = !carrier.is_suspect() && !is_full;
+                carrier.addresses.iter().for_each(|at| *warmth.entry(*at).or_default() |= is_warm);
+            }
+        }
+        warmth
+    }
+
+    /// Of the peer with this address, or that it is behind: of several, that which is used.
+    pub fn status_to(&self, address: IpAddr) -> Option<status::Carrier> {
+        let states = self.peers.lock();
+        let has = |state: &State| {
+            let mut all = state.all.iter().filter(|carrier| !carrier.is_closed());
+            all.any(|carrier| carrier.addresses.contains(&address))
+                || state.settings.all_addresses().any(|at| at == address)
+        };
+        let behind = || states.iter().find(|(_, state)| state.settings.has_behind(address));
+        let (name, state) = states.iter().find(|(_, state)| has(state)).or_else(behind)?;
+        self.status_of(name, state).into_iter().next()
     }
 
     /// Those of each peer in the order in which they are used.
     pub fn status(&self) -> Vec<status::Carrier> {
-        let connections = self.connections.lock().clone();
-        let states = self.peers.lock();
-        let status = |(name, state): (&String, &State)| {
-            let mut rows = self.status_of(name, state);
-            if let Some(first) = rows.first_mut() {
-                first.connections = connections.get(name).copied().unwrap_or_default();
-            }
-            rows
-        };
-        states.iter().flat_map(status).collect()
+        self.peers.lock().iter().flat_map(|(name, state)| self.status_of(name, state)).collect()
     }
 
+    /// The first has the peer's connections.
     fn status_of(&self, name: &str, state: &State) -> Vec<status::Carrier> {
+        let connections = self.connections.lock().get(name).copied().unwrap_or_default();
         let mut live: Vec<_> = state.all.iter().filter(|carrier| !carrier.is_closed()).collect();
         if live.is_empty() {
             let cold = status::Carrier {
@@ -279,12 +314,17 @@ impl Carriers {
                 detail: state.why(),
                 age_s: state.since.elapsed().as_secs_f64(),
                 addresses: state.settings.all_addresses().collect(),
+                networks: state.networks(),
+                connections,
                 ..status::Carrier::default()
             };
             return vec![cold];
         }
         live.sort_by_key(|it| (it.is_suspect(), it.way.clone()));
-        live.into_iter().map(|carrier| self.row(carrier)).collect()
+        let row = |carrier: &Carrier| status::Carrier { networks: state.networks(), ..self.row(carrier) };
+        let mut rows: Vec<_> = live.into_iter().map(|carrier| row(carrier)).collect();
+        rows.iter_mut().take(1).for_each(|first| first.connections = connections);
+        rows
     }
 
     fn row(&self, carrier: &Carrier) -> status::Carrier {

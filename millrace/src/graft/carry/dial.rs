@@ -8,17 +8,17 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use millrace_client::congestion::Bbr;
-use millrace_graft::settings::{Carry, Kind, Peer};
+use millrace_graft::settings::{Carry, Kind, Peer, QuicCongestion};
 use millrace_proto::graft::carry::{
     WINDOW_MAX,
     frame::{ALPN, Frame},
 };
 use quinn::{
-    ClientConfig, Connection, ConnectionError, Endpoint, EndpointConfig, Incoming, ServerConfig,
-    TokioRuntime, TransportConfig, TransportErrorCode, VarInt,
+    ClientConfig, Connection, Endpoint, EndpointConfig, Incoming, ServerConfig, TokioRuntime,
+    TransportConfig, VarInt,
     crypto::rustls::{QuicClientConfig, QuicServerConfig},
 };
-use rustls::{AlertDescription, pki_types::CertificateDer};
+use rustls::pki_types::CertificateDer;
 use tokio::{sync::Semaphore, time::timeout};
 use tracing::debug;
 
@@ -26,7 +26,7 @@ use super::{
     carrier::{Carrier, Far, Link, Way},
     carriers::place,
     context::Context,
-    host, probe,
+    host, let_go, probe,
     stream::{PATIENCE, Stream},
     warm,
 };
@@ -62,7 +62,10 @@ fn transport(carry: &Carry) -> Arc<TransportConfig> {
         .send_window(SEND_WINDOW)
         .keep_alive_interval(Some(KEEP_ALIVE))
         .max_idle_timeout(IDLE.try_into().ok())
-        .congestion_controller_factory(Arc::new(Bbr::over_lossy_paths()));
+        .congestion_controller_factory(match carry.quic {
+            QuicCongestion::Bbr => Arc::new(Bbr::over_lossy_paths()),
+            QuicCongestion::Cubic => Arc::new(quinn::congestion::CubicConfig::default()),
+        });
     Arc::new(transport)
 }
 
@@ -121,7 +124,7 @@ async fn call_once(
     // Whom the certificate is for is up to the settings.
     let connecting = endpoint.connect_with(config, at, "millrace-graft")?;
     let connection = match timeout(PATIENCE, connecting).await {
-        Ok(Err(error)) if speaks_otherwise(&error) => {
+        Ok(Err(error)) if let_go::is_about_the_version(&error) => {
             bail!("{at} speaks another version of carriers than this host, UDP")
         }
         Ok(connection) => {
@@ -130,7 +133,7 @@ async fn call_once(
         Err(_) => bail!("nothing came back from {at}, UDP"),
     };
     let stream = connection.open_bi().await?;
-    let run = match Stream::quic(stream).ask(&Frame::Hello { run: context.run }).await {
+    let run = match Stream::quic(&connection, stream).ask(&Frame::Hello { run: context.run }).await {
         Ok(Frame::Hello { run }) => run,
         Ok(_) => bail!("{at} does not speak as a broker"),
         Err(error) => match connection.close_reason() {
@@ -142,20 +145,11 @@ async fn call_once(
     Ok(())
 }
 
-fn speaks_otherwise(error: &ConnectionError) -> bool {
-    let code = TransportErrorCode::crypto(AlertDescription::NoApplicationProtocol.into());
-    match error {
-        ConnectionError::ConnectionClosed(close) => close.error_code == code,
-        ConnectionError::TransportError(error) => error.code == code,
-        _ => false,
-    }
-}
-
 /// Those that the peer opens, until the carrier is gone.
 async fn streams(context: Arc<Context>, carrier: Arc<Carrier>, connection: Connection) {
     // They are as many as the transport lets the peer open.
     while let Ok(stream) = connection.accept_bi().await {
-        tokio::spawn(host::serve(context.clone(), carrier.far.clone(), Stream::quic(stream)));
+        tokio::spawn(host::serve(context.clone(), carrier.far.clone(), Stream::quic(&connection, stream)));
     }
     let why = connection.close_reason().map_or(String::new(), |reason| reason.to_string());
     context.carriers.remove(&carrier, why);
@@ -179,7 +173,7 @@ pub async fn listen(context: Arc<Context>, endpoint: Endpoint, tls: Arc<parking_
             let answered = answer(&context, incoming, &tls).await;
             drop(place);
             if let Err(error) = answered {
-                context.table.count("unknown-caller");
+                context.table.count(let_go::name(&error));
                 debug!("a caller was let go: {error:#}");
             }
         });
@@ -196,7 +190,7 @@ async fn answer(
     let shown = shown.downcast::<Vec<CertificateDer<'static>>>().ok().context("no certificate")?;
     let peer = tls.read().name(&shown).context("no key that is known")?;
     let stream = timeout(PATIENCE, connection.accept_bi()).await.context("it says nothing")??;
-    let mut stream = Stream::quic(stream);
+    let mut stream = Stream::quic(&connection, stream);
     let Frame::Hello { run } = stream.first().await? else { bail!("it does not speak as a broker") };
     // It is ready for connections before the caller knows.
     let from = connection.remote_address().ip().to_canonical();

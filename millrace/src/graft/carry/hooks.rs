@@ -1,39 +1,57 @@
 //! Hooks of cgroups: the daemon's own, and those of commands. All lead to the same broker.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     net::{IpAddr, SocketAddr},
     os::fd::BorrowedFd,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
 use anyhow::bail;
-use millrace_bpf::graft::hook::{Arrival, Config, Guest, Hook, Lead};
-use millrace_graft::Side;
+use millrace_bpf::graft::{
+    Shared,
+    hook::{Arrival, Config, Guest, Hook, Lead},
+    hop::{self, Attached, Hop},
+};
+use millrace_graft::{Side, status::Sockmap};
 use parking_lot::Mutex;
-use tracing::warn;
+use tokio::net::TcpStream;
+
+use super::{
+    hop::{WINDOW, Way},
+    said,
+};
 
 /// Commands at once.
 const COMMANDS_MAX: usize = 64;
 
 pub struct Hooks {
     config: Config,
+    /// Where connections go past TCP on loopback.
+    hop: Option<Arc<Hop>>,
     state: Mutex<State>,
 }
 
 struct State {
     own: Hook,
+    own_hop: Option<Attached>,
     commands: Vec<Command>,
     /// What each hook is told of hosts with a broker.
     peers: BTreeMap<IpAddr, (IpAddr, bool)>,
     /// What commands had counted that have ended.
     past: BTreeMap<String, u64>,
+    /// Who is shown by which guard, by the broker's end and the server's port.
+    shown: HashMap<(SocketAddr, u16), u64>,
+    /// Guards that there were.
+    guards: u64,
 }
 
 struct Command {
     cgroup: PathBuf,
     hook: Hook,
+    _hop: Option<Attached>,
     /// That its servers are reached at.
     serves: Vec<Lead>,
 }
@@ -46,17 +64,24 @@ impl State {
 
 impl Hooks {
     /// Nothing is led before rules and peers are set.
-    pub fn attach(config: Config, cgroup: &Path) -> anyhow::Result<Self> {
-        let mut own = Hook::load(&config)?;
+    pub fn attach(config: Config, cgroup: &Path, shared: &Shared, is_bypassed: bool) -> anyhow::Result<Self> {
+        let mut own = Hook::load(&config, Some(shared))?;
+        let load = || Hop::load(config.early, config.strict, WINDOW).map(Arc::new);
+        let hop = is_bypassed.then(load).transpose()?;
+        // Nothing is led before it would be entered.
+        let own_hop = hop.as_ref().map(|hop| hop.attach(cgroup)).transpose()?;
         own.attach(cgroup)?;
         let (commands, peers, past) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
-        Ok(Self { config, state: Mutex::new(State { own, commands, peers, past }) })
+        let (shown, guards) = (HashMap::new(), 0);
+        let state = State { own, own_hop, commands, peers, past, shown, guards };
+        Ok(Self { config, hop, state: Mutex::new(state) })
     }
 
     /// For good.
     pub fn detach(&self) {
         let mut state = self.state.lock();
         state.own.detach();
+        state.own_hop = None;
         state.commands.clear();
     }
 
@@ -73,16 +98,17 @@ impl Hooks {
         if state.commands.iter().any(|command| command.cgroup == cgroup) {
             bail!("{} has a hook already", cgroup.display());
         }
-        let mut hook = Hook::load(&self.config)?;
+        let mut hook = Hook::load(&self.config, None)?;
         if side == Side::Client {
             hook.set_rules(&leads)?;
         }
         for (peer, (near, warm)) in &state.peers {
             hook.set_peer(*peer, *near, *warm)?;
         }
+        let hop = self.hop.as_ref().map(|hop| hop.attach(cgroup)).transpose()?;
         hook.attach(cgroup)?;
         let serves = if side == Side::Server { leads } else { Vec::new() };
-        state.commands.push(Command { cgroup: cgroup.to_owned(), hook, serves });
+        state.commands.push(Command { cgroup: cgroup.to_owned(), hook, _hop: hop, serves });
         Ok(())
     }
 
@@ -142,18 +168,33 @@ impl Hooks {
     }
 
     /// It comes once more.
-    pub fn expect(&self, from: SocketAddr, arrival: Arrival) {
+    pub fn expect(&self, from: SocketAddr, arrival: &Arrival) {
         said("a connection cannot be expected", self.state.lock().own.expect(from, arrival));
     }
 
     /// The server sees this client, until the guard is dropped.
     pub fn show(&self, guest: Guest, client: SocketAddr) -> anyhow::Result<Shown<'_>> {
-        let state = self.state.lock();
-        let shown = Shown { hooks: self, guest };
+        let mut state = self.state.lock();
+        state.guards += 1;
+        let shown = Shown { hooks: self, guest, number: state.guards };
+        state.shown.insert(shown.key(), shown.number);
         let done = state.all().try_for_each(|hook| hook.show(guest, client));
+        let done = done.and_then(|()| self.hop.iter().try_for_each(|hop| hop.expect(guest)));
         drop(state);
         done?;
         Ok(shown)
+    }
+
+    /// Past TCP, if that is wanted.
+    pub fn way(&self, local: &TcpStream) -> Option<Way> {
+        self.hop.as_ref().and_then(|hop| Way::new(hop, local))
+    }
+
+    pub fn hop_status(&self) -> Option<Sockmap> {
+        let hop = self.hop.as_ref()?;
+        let counts = hop.verdicts().unwrap_or_default();
+        let verdicts = hop::VERDICTS.into_iter().map(str::to_owned).zip(counts).collect();
+        Some(Sockmap { sockets: hop.sockets(), both_ways: hop.is_both_ways(), verdicts })
     }
 
     pub fn verdicts(&self) -> BTreeMap<String, u64> {
@@ -169,23 +210,33 @@ impl Hooks {
 pub struct Shown<'a> {
     hooks: &'a Hooks,
     guest: Guest,
+    number: u64,
+}
+
+impl Shown<'_> {
+    fn key(&self) -> (SocketAddr, u16) {
+        (self.guest.broker, self.guest.server_port)
+    }
 }
 
 impl Drop for Shown<'_> {
+    /// The kernel gives a port away when both directions of the connection have ended, which may be long before the socket is closed: who is shown by then is another
+    /// one's client, and stays.
     fn drop(&mut self) {
-        let done = self.hooks.state.lock().all().try_for_each(|hook| hook.show_no_more(self.guest));
+        let mut state = self.hooks.state.lock();
+        if state.shown.get(&self.key()) != Some(&self.number) {
+            return;
+        }
+        state.shown.remove(&self.key());
+        let done = state.all().try_for_each(|hook| hook.show_no_more(self.guest));
         said("a client cannot be taken from the kernel", done);
+        let done = self.hooks.hop.iter().try_for_each(|hop| hop.expect_no_more(self.guest));
+        said("a server's connection cannot be taken from the kernel", done);
     }
 }
 
 fn add_verdicts(sums: &mut BTreeMap<String, u64>, hook: &mut Hook) {
     for (verdict, count) in hook.verdicts().unwrap_or_default() {
         *sums.entry(verdict.name().to_owned()).or_default() += count;
-    }
-}
-
-fn said(what: &str, done: Result<(), millrace_bpf::graft::Error>) {
-    if let Err(error) = done {
-        warn!("{what}: {error}");
     }
 }

@@ -10,7 +10,10 @@ use std::{
 
 use anyhow::Context as _;
 use millrace_bpf::graft::hook::Guest;
-use millrace_proto::graft::carry::frame::{Frame, Open, Reason};
+use millrace_proto::graft::{
+    carry::frame::{Frame, Open, Reason},
+    select::kind::Kind,
+};
 use tokio::{
     net::{TcpSocket, TcpStream},
     time::timeout,
@@ -18,9 +21,11 @@ use tokio::{
 use tracing::{debug, warn};
 
 use super::{
+    behind,
     carrier::Far,
     context::Context,
     hooks::Shown,
+    meter::Meter,
     pump::{Ended, Pump, Role, prepare},
     stream::Stream,
     table::Found,
@@ -54,6 +59,8 @@ pub async fn wait(context: Arc<Context>, far: Arc<Far>, mut stream: Stream) {
                     return;
                 }
             }
+            // Of what it carried before.
+            Ok(Frame::Ask | Frame::Answer) if stream.asked.is_some() => {}
             Ok(first) => return begin(&context, &far, stream, first).await,
             Err(_) => return,
         }
@@ -97,6 +104,9 @@ async fn answer(mut stream: Stream, frames: &[Frame]) {
 
 async fn host(context: &Context, far: &Far, stream: Stream, open: Open) -> Result<Ended, Reason> {
     let place = context.table.enter().ok_or(Reason::Busy);
+    let key = (far.peer.clone(), far.run, open.id);
+    // Who resumes it before the server was reached waits for that, and does not have it opened once more.
+    let streams = context.table.host(key.clone());
     let reached = match &place {
         Ok(_) => reach(context, far, &open).await,
         Err(reason) => Err(*reason),
@@ -104,15 +114,16 @@ async fn host(context: &Context, far: &Far, stream: Stream, open: Open) -> Resul
     let (local, _shown) = match reached {
         Ok(reached) => reached,
         Err(reason) => {
+            context.table.finish(key, None);
             debug!(peer = far.peer, server = %open.server, "not carried: {}", reason.name());
             answer(stream, &[Frame::Refused(reason)]).await;
             return Err(reason);
         }
     };
     let _counted = context.carriers.count(&far.peer);
-    let key = (far.peer.clone(), far.run, open.id);
-    let streams = context.table.host(key.clone());
-    let mut pump = Pump::new(context, &local, stream, Role::Server { streams });
+    let kind = Kind { is_client: false, port: open.server.port(), command: String::new(), cgroup: 0 };
+    let meter = Meter::new(&context.purposes, kind, open.client.ip());
+    let mut pump = Pump::new(context, &local, stream, (Role::Server { streams }, meter));
     let ended = pump.run().await;
     let received = matches!(ended, Ended::Done).then_some(pump.received());
     context.table.finish(key, received);
@@ -120,23 +131,47 @@ async fn host(context: &Context, far: &Far, stream: Stream, open: Open) -> Resul
 }
 
 /// A connection to the server, that has the client at its other end as far as the server can see.
-async fn reach<'a>(context: &'a Context, far: &Far, open: &Open) -> Result<(TcpStream, Shown<'a>), Reason> {
+async fn reach<'a>(
+    context: &'a Context,
+    far: &Far,
+    open: &Open,
+) -> Result<(TcpStream, Option<Shown<'a>>), Reason> {
     let client = client_of(context, far, open)?;
     let server = open.server;
     if !is_listed(context, server.port(), client.ip()) {
         return Err(Reason::NotListed);
     }
     if !is_here(server.ip()) {
-        return Err(Reason::NotHere);
+        return Ok((reach_behind(context, far, open).await?, None));
     }
     let (socket, shown) = bound(context, server, client).map_err(|error| {
         warn!(%server, "no connection to the server: {error:#}");
         Reason::Unreachable
     })?;
     match timeout(PATIENCE, socket.connect(server)).await {
-        Ok(Ok(stream)) if prepare(&stream).is_ok() => Ok((stream, shown)),
+        Ok(Ok(stream)) if prepare(&stream).is_ok() => Ok((stream, Some(shown))),
         Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => Err(Reason::Refused),
         _ => Err(Reason::Unreachable),
+    }
+}
+
+/// To a server behind this host, which sees the client itself: packets to any other address would not come back here.
+async fn reach_behind(context: &Context, far: &Far, open: &Open) -> Result<TcpStream, Reason> {
+    if !context.gateway.as_ref().is_some_and(|it| it.has_behind(open.server.ip())) {
+        return Err(Reason::NotHere);
+    }
+    if !context.carriers.stands_for(&far.peer, open.client.ip()) {
+        return Err(Reason::Client);
+    }
+    let connect = behind::connect(&context.hooks, open.client, open.server);
+    match timeout(PATIENCE, connect).await {
+        Ok(Ok(stream)) => Ok(stream),
+        Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => Err(Reason::Refused),
+        Ok(Err(error)) => {
+            debug!(server = %open.server, "no connection to a server behind this host: {error}");
+            Err(Reason::Unreachable)
+        }
+        Err(_) => Err(Reason::Unreachable),
     }
 }
 

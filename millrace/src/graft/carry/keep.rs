@@ -13,7 +13,7 @@ use super::{
     context::Context,
     pool::Pool,
     socket::{Socket, halves},
-    stream::{Home, Stream},
+    stream::{Home, Stream, patience},
     tcp::{self, Met},
     warm,
 };
@@ -127,6 +127,7 @@ impl Keeper {
 }
 
 fn stream(pool: &Arc<Pool>, met: Met) -> anyhow::Result<Stream> {
+    let asked = met.asks.then(|| patience(met.rtt));
     let socket = Socket::new(met.stream, &pool.crowd);
     let Some(halves) = halves(&socket, &met.secrets) else { bail!("no cipher that is known here") };
     let home = Arc::downgrade(pool);
@@ -135,7 +136,7 @@ fn stream(pool: &Arc<Pool>, met: Met) -> anyhow::Result<Stream> {
             pool.put(stream);
         }
     });
-    Ok(Stream::tls(halves, home))
+    Ok(Stream::tls(halves, home, asked))
 }
 
 async fn stirs(idle: Option<Arc<Socket>>) {

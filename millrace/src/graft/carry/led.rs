@@ -1,99 +1,38 @@
 //! Connections of this host's applications that the kernel has led here.
 
-use std::{
-    io,
-    net::SocketAddr,
-    os::fd::{AsFd, BorrowedFd},
-    sync::Arc,
-    time::Duration,
-};
+use std::{io, net::SocketAddr, os::fd::AsFd as _, sync::Arc, time::Duration};
 
-use anyhow::Context as _;
 use bytes::Bytes;
-use millrace_bpf::graft::hook::{Arrival, Ports};
-use millrace_proto::graft::carry::frame::{Frame, Open, Reason};
+use millrace_bpf::graft::hook::Arrival;
+use millrace_proto::graft::{
+    carry::frame::{Frame, Open, Reason},
+    select::kind::Kind,
+};
 use tokio::{
-    io::{AsyncWriteExt as _, copy_bidirectional},
-    net::{TcpListener, TcpSocket, TcpStream},
+    io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional},
+    net::{TcpSocket, TcpStream},
     time::timeout,
 };
-use tracing::{debug, warn};
+use tracing::debug;
 
 use super::{
     carrier::Carrier,
     context::Context,
+    listeners::Listeners,
+    meter::Meter,
     pump::{Ended, Pump, Role, prepare},
     stream::Stream,
     table::Place,
+    watch::{Seen, Watched},
 };
 
-const BACKLOG: u32 = 4096;
 /// So long a server that has refused a carried connection is asked in place: its refusal is the application's then.
 const AVOID: Duration = Duration::from_secs(2);
 /// For a stream: the peer says how many there may be, and a pool has so many that are free.
 const ROOM: Duration = Duration::from_millis(50);
 /// For a server that is asked in place.
 const PATIENCE: Duration = Duration::from_secs(30);
-
-/// Where the kernel leads to: on loopback, IPv6 where there is any.
-pub struct Listeners {
-    v4: TcpListener,
-    v6: Option<TcpListener>,
-}
-
-impl Listeners {
-    pub fn bind() -> anyhow::Result<Self> {
-        let v4 = listen(([127, 0, 0, 1], 0).into()).context("cannot listen on 127.0.0.1: is lo up?")?;
-        Ok(Self { v4, v6: listen((std::net::Ipv6Addr::LOCALHOST, 0).into()).ok() })
-    }
-
-    pub fn ports(&self) -> io::Result<Ports> {
-        let v6 = self.v6.as_ref().map(TcpListener::local_addr).transpose()?;
-        Ok(Ports { v4: self.v4.local_addr()?.port(), v6: v6.map(|at| at.port()) })
-    }
-
-    pub fn sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        [Some(&self.v4), self.v6.as_ref()].into_iter().flatten().map(AsFd::as_fd)
-    }
-
-    /// Where connections from there arrive.
-    pub fn at(&self, from: SocketAddr) -> io::Result<SocketAddr> {
-        match &self.v6 {
-            Some(v6) if from.is_ipv6() => v6.local_addr(),
-            _ => self.v4.local_addr(),
-        }
-    }
-
-    /// The next one, whatever goes wrong with those before.
-    pub async fn next(&self) -> (TcpStream, SocketAddr) {
-        loop {
-            match self.accept().await {
-                Ok((local, from)) => return (local, canonical(from)),
-                Err(error) => {
-                    warn!("an application's connection cannot be taken: {error}");
-                    // Mostly for want of descriptors.
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                }
-            }
-        }
-    }
-
-    async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
-        match &self.v6 {
-            Some(v6) => tokio::select! {
-                accepted = self.v4.accept() => accepted,
-                accepted = v6.accept() => accepted,
-            },
-            None => self.v4.accept().await,
-        }
-    }
-}
-
-fn listen(at: SocketAddr) -> io::Result<TcpListener> {
-    let socket = if at.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    socket.bind(at)?;
-    socket.listen(BACKLOG)
-}
+const COPIED_AT_ONCE: usize = 16 << 10;
 
 /// For as long as the broker runs.
 pub async fn accept(context: Arc<Context>, listeners: Listeners) {
@@ -104,18 +43,28 @@ pub async fn accept(context: Arc<Context>, listeners: Listeners) {
     }
 }
 
-/// As the kernel knows it.
-pub fn canonical(address: SocketAddr) -> SocketAddr {
-    SocketAddr::new(address.ip().to_canonical(), address.port())
-}
-
 async fn begin(context: &Context, mut local: TcpStream, from: SocketAddr) {
     if prepare(&local).is_err() {
         return;
     }
     let Some((arrival, place)) = enter(context, from) else { return };
-    let ended = carry(context, &mut local, from, arrival).await;
+    let carrier = context.carriers.to(arrival.far.ip());
+    let meter = meter(context, &arrival);
+    let watched = watch(context, &arrival, (from, carrier.as_deref()), &meter);
+    let mut seen = None;
+    let ended = carry(context, &mut local, (from, carrier, meter), (arrival, &mut seen)).await;
+    context.watch.end(&watched, seen);
     leave(context, place, &ended);
+}
+
+pub fn watch(
+    context: &Context,
+    arrival: &Arrival,
+    (from, carrier): (SocketAddr, Option<&Carrier>),
+    meter: &Meter,
+) -> Watched {
+    let carrier = carrier.map(|carrier| carrier.way.to_string());
+    context.watch.begin(arrival, from.port(), (carrier, meter.expected().clone()))
 }
 
 /// What was led here, and a place for it. Why not is counted.
@@ -125,6 +74,11 @@ pub fn enter(context: &Context, from: SocketAddr) -> Option<(Arrival, Place<'_>)
         context.table.count("stranger");
         return None;
     };
+    Some((arrival, place(context)?))
+}
+
+/// `None`: there is no room, which is counted.
+pub fn place(context: &Context) -> Option<Place<'_>> {
     let Some(place) = context.table.enter() else {
         context.table.count(Reason::Busy.name());
         return None;
@@ -132,7 +86,7 @@ pub fn enter(context: &Context, from: SocketAddr) -> Option<(Arrival, Place<'_>)
     if context.table.note_room() {
         context.carriers.refresh();
     }
-    Some((arrival, place))
+    Some(place)
 }
 
 pub fn leave(context: &Context, place: Place<'_>, ended: &Ended) {
@@ -143,15 +97,20 @@ pub fn leave(context: &Context, place: Place<'_>, ended: &Ended) {
     }
 }
 
-async fn carry(context: &Context, local: &mut TcpStream, from: SocketAddr, arrival: Arrival) -> Ended {
-    let Some(carrier) = context.carriers.to(arrival.far.ip()) else {
+async fn carry(
+    context: &Context,
+    local: &mut TcpStream,
+    (from, carrier, meter): (SocketAddr, Option<Arc<Carrier>>, Meter),
+    (arrival, seen): (Arrival, &mut Option<Seen>),
+) -> Ended {
+    let Some(carrier) = carrier else {
         // It was there a moment ago.
         return in_place(context, local, arrival.far, Vec::new()).await;
     };
     let client = SocketAddr::new(arrival.near, from.port());
     let open = Open { id: context.table.next_id(), server: arrival.far, client };
     let _counted = context.carriers.count(&carrier.far.peer);
-    let refused = match by(context, local, open, carrier).await {
+    let refused = match by(context, local, (open, carrier, meter), seen).await {
         Ok((Ended::Refused(reason), given)) => Some((reason, given)),
         Ok((ended, _)) => return ended,
         Err(NoStream) => None,
@@ -170,21 +129,31 @@ async fn carry(context: &Context, local: &mut TcpStream, from: SocketAddr, arriv
     }
 }
 
+/// Of an application of this host.
+pub fn meter(context: &Context, arrival: &Arrival) -> Meter {
+    let (command, cgroup) = (arrival.command.clone(), arrival.cgroup);
+    let kind = Kind { is_client: true, port: arrival.far.port(), command, cgroup };
+    Meter::new(&context.purposes, kind, arrival.far.ip())
+}
+
 struct NoStream;
 
 /// Returns also what the application has given, of which nothing has reached the server if it was refused.
 async fn by(
     context: &Context,
     local: &TcpStream,
-    open: Open,
-    carrier: Arc<Carrier>,
+    (open, carrier, meter): (Open, Arc<Carrier>, Meter),
+    seen: &mut Option<Seen>,
 ) -> Result<(Ended, Vec<Bytes>), NoStream> {
     let stream = stream(&carrier).await.ok_or(NoStream)?;
-    let mut pump = Pump::new(context, local, stream, Role::Client { open, carrier });
+    let mut pump = Pump::new(context, local, stream, (Role::Client { open, carrier }, meter));
     let ended = pump.run().await;
     let given = match ended {
         Ended::Refused(_) => given(&mut pump),
-        _ => Vec::new(),
+        _ => {
+            *seen = Some(pump.seen());
+            Vec::new()
+        }
     };
     Ok((ended, given))
 }
@@ -219,7 +188,45 @@ async fn in_place(context: &Context, local: &mut TcpStream, server: SocketAddr, 
             return Ended::Reset;
         }
     }
-    join(local, &mut remote).await
+    join(context, local, &mut remote).await
+}
+
+/// The same, where a short read does not say that there is nothing left: what was passed on past TCP is read before what came by
+/// TCP, and not together with it.
+async fn copy_all(local: &mut TcpStream, remote: &mut TcpStream) -> io::Result<()> {
+    let local = &*local;
+    let (mut from_remote, mut to_remote) = remote.split();
+    let there = async {
+        let mut buffer = vec![0; COPIED_AT_ONCE];
+        loop {
+            local.readable().await?;
+            match local.try_read(&mut buffer) {
+                Ok(0) => return to_remote.shutdown().await,
+                Ok(length) => to_remote.write_all(buffer.get(..length).unwrap_or_default()).await?,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+    };
+    let back = async {
+        let mut buffer = vec![0; COPIED_AT_ONCE];
+        loop {
+            let length = from_remote.read(&mut buffer).await?;
+            let mut rest = buffer.get(..length).unwrap_or_default();
+            if rest.is_empty() {
+                return socket2::SockRef::from(local).shutdown(std::net::Shutdown::Write);
+            }
+            while !rest.is_empty() {
+                local.writable().await?;
+                match local.try_write(rest) {
+                    Ok(written) => rest = rest.get(written..).unwrap_or_default(),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+    };
+    tokio::try_join!(there, back).map(drop)
 }
 
 pub async fn connect(context: &Context, server: SocketAddr) -> io::Result<TcpStream> {
@@ -231,8 +238,15 @@ pub async fn connect(context: &Context, server: SocketAddr) -> io::Result<TcpStr
 }
 
 /// Until both have said all.
-pub async fn join(local: &mut TcpStream, remote: &mut TcpStream) -> Ended {
-    if copy_bidirectional(local, remote).await.is_err() {
+pub async fn join(context: &Context, local: &mut TcpStream, remote: &mut TcpStream) -> Ended {
+    let done = match context.hooks.way(local) {
+        None => copy_bidirectional(local, remote).await.map(drop),
+        Some(way) => {
+            way.leave();
+            copy_all(local, remote).await
+        }
+    };
+    if done.is_err() {
         return Ended::Reset;
     }
     for socket in [&*local, remote] {

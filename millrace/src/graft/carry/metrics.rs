@@ -15,6 +15,11 @@ pub fn encode(carry: &Carry, out: &mut Out<'_>) -> fmt::Result {
     let help = "Connections to hosts with a broker that a rule fits";
     out.counts("hook_verdicts", help, "verdict", &carry.verdicts)?;
     out.counts("held_packets", "Packets where SYNs are held back", "verdict", &carry.held)?;
+    if let Some(gateway) = &carry.gateway {
+        let help = "Packets of hosts behind this one";
+        out.counts("gateway_packets", help, "verdict", &gateway.verdicts)?;
+        out.gauge("gateway_waiting", "SYNs of theirs that are held back", None, gateway.waiting)?;
+    }
     out.counts("carried_ended", "What became of carried connections", "how", &carry.ended)?;
     let carriers = STATES.iter().map(|state| {
         let count = carry.carriers.iter().filter(|it| it.state == *state).count() as u64;
@@ -26,11 +31,17 @@ pub fn encode(carry: &Carry, out: &mut Out<'_>) -> fmt::Result {
     let bytes = [([("way", "sent")], carry.sent_bytes), ([("way", "received")], carry.received_bytes)];
     out.counters("carried_bytes", "Bytes of applications", bytes.into_iter())?;
     out.counter("carried_resumed", "Times that one went on with another carrier", None, carry.resumed)?;
+    out.counter("carried_untold", "Reports of them that were lost", None, carry.untold)?;
     let bytes = by_carrier(carry, |it| it.sent_bytes + it.received_bytes);
     out.counters("carrier_bytes", "Bytes of carriers, both ways", labelled(&bytes))?;
     let lost = by_carrier(carry, |it| it.lost_packets);
     out.counters("carrier_lost_packets", "Their lost packets", labelled(&lost))?;
     let (idle, busy) = (by_carrier(carry, |it| it.pool_idle), by_carrier(carry, |it| it.pool_busy));
+    if let Some(sockmap) = &carry.sockmap {
+        let help = "What became of what was sent past TCP, and of sockets";
+        out.counts("sockmap_verdicts", help, "verdict", &sockmap.verdicts)?;
+        out.gauge("sockmap_sockets", "Sockets that go past TCP", None, sockmap.sockets)?;
+    }
     let state = |sums, state| {
         labelled(sums).map(move |([peer, carrier], count)| ([peer, carrier, ("state", state)], count))
     };
@@ -54,12 +65,13 @@ fn labelled<'a>(sums: &'a Sums<'a>) -> impl Iterator<Item = ([(&'a str, &'a str)
 #[cfg(test)]
 mod tests {
     use millrace_bpf::graft::hook::Verdict;
-    use millrace_graft::status::Status;
+    use millrace_graft::status::{Gateway, Sockmap, Status};
     use millrace_proto::graft::carry::frame::Reason;
 
     use super::*;
 
     const DOCUMENTED: &str = include_str!("../../../../docs/carried.md");
+    const GATEWAY: &str = include_str!("../../../../docs/gateway.md");
 
     #[test]
     fn names_follow_the_documentation() {
@@ -77,6 +89,17 @@ mod tests {
             sent_bytes: 9,
             received_bytes: 10,
             kept_bytes: 11,
+            gateway: Some(Gateway {
+                waiting: 14,
+                verdicts: [("taken".to_owned(), 15)].into(),
+                ..Gateway::default()
+            }),
+            untold: 16,
+            sockmap: Some(Sockmap {
+                sockets: 17,
+                both_ways: true,
+                verdicts: [("passed-on".to_owned(), 18)].into(),
+            }),
             ..Carry::default()
         };
         let status = Status { carry: Some(carry), ..Status::default() };
@@ -87,19 +110,25 @@ mod tests {
             r#"millrace_graft_carried_ended_total{how="done"} 7"#,
             r#"millrace_graft_carriers{state="warm"} 2"#,
             r#"millrace_graft_carriers{state="cold"} 0"#,
+            r#"millrace_graft_gateway_packets_total{verdict="taken"} 15"#,
+            "millrace_graft_gateway_waiting 14",
             "millrace_graft_carried_connections 6",
             "millrace_graft_carried_kept_bytes 11",
             r#"millrace_graft_carried_bytes_total{way="sent"} 9"#,
             r#"millrace_graft_carried_bytes_total{way="received"} 10"#,
             "millrace_graft_carried_resumed_total 8",
+            "millrace_graft_carried_untold_total 16",
             r#"millrace_graft_carrier_bytes_total{peer="a",carrier="quic"} 9"#,
             r#"millrace_graft_carrier_lost_packets_total{peer="a",carrier="quic"} 3"#,
             r#"millrace_graft_pool_connections{peer="a",carrier="tcp",state="idle"} 12"#,
             r#"millrace_graft_pool_connections{peer="a",carrier="tcp",state="busy"} 13"#,
+            "millrace_graft_sockmap_sockets 17",
+            r#"millrace_graft_sockmap_verdicts_total{verdict="passed-on"} 18"#,
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
             let name = line.split(['{', ' ']).next().unwrap();
-            assert!(DOCUMENTED.contains(name), "{name} is not in docs/carried.md");
+            let page = if name.contains("gateway") { GATEWAY } else { DOCUMENTED };
+            assert!(page.contains(name), "{name} is not in the documentation");
         }
     }
 
@@ -109,6 +138,12 @@ mod tests {
             assert!(DOCUMENTED.contains(&format!("| `{}` |", verdict.name())), "{}", verdict.name());
         }
         for verdict in millrace_bpf::graft::hold::VERDICTS {
+            assert!(DOCUMENTED.contains(&format!("| `{verdict}` |")), "{verdict}");
+        }
+        for verdict in millrace_bpf::graft::gateway::VERDICTS {
+            assert!(GATEWAY.contains(&format!("| `{verdict}` |")), "{verdict}");
+        }
+        for verdict in millrace_bpf::graft::hop::VERDICTS {
             assert!(DOCUMENTED.contains(&format!("| `{verdict}` |")), "{verdict}");
         }
         for reason in Reason::ALL {

@@ -1,24 +1,39 @@
 //! Applications' TCP connections, carried: the broker. The kernel leads chosen connections to it ([`hooks`]), it takes them
 //! ([`led`], or [`strict`] where the application is to wait for the server) and makes each a stream of a carrier to the peer's broker ([`carriers`]), which connects to the server
-//! ([`host`]). [`pump`] moves the bytes at both ends; what stands on a stream is in `millrace-proto`.
+//! ([`host`]). Connections of hosts behind this one come by [`behind`]. [`pump`] moves the bytes at both ends; what stands on a stream is in `millrace-proto`.
 //!
 //! A [`carrier`] is a QUIC connection ([`dial`]), or a [`pool`] of TCP connections: who calls keeps it ([`keep`]), who is called takes them
 //! ([`take`]). [`tcp`] is their handshake, [`record`] and [`socket`] their bytes, and [`stream`] what one connection has of either kind.
+//!
+//! [`meter`] counts what goes through a connection, and keeps its first bytes ([`sample`]); [`purposes`] has what is known by that of the next one, and
+//! [`classify`] the process that looks at first bytes.
 
+mod asking;
+mod behind;
 mod broken;
 mod carrier;
 mod carriers;
+pub mod classify;
 mod context;
 mod dial;
+mod gateway;
 mod hooks;
+mod hop;
 mod host;
 mod keep;
+pub mod keeper;
 mod led;
+mod let_go;
+mod listeners;
+mod meter;
 pub mod metrics;
 mod pool;
 mod probe;
 mod pump;
+mod purposes;
 mod record;
+mod sample;
+mod silence;
 mod socket;
 mod stream;
 mod strict;
@@ -28,16 +43,21 @@ mod take;
 mod tcp;
 pub mod text;
 mod warm;
+mod watch;
 
 use std::{collections::BTreeMap, net::IpAddr, path::Path, sync::Arc, sync::atomic::Ordering::Relaxed};
 
 use anyhow::{Context as _, bail};
-use millrace_bpf::graft::hook::{Config, HOOK_RULES, Lead};
+use millrace_bpf::graft::{
+    Shared,
+    hook::{Config, HOOK_RULES, Lead},
+};
 use millrace_graft::{
-    Rule, Settings, Side,
-    settings::{Agreement, Carry, Kind, Peer},
+    Carried, Settings, Side,
+    settings::{Agreement, Carry, Kind, Loopback, Peer},
     status,
 };
+use millrace_proto::graft::select::kind::Kinds;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use parking_lot::{Mutex, RwLock};
 use quinn::Endpoint;
@@ -45,13 +65,19 @@ use tokio::task::{AbortHandle, JoinSet};
 use tracing::{info, warn};
 
 use self::{
-    carrier::Way, carriers::Carriers, context::Context, hooks::Hooks, keep::Keeper, led::Listeners,
-    strict::Strict, table::Table,
+    carrier::Way, carriers::Carriers, context::Context, gateway::Gateway, hooks::Hooks, keep::Keeper,
+    listeners::Listeners, purposes::Purposes, strict::Strict, table::Table, watch::Watch,
 };
 use super::tls::Tls;
 
 /// Descriptors for all else.
 const OTHER_DESCRIPTORS: u64 = 256;
+
+/// What an operator is to know who has switched it on.
+const BREAKS: &str = "[carry] loopback = \"sockmap\" is for study, and breaks what applications may rely on: splice() and sendfile() \
+    from a carried socket hang or say EAGAIN while there is data, a read() that waits may say EAGAIN before there is any, SO_RCVBUF and \
+    SO_RCVLOWAT do not count what is there, a short read does not mean that nothing is left, and firewalls and captures on lo do not see the bytes. \
+    docs/carried.md has the list; loopback = \"tcp\" is the default";
 
 /// Carries until it is dropped; connections that are carried are reset then.
 pub struct Broker {
@@ -60,14 +86,23 @@ pub struct Broker {
     strict: Arc<Strict>,
     endpoint: Option<Endpoint>,
     tls: Arc<RwLock<Tls>>,
+    /// What the kernel was told: cgroups come and go.
+    leads: Mutex<Vec<Lead>>,
     calls: Mutex<BTreeMap<String, (Peer, Vec<AbortHandle>)>>,
     tasks: Mutex<JoinSet<()>>,
 }
 
 impl Broker {
+    /// `kinds`: what is known of connections, which those that end here add to.
+    ///
     /// # Errors
     /// A key is not usable, there is no listening there, or the kernel takes no hook.
-    pub fn start(settings: &Settings, cgroup: &Path) -> anyhow::Result<Option<Self>> {
+    pub fn start(
+        settings: &Settings,
+        cgroup: &Path,
+        shared: &Shared,
+        kinds: Arc<std::sync::Mutex<Kinds>>,
+    ) -> anyhow::Result<Option<Self>> {
         let (Some(carry), Some(agreement)) = (&settings.carry, &settings.agreement) else { return Ok(None) };
         let tls = Tls::new(agreement)?;
         let endpoint = match carry.listen.filter(|_| carry.has(Kind::Quic)) {
@@ -75,35 +110,55 @@ impl Broker {
             None => None,
         };
         tcp::check(&carry.carriers, &carry.pool)?;
-        let listener = match carry.listen.filter(|_| carry.has(Kind::Tcp) || carry.has(Kind::Mptcp)) {
-            Some(at) => Some(tcp::listen(at, &carry.carriers)?),
-            None => None,
-        };
+        let pools = carry.listen.map_or(Ok(Vec::new()), |at| tcp::listen(at, &carry.carriers))?;
         let listeners = Listeners::bind()?;
         let (strict, asks) = Strict::new()?;
         let config = Config { early: listeners.ports()?, strict: strict.listeners().ports()? };
-        let hooks = Arc::new(Hooks::attach(config, cgroup)?);
+        let is_bypassed = carry.loopback == Loopback::Sockmap;
+        if is_bypassed {
+            warn!("{BREAKS}");
+        }
+        let hooks = Arc::new(Hooks::attach(config, cgroup, shared, is_bypassed)?);
         let table = Arc::new(Table::new(descriptors(carry.connections)?, carry.window, carry.memory));
-        let carriers = Arc::new(Carriers::new(hooks.clone(), table.clone()));
         let (run, servers, warm) = (run()?, RwLock::default(), carry.warm);
+        let gateway = settings.gateway.as_ref().map(|gateway| Gateway::start(gateway, run)).transpose()?;
+        let (gateway, behind) = gateway.map(|(gateway, asks)| (Arc::new(gateway), asks)).unzip();
+        let carriers = Arc::new(Carriers::new(hooks.clone(), gateway.clone(), table.clone()));
         let carriers_wanted = carry.carriers.clone();
-        let context = Arc::new(Context { run, hooks, table, carriers, servers, warm, carriers_wanted });
+        let (watch, purposes) = (Watch::default(), Arc::new(Purposes::new(kinds)));
+        let context = Arc::new(Context {
+            run,
+            hooks,
+            table,
+            watch,
+            carriers,
+            gateway,
+            servers,
+            warm,
+            carriers_wanted,
+            purposes,
+        });
         let mut tasks = JoinSet::new();
         tasks.spawn(led::accept(context.clone(), listeners));
         let strict = Arc::new(strict);
         tasks.spawn(strict::accept(strict.clone()));
-        tasks.spawn(strict::answer(context.clone(), strict.clone(), asks));
+        tasks.spawn(strict::answer_all(context.clone(), strict.clone(), asks));
+        if let (Some(gateway), Some(asks)) = (&context.gateway, behind) {
+            tasks.spawn(behind::accept(context.clone(), gateway.clone()));
+            tasks.spawn(behind::answer(context.clone(), gateway.clone(), asks));
+        }
         let tls = Arc::new(RwLock::new(tls));
         if let Some(endpoint) = &endpoint {
             tasks.spawn(dial::listen(context.clone(), endpoint.clone(), tls.clone()));
             info!(at = %endpoint.local_addr()?, "carriers are taken, by UDP");
         }
-        if let Some(listener) = listener {
-            info!(at = %listener.local_addr()?, "carriers are taken, by TCP");
+        for listener in pools {
+            info!(at = %listener.local_addr()?, "carriers are taken, for pools");
             tasks.spawn(take::listen(context.clone(), listener, tls.clone(), carry.pool.clone()));
         }
-        let (calls, tasks, carry) = (Mutex::default(), Mutex::new(tasks), carry.clone());
-        let broker = Self { carry, context, strict, endpoint, tls, calls, tasks };
+        let (leads, calls, tasks, carry) =
+            (Mutex::default(), Mutex::default(), Mutex::new(tasks), carry.clone());
+        let broker = Self { carry, context, strict, endpoint, tls, leads, calls, tasks };
         broker.apply(settings)?;
         Ok(Some(broker))
     }
@@ -115,7 +170,11 @@ impl Broker {
         if let Some(endpoint) = &self.endpoint {
             endpoint.set_server_config(Some(dial::server_config(&tls, &self.carry)?));
         }
-        self.context.hooks.set_rules(&leads(settings)?)?;
+        let leads = leads(settings)?;
+        self.context.hooks.set_rules(&leads)?;
+        self.context.gateway.as_ref().map_or(Ok(()), |gateway| gateway.set_rules(&leads))?;
+        *self.leads.lock() = leads;
+        self.context.purposes.apply(settings);
         *self.context.servers.write() = settings.carried(Side::Server).cloned().collect();
         self.context.carriers.set_peers(&agreement.peers);
         self.call(&tls, agreement)?;
@@ -152,7 +211,7 @@ impl Broker {
                         let config = dial::client_config(tls, peer, &self.carry)?;
                         tasks.spawn(dial::call(context, peer.clone(), (way, at), config))
                     }
-                    Kind::Tcp | Kind::Mptcp => {
+                    Kind::Tcp | Kind::Mptcp | Kind::Sctp => {
                         let (config, limits) =
                             (tcp::client_config(tls.client(peer)?), self.carry.pool.clone());
                         tasks.spawn(keep::keep(Keeper {
@@ -175,8 +234,38 @@ impl Broker {
         self.context.hooks.add(cgroup, side, leads)
     }
 
-    pub fn tick(&self) {
+    pub fn tick(&self, settings: &Settings) {
         self.context.hooks.prune();
+        // By which of its addresses this host reaches a peer changes without a carrier's end.
+        self.context.carriers.refresh();
+        self.context.gateway.iter().for_each(|gateway| gateway.tick());
+        if let Err(error) = self.follow_cgroups(settings) {
+            warn!("cgroups that rules name have come or gone, and the kernel cannot be told: {error:#}");
+        }
+    }
+
+    /// Rules for somebody are not for a gateway: it need not be told.
+    fn follow_cgroups(&self, settings: &Settings) -> anyhow::Result<()> {
+        let (now, mut told) = (leads(settings)?, self.leads.lock());
+        if now != *told {
+            self.context.hooks.set_rules(&now)?;
+            *told = now;
+        }
+        Ok(())
+    }
+
+    pub fn trouble(&self) -> Option<String> {
+        self.context.gateway.as_ref().and_then(|gateway| gateway.trouble())
+    }
+
+    /// What was told of connections since the last time.
+    pub fn take_told(&self) -> Vec<Carried> {
+        self.context.watch.take()
+    }
+
+    /// Hosts with a broker, and whether a carrier to each is warm.
+    pub fn warmth(&self) -> BTreeMap<IpAddr, bool> {
+        self.context.carriers.warmth()
     }
 
     pub fn status(&self) -> status::Carry {
@@ -193,18 +282,26 @@ impl Broker {
             sent_bytes: table.sent.load(Relaxed),
             received_bytes: table.received.load(Relaxed),
             kept_bytes: table.kept.load(Relaxed),
+            gateway: self.context.gateway.as_ref().map(|gateway| gateway.status()),
+            untold: self.context.watch.lost(),
+            sockmap: self.context.hooks.hop_status(),
         }
     }
 
+    /// Of the process that looks at first bytes.
+    pub fn classify(&self) -> Option<status::Classify> {
+        self.context.purposes.status()
+    }
+
     pub fn carrier_to(&self, address: IpAddr) -> Option<status::Carrier> {
-        let mut carriers = self.context.carriers.status().into_iter();
-        carriers.find(|carrier| carrier.addresses.contains(&address))
+        self.context.carriers.status_to(address)
     }
 }
 
 impl Drop for Broker {
     fn drop(&mut self) {
         self.context.hooks.detach();
+        self.context.gateway.iter().for_each(|gateway| gateway.detach());
         if let Some(endpoint) = &self.endpoint {
             endpoint.close(0_u32.into(), b"the broker ends");
         }
@@ -212,11 +309,17 @@ impl Drop for Broker {
     }
 }
 
+fn said(what: &str, done: Result<(), millrace_bpf::graft::Error>) {
+    if let Err(error) = done {
+        warn!("{what}: {error}");
+    }
+}
+
 fn leads(settings: &Settings) -> anyhow::Result<Vec<Lead>> {
-    let leads: Vec<_> = settings.carried(Side::Client).flat_map(Rule::leads).collect();
+    let leads = settings.leads();
     if leads.len() > HOOK_RULES {
         bail!(
-            "carried rules have {} pairs of a port and a peer: there is room for {HOOK_RULES}",
+            "carried rules, and those before them, have {} pairs of a port and a peer: there is room for {HOOK_RULES}",
             leads.len()
         );
     }

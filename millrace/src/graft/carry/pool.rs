@@ -111,6 +111,14 @@ impl Pool {
         self.idle.lock().first().and_then(|(stream, _)| stream.socket().cloned())
     }
 
+    /// Those that wait have most likely ended, too, and nobody has been told: others are made.
+    pub fn doubt(&self) {
+        let mut idle = self.idle.lock();
+        self.free.forget_permits(idle.len());
+        idle.clear();
+        self.lacking.notify_one();
+    }
+
     pub fn rtt(&self) -> Duration {
         Duration::from_micros(self.rtt_us.load(Relaxed))
     }

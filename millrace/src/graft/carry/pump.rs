@@ -14,10 +14,20 @@ use tokio::{
     io::Interest,
     net::TcpStream,
     sync::mpsc,
-    time::{Instant, sleep_until, timeout_at},
+    time::{Instant, sleep, sleep_until, timeout, timeout_at},
 };
 
-use super::{broken::Broken, carrier::Carrier, context::Context, stream::Stream, table::Resumption};
+use super::{
+    broken::Broken,
+    carrier::Carrier,
+    context::Context,
+    hop,
+    meter::Meter,
+    silence::{Due, Silence},
+    stream::{LEAD_LEAST, Stream},
+    table::Resumption,
+    watch::Seen,
+};
 
 /// For another carrier. Who waits longer has given up.
 const HOLD: Duration = Duration::from_secs(30);
@@ -78,6 +88,7 @@ pub enum Role {
 pub struct Pump<'a> {
     context: &'a Context,
     local: &'a TcpStream,
+    way: Option<hop::Way>,
     stream: Stream,
     role: Role,
     pub out: Outgoing,
@@ -88,17 +99,58 @@ pub struct Pump<'a> {
     confirm_at: Option<Instant>,
     /// Until when something has to come, and what had come when that was set.
     answer_by: Option<(Instant, u64)>,
+    /// Of a pool's connection, while it carries this one.
+    silence: Option<Silence>,
+    is_news: bool,
+    heard_when_asked: u64,
     piece: usize,
+    times: Times,
+    meter: Meter,
+}
+
+/// What of its time was the carrier's.
+struct Times {
+    began: Instant,
+    busy: Duration,
+    /// Since when something waits to be confirmed.
+    busy_since: Option<Instant>,
+    heard: Option<Instant>,
+}
+
+impl Times {
+    fn new() -> Self {
+        Self { began: Instant::now(), busy: Duration::ZERO, busy_since: None, heard: None }
+    }
+
+    fn note_unconfirmed(&mut self, is_some: bool) {
+        match (self.busy_since, is_some) {
+            (None, true) => self.busy_since = Some(Instant::now()),
+            (Some(since), false) => {
+                self.busy += since.elapsed();
+                self.busy_since = None;
+            }
+            _ => {}
+        }
+    }
 }
 
 impl Drop for Pump<'_> {
     fn drop(&mut self) {
         self.context.table.kept.fetch_sub(self.out.unconfirmed(), Relaxed);
+        // What was refused never was one.
+        if self.is_accepted {
+            self.meter.end();
+        }
     }
 }
 
 impl<'a> Pump<'a> {
-    pub fn new(context: &'a Context, local: &'a TcpStream, mut stream: Stream, role: Role) -> Self {
+    pub fn new(
+        context: &'a Context,
+        local: &'a TcpStream,
+        mut stream: Stream,
+        (role, meter): (Role, Meter),
+    ) -> Self {
         let mut answer_by = None;
         match &role {
             Role::Client { open, carrier } => {
@@ -108,7 +160,7 @@ impl<'a> Pump<'a> {
             Role::Server { .. } => stream.sender.push(&Frame::Accepted { received: 0 }),
         }
         let is_accepted = matches!(role, Role::Server { .. });
-        let mut pump = Self::with(context, local, stream, role, is_accepted);
+        let mut pump = Self::with(context, local, stream, (role, meter), is_accepted);
         pump.answer_by = answer_by;
         pump
     }
@@ -117,12 +169,16 @@ impl<'a> Pump<'a> {
         context: &'a Context,
         local: &'a TcpStream,
         stream: Stream,
-        role: Role,
+        (role, meter): (Role, Meter),
         is_accepted: bool,
     ) -> Self {
+        if meter.yields() {
+            stream.yield_to_others();
+        }
         Self {
             context,
             local,
+            way: context.hooks.way(local),
             stream,
             role,
             out: Outgoing::default(),
@@ -130,7 +186,12 @@ impl<'a> Pump<'a> {
             is_accepted,
             confirm_at: None,
             answer_by: None,
+            silence: None,
+            is_news: false,
+            heard_when_asked: 0,
             piece: PIECE_LEAST,
+            times: Times::new(),
+            meter,
         }
     }
 
@@ -139,9 +200,9 @@ impl<'a> Pump<'a> {
         context: &'a Context,
         local: &'a TcpStream,
         stream: Stream,
-        (open, carrier): (Open, Arc<Carrier>),
+        (open, carrier, meter): (Open, Arc<Carrier>, Meter),
     ) -> Self {
-        Self::with(context, local, stream, Role::Client { open, carrier }, true)
+        Self::with(context, local, stream, (Role::Client { open, carrier }, meter), true)
     }
 
     /// Until it is over, on as many carriers as that takes. What was received is known then.
@@ -177,25 +238,45 @@ impl<'a> Pump<'a> {
         self.inn.received()
     }
 
+    /// How it went until now.
+    pub fn seen(&self) -> Seen {
+        let since = self.times.busy_since.map(|since| since.elapsed());
+        Seen {
+            sent: self.out.confirmed(),
+            received: self.inn.received(),
+            busy: self.times.busy + since.unwrap_or_default(),
+            heard: self.times.heard.map(|heard| heard - self.times.began),
+            turns: self.meter.turns(),
+        }
+    }
+
     fn finish(&mut self) -> Ended {
         let _ = socket2::SockRef::from(self.local).set_linger(None);
         Ended::Done
     }
 
+    /// By both ends, and confirmed.
+    fn is_all_said(&self) -> bool {
+        self.out.is_done() && self.inn.is_done()
+    }
+
     fn is_done(&self) -> bool {
-        self.out.is_done() && self.inn.is_done() && self.stream.sender.is_empty()
+        self.is_all_said() && self.stream.sender.is_empty()
     }
 
     async fn go_on(&mut self) -> Result<(), Stop> {
+        self.silence = None;
         loop {
             // Some may have come with the first frame of the stream.
             self.hear()?;
+            self.note_silence();
             self.fill();
             if self.is_done() {
                 return Ok(());
             }
             let room = self.out.room(self.context.table.window());
-            let (sends, delivers) = (!self.stream.sender.is_empty(), self.inn.front().is_some());
+            let (sends, waits) = (!self.stream.sender.is_empty(), self.inn.front().is_some());
+            let (delivers, is_all_said) = (waits && self.may_give() > 0, self.is_all_said());
             let Stream { sender, receiver, .. } = &mut self.stream;
             tokio::select! {
                 ready = self.local.readable(), if room > 0 => {
@@ -210,13 +291,15 @@ impl<'a> Pump<'a> {
                     ready?;
                     self.deliver()?;
                 }
-                sent = sender.send(), if sends => sent?,
-                received = receiver.receive() => match received {
-                    Err(Broken::Closed) if self.inn.is_done() && self.out.is_done() => return Ok(()),
-                    received => received?,
-                },
+                sent = sender.send(), if sends => {
+                    sent?;
+                    self.silence.iter_mut().for_each(Silence::said);
+                }
+                received = receiver.receive(), if !is_all_said => received?,
+                () = sleep(hop::AGAIN), if waits && !delivers => {}
                 () = until(self.confirm_at) => self.confirm(1),
                 () = until(self.answer_by.map(|(at, _)| at)) => self.suspect(),
+                () = until(self.silence.as_ref().map(Silence::at)) => self.ask().await?,
                 called = called(&mut self.role) => match called {
                     Some(resumption) => self.switch(resumption)?,
                     None => return Err(Broken::Lost.into()),
@@ -230,8 +313,8 @@ impl<'a> Pump<'a> {
         if !self.stream.sender.is_empty() {
             return;
         }
-        let mut filled = 0;
-        while filled < BATCH {
+        let (mut filled, mut lead) = (0, None);
+        while filled < BATCH && !self.is_far_ahead(&mut lead) {
             match self.out.give(PIECE_MOST) {
                 Some(Frame::Data(bytes)) => {
                     filled += bytes.len();
@@ -245,6 +328,12 @@ impl<'a> Pump<'a> {
         if filled > 0 {
             self.confirm(1);
         }
+    }
+
+    /// What is confirmed then wakes it again. `lead`: what may be ahead, looked up once, and only where it matters.
+    fn is_far_ahead(&self, lead: &mut Option<u64>) -> bool {
+        let ahead = self.out.ahead();
+        ahead >= LEAD_LEAST && ahead >= *lead.get_or_insert_with(|| self.stream.sender.lead())
     }
 
     fn confirm(&mut self, worth: u64) {
@@ -264,7 +353,10 @@ impl<'a> Pump<'a> {
             Ok(0) => self.out.end(),
             Ok(length) => {
                 self.context.table.kept.fetch_add(length as u64, Relaxed);
+                self.way.iter_mut().for_each(|way| way.took(length));
+                self.meter.note(true, &buffer);
                 self.out.take(fitted(buffer));
+                self.times.note_unconfirmed(true);
                 let is_full = length == self.piece;
                 self.piece =
                     if is_full { (2 * length).min(PIECE_MOST) } else { PIECE_LEAST.max(self.piece / 2) };
@@ -290,10 +382,21 @@ impl<'a> Pump<'a> {
     /// To the application.
     fn deliver(&mut self) -> Result<(), Stop> {
         while self.inn.front().is_some() {
-            let pieces: Vec<_> = self.inn.fronts().take(PIECES_MOST).map(|it| IoSlice::new(it)).collect();
+            let mut room = self.may_give();
+            if room == 0 {
+                break;
+            }
+            let fits = |it: &&Bytes| {
+                let left = room;
+                room = left.saturating_sub(it.len() as u64);
+                left > 0
+            };
+            let fronts = self.inn.fronts().take(PIECES_MOST).take_while(fits);
+            let pieces: Vec<_> = fronts.map(|it| IoSlice::new(it)).collect();
             match self.local.try_write_vectored(&pieces) {
                 Ok(length) => {
                     self.inn.deliver(length);
+                    self.way.iter_mut().for_each(|way| way.gave(length));
                     self.context.table.received.fetch_add(length as u64, Relaxed);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
@@ -308,6 +411,11 @@ impl<'a> Pump<'a> {
         Ok(())
     }
 
+    /// Bytes that the application may be given now.
+    fn may_give(&mut self) -> u64 {
+        self.way.as_mut().map_or(u64::MAX, hop::Way::room)
+    }
+
     fn end_if_due(&mut self) {
         if self.inn.end_is_due() {
             // An application that is gone already is noticed otherwise.
@@ -317,12 +425,20 @@ impl<'a> Pump<'a> {
         }
     }
 
-    /// Frames that have come.
+    /// Frames that have come. Behind the last of this connection there may be the first of the next one by the same stream.
     fn hear(&mut self) -> Result<(), Stop> {
-        while let Some(frame) = self.stream.receiver.frame()? {
+        while !self.is_all_said() {
+            let Some(frame) = self.stream.receiver.frame()? else { break };
             self.answer_by = None;
+            self.is_news |= !matches!(frame, Frame::Ask | Frame::Answer);
             match frame {
-                Frame::Data(bytes) if self.is_accepted => self.inn.receive(bytes)?,
+                Frame::Ask if self.stream.asked.is_some() => self.answer(),
+                Frame::Answer if self.stream.asked.is_some() => {}
+                Frame::Data(bytes) if self.is_accepted => {
+                    self.times.heard = Some(Instant::now());
+                    self.meter.note(false, &bytes);
+                    self.inn.receive(bytes)?;
+                }
                 Frame::End if self.is_accepted => self.inn.end()?,
                 Frame::Confirm { delivered } => self.confirmed(delivered)?,
                 Frame::Accepted { received: 0 } if !self.is_accepted => self.is_accepted = true,
@@ -340,6 +456,7 @@ impl<'a> Pump<'a> {
         let more = self.out.confirmed() - before;
         self.context.table.sent.fetch_add(more, Relaxed);
         self.context.table.kept.fetch_sub(more, Relaxed);
+        self.times.note_unconfirmed(self.out.unconfirmed() > 0);
         Ok(())
     }
 
@@ -353,13 +470,71 @@ impl<'a> Pump<'a> {
         }
     }
 
+    /// A server that is yet to be reached may take its time, and the other end hears nothing until then.
+    fn note_silence(&mut self) {
+        let Some(asked) = self.stream.asked.filter(|_| self.is_accepted) else { return };
+        let (heard, now) = (self.stream.heard(), Instant::now());
+        let silence = self.silence.get_or_insert_with(|| Silence::new(asked, heard, now));
+        silence.note(heard, self.is_news, now);
+        self.is_news = false;
+    }
+
+    /// Once, however often it is asked while nothing goes.
+    fn answer(&mut self) {
+        if self.stream.sender.is_empty() {
+            self.stream.sender.push(&Frame::Answer);
+        }
+    }
+
+    /// Nothing has come for a while.
+    async fn ask(&mut self) -> Result<(), Stop> {
+        let Some(silence) = &mut self.silence else { return Ok(()) };
+        match silence.due(Instant::now()) {
+            Due::Nothing => {}
+            Due::Ask => {
+                self.stream.sender.push(&Frame::Ask);
+                if let Role::Client { carrier, .. } = &self.role {
+                    self.heard_when_asked = carrier.heard();
+                }
+            }
+            Due::Tell => self.stream.sender.push(&Frame::Answer),
+            Due::Lost => {
+                // After a time in which this process did not run there may be something.
+                let received = timeout(Duration::ZERO, self.stream.receiver.receive()).await;
+                if let Ok(received) = received {
+                    return Ok(received?);
+                }
+                self.doubt();
+                return Err(Broken::Lost.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Of a carrier by which nothing has come at all, others are not to wait for the same.
+    fn doubt(&self) {
+        if let Role::Client { carrier, .. } = &self.role
+            && carrier.heard() == self.heard_when_asked
+        {
+            carrier.doubt();
+            self.context.carriers.suspect(carrier);
+        }
+    }
+
     /// Goes on with another stream, from what the other end has received.
     fn switch(&mut self, (stream, received): Resumption) -> Result<(), Stop> {
         self.stream.leave();
-        self.stream = stream;
+        self.take_up(stream);
         self.stream.sender.push(&Frame::Accepted { received: self.inn.received() });
         self.go_on_from(received)?;
         Ok(())
+    }
+
+    fn take_up(&mut self, stream: Stream) {
+        if self.meter.yields() {
+            stream.yield_to_others();
+        }
+        (self.stream, self.silence) = (stream, None);
     }
 
     fn go_on_from(&mut self, received: u64) -> Result<(), Untrue> {
@@ -373,7 +548,7 @@ impl<'a> Pump<'a> {
         let by = Instant::now() + HOLD;
         if let Role::Server { streams } = &mut self.role {
             let resumption = timeout_at(by, streams.recv()).await.ok().flatten().ok_or(Ended::Lost)?;
-            self.stream = resumption.0;
+            self.take_up(resumption.0);
             self.stream.sender.push(&Frame::Accepted { received: self.inn.received() });
             self.go_on_from(resumption.1)?;
             return Ok(true);
@@ -395,15 +570,17 @@ impl<'a> Pump<'a> {
             match stream.ask(&question).await {
                 Ok(Frame::Accepted { received }) => {
                     self.is_accepted = true;
-                    (self.stream, self.answer_by) = (stream, None);
+                    self.answer_by = None;
+                    self.take_up(stream);
                     self.go_on_from(received)?;
-                    return Ok(!(self.out.is_done() && self.inn.is_done()));
+                    return Ok(!self.is_all_said());
                 }
                 // It has never heard of it: nothing of it can have reached the server.
                 Ok(Frame::Refused(Reason::Unknown)) if !self.is_accepted && same_run => {
                     let Ok(stream) = carrier.open().await else { continue };
-                    self.stream = stream;
-                    self.stream.sender.push(&Frame::Open(*open));
+                    let open = *open;
+                    self.take_up(stream);
+                    self.stream.sender.push(&Frame::Open(open));
                     self.out.rewind(0)?;
                     return Ok(true);
                 }

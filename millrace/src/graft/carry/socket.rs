@@ -75,14 +75,20 @@ impl Crowd {
 pub struct Socket {
     stream: TcpStream,
     crowd: Arc<Crowd>,
+    /// Times that something has come.
+    heard: AtomicU64,
 }
 
 impl Socket {
     pub fn new(stream: TcpStream, crowd: &Arc<Crowd>) -> Arc<Self> {
-        let socket = Arc::new(Self { stream, crowd: crowd.clone() });
+        let socket = Arc::new(Self { stream, crowd: crowd.clone(), heard: AtomicU64::new(0) });
         crowd.count.fetch_add(1, Relaxed);
         crowd.enter(&socket);
         socket
+    }
+
+    pub fn heard(&self) -> u64 {
+        self.heard.load(Relaxed)
     }
 
     /// Something has come, or it is over.
@@ -195,14 +201,14 @@ impl Reading {
         self.read.is_empty() && self.ready.is_empty()
     }
 
-    /// Some more, all before was taken. May be cancelled.
+    /// Some more, all before was taken; it may be less than a record. May be cancelled.
     pub async fn receive(&mut self) -> Result<(), Broken> {
         while self.ready.is_empty() {
             self.socket.stream.readable().await?;
             self.read.reserve(self.piece);
             match self.socket.stream.try_read_buf(&mut self.read) {
                 Ok(0) => return Err(Broken::Lost),
-                Ok(length) => self.open(length)?,
+                Ok(length) => return self.open(length),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error.into()),
             }
@@ -212,6 +218,7 @@ impl Reading {
 
     fn open(&mut self, length: usize) -> Result<(), Broken> {
         self.socket.crowd.heard.fetch_add(1, Relaxed);
+        self.socket.heard.fetch_add(1, Relaxed);
         self.socket.crowd.received.fetch_add(length as u64, Relaxed);
         while let Some(content) = self.opener.open(&mut self.read)? {
             match content {

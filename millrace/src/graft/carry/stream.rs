@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use millrace_proto::graft::carry::frame::{Decoder, Frame};
-use quinn::{ReadError, RecvStream, SendStream, VarInt, WriteError};
+use quinn::{Connection, ReadError, RecvStream, SendStream, VarInt, WriteError};
 use tokio::time::timeout;
 
 use super::{
@@ -13,10 +13,16 @@ use super::{
     socket::{self, Reading, Socket, Writing},
 };
 
+/// For an answer of who is asked, however short the round trip.
+const ASKED_LEAST: Duration = Duration::from_secs(1);
 /// For the first frame of a stream, and for its answer.
 pub const PATIENCE: Duration = Duration::from_secs(15);
 
 const READ_MOST: usize = 64 << 10;
+/// What a connection may have given to a carrier by QUIC, however slow that is, and the other end has not confirmed.
+pub const LEAD_LEAST: u64 = 256 << 10;
+/// Beyond that, so many of its windows: one is under way, one is being confirmed, and there is always more to send.
+const LEAD_WINDOWS: u64 = 4;
 /// The other application has reset the connection.
 const RESET: VarInt = VarInt::from_u32(1);
 /// It goes on with another.
@@ -39,6 +45,8 @@ pub struct Stream {
     pub sender: Sender,
     pub receiver: Receiver,
     home: Option<Home>,
+    /// Of a pool whose other end may be asked whether it is there: how long it may take to answer.
+    pub asked: Option<Duration>,
 }
 
 pub struct Sender {
@@ -49,7 +57,8 @@ pub struct Sender {
 }
 
 enum SendLink {
-    Quic(SendStream),
+    /// With what it is of.
+    Quic(SendStream, Connection),
     Tls(Box<Writing>),
     Gone,
 }
@@ -66,13 +75,18 @@ enum ReceiveLink {
 }
 
 impl Stream {
-    pub fn quic((sender, receiver): (SendStream, RecvStream)) -> Self {
-        Self::with(SendLink::Quic(sender), ReceiveLink::Quic(receiver), None)
+    pub fn quic(connection: &Connection, (sender, receiver): (SendStream, RecvStream)) -> Self {
+        Self::with(SendLink::Quic(sender, connection.clone()), ReceiveLink::Quic(receiver), None)
     }
 
     /// Of a pool.
-    pub fn tls((writing, reading): (Box<Writing>, Box<Reading>), home: Home) -> Self {
-        Self::with(SendLink::Tls(writing), ReceiveLink::Tls(reading), Some(home))
+    pub fn tls(
+        (writing, reading): (Box<Writing>, Box<Reading>),
+        home: Home,
+        asked: Option<Duration>,
+    ) -> Self {
+        let it = Self::with(SendLink::Tls(writing), ReceiveLink::Tls(reading), Some(home));
+        Self { asked, ..it }
     }
 
     fn with(send: SendLink, receive: ReceiveLink, home: Option<Home>) -> Self {
@@ -80,12 +94,13 @@ impl Stream {
             sender: Sender { link: send, batch: Batch::default(), is_stopped: false },
             receiver: Receiver { link: receive, decoder: Decoder::default() },
             home,
+            asked: None,
         }
     }
 
     /// What is sent on others goes first.
     pub fn yield_to_others(&self) {
-        if let SendLink::Quic(stream) = &self.sender.link {
+        if let SendLink::Quic(stream, _) = &self.sender.link {
             let _ = stream.set_priority(-1);
         }
     }
@@ -98,7 +113,7 @@ impl Stream {
     /// The application has reset the connection, or there is none.
     pub fn reset(&mut self) {
         match self.take() {
-            (SendLink::Quic(send), ReceiveLink::Quic(receive)) => end(send, receive, RESET),
+            (SendLink::Quic(send, _), ReceiveLink::Quic(receive)) => end(send, receive, RESET),
             (SendLink::Tls(writing), ReceiveLink::Tls(reading)) => {
                 tokio::spawn(socket::farewell(writing, reading));
             }
@@ -106,9 +121,9 @@ impl Stream {
         }
     }
 
-    /// The connection goes on with another: this one is as if it were lost.
+    /// The connection goes on with another: this one is as if it were lost. A pool's is closed.
     pub fn leave(&mut self) {
-        if let (SendLink::Quic(send), ReceiveLink::Quic(receive)) = self.take() {
+        if let (SendLink::Quic(send, _), ReceiveLink::Quic(receive)) = self.take() {
             end(send, receive, LEFT);
         }
     }
@@ -116,12 +131,14 @@ impl Stream {
     /// All was said at both ends, and heard.
     pub fn release(&mut self) {
         match self.take() {
-            (SendLink::Quic(mut send), _) => drop(send.finish()),
+            (SendLink::Quic(mut send, _), _) => drop(send.finish()),
             (SendLink::Tls(mut writing), ReceiveLink::Tls(reading)) => {
                 let Some(home) = self.home.take() else { return };
-                if writing.is_empty() && self.sender.batch.0.is_empty() && reading.is_between() {
+                // What has come already is of the next connection.
+                if writing.is_empty() && self.sender.batch.0.is_empty() && self.receiver.decoder.is_between()
+                {
                     writing.shrink();
-                    home(Self::tls((writing, reading), home.clone()));
+                    home(Self::tls((writing, reading), home.clone(), self.asked));
                 }
             }
             _ => {}
@@ -146,16 +163,40 @@ impl Stream {
         }
     }
 
-    /// A frame that is alone, and its answer.
+    /// Times that something has come by it, of a pool.
+    pub fn heard(&self) -> u64 {
+        self.socket().map_or(0, |socket| socket.heard())
+    }
+
+    /// A frame that is alone, and its answer: of a pool it comes soon, or the connection is none any more.
     pub async fn ask(&mut self, frame: &Frame) -> Result<Frame, Broken> {
+        let patience = self.asked.map_or(PATIENCE, |asked| PATIENCE.min(2 * asked));
         self.sender.push(frame);
         self.sender.flush().await?;
-        self.first().await
+        self.first_within(patience).await
     }
 
     pub async fn first(&mut self) -> Result<Frame, Broken> {
-        timeout(PATIENCE, self.receiver.next()).await.map_err(|_| Broken::TimedOut)?
+        self.first_within(PATIENCE).await
     }
+
+    async fn first_within(&mut self, patience: Duration) -> Result<Frame, Broken> {
+        let first = async {
+            loop {
+                match self.receiver.next().await {
+                    // Of what it carried before.
+                    Ok(Frame::Ask | Frame::Answer) if self.asked.is_some() => {}
+                    first => return first,
+                }
+            }
+        };
+        timeout(patience, first).await.map_err(|_| Broken::TimedOut)?
+    }
+}
+
+/// For an answer, where one takes so long at best.
+pub fn patience(rtt: Duration) -> Duration {
+    (3 * rtt).max(ASKED_LEAST)
 }
 
 fn end(mut send: SendStream, mut receive: RecvStream, code: VarInt) {
@@ -181,10 +222,19 @@ impl Sender {
         }
     }
 
+    /// What may be ahead of what the other end has confirmed. Confirmations of the other direction come behind it: a carrier by QUIC takes more than it can send soon,
+    /// and they would come as late as all of that. Sockets take no more than they need.
+    pub fn lead(&self) -> u64 {
+        match &self.link {
+            SendLink::Quic(_, connection) => LEAD_LEAST.max(LEAD_WINDOWS * connection.stats().path.cwnd),
+            _ => u64::MAX,
+        }
+    }
+
     /// Some of it. May be cancelled.
     pub async fn send(&mut self) -> Result<(), Broken> {
         let stream = match &mut self.link {
-            SendLink::Quic(stream) => stream,
+            SendLink::Quic(stream, _) => stream,
             SendLink::Tls(writing) => return writing.send(&mut self.batch).await,
             SendLink::Gone => return Err(Broken::Lost),
         };

@@ -1,46 +1,33 @@
 //! Connections that are led strictly: the application's SYN waits until the server was reached, so that `connect()` says what a
 //! connection in place would say.
 
-use std::{
-    collections::HashMap,
-    io,
-    net::SocketAddr,
-    os::fd::{AsFd, OwnedFd},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashMap, io, net::SocketAddr, os::fd::AsFd as _, sync::Arc, time::Duration};
 
 use millrace_bpf::graft::{
-    hold::{self, Ask, Asks, Hold},
+    hold::{self, Ask, Hold},
     hook::Arrival,
 };
 use millrace_proto::graft::carry::frame::{Frame, Open, Reason};
 use parking_lot::Mutex;
-use tokio::{
-    io::{Interest, unix::AsyncFd},
-    net::TcpStream,
-    sync::oneshot,
-    time::timeout,
-};
+use tokio::{net::TcpStream, sync::oneshot, time::timeout};
 use tracing::{debug, warn};
 
 use super::{
+    asking::Asking,
+    broken::Broken,
     carrier::Carrier,
     context::Context,
-    led::{self, Listeners, canonical},
+    led,
+    listeners::{Listeners, canonical},
+    meter::Meter,
     pump::{Ended, Pump, prepare},
     stream::Stream,
     syn::Wire,
+    watch::Seen,
 };
 
 /// For a SYN that was let in to become a connection. Its application may have given up.
 const ADMISSION: Duration = Duration::from_secs(5);
-
-/// SYNs that were held back, as they come.
-pub struct Asking {
-    asks: Asks,
-    descriptor: AsyncFd<OwnedFd>,
-}
 
 pub struct Strict {
     hold: Hold,
@@ -50,12 +37,11 @@ pub struct Strict {
 }
 
 impl Strict {
-    pub fn new() -> anyhow::Result<(Self, Asking)> {
+    pub fn new() -> anyhow::Result<(Self, Asking<Ask>)> {
         let (hold, asks) = Hold::load()?;
-        let (listeners, wire) = (Listeners::bind()?, Wire::new()?);
+        let (listeners, wire) = (Listeners::bind()?, Wire::new(None)?);
         listeners.sockets().try_for_each(|socket| hold.attach(socket))?;
-        let descriptor = register(asks.descriptor().try_clone_to_owned()?)?;
-        Ok((Self { hold, listeners, wire, admitted: Mutex::default() }, Asking { asks, descriptor }))
+        Ok((Self { hold, listeners, wire, admitted: Mutex::default() }, Asking::new(asks)?))
     }
 
     pub fn listeners(&self) -> &Listeners {
@@ -118,13 +104,8 @@ pub async fn accept(strict: Arc<Strict>) {
 }
 
 /// Those that ask, for as long as the broker runs.
-pub async fn answer(context: Arc<Context>, strict: Arc<Strict>, asks: Asking) {
-    while let Ok(mut ready) = asks.descriptor.readable().await {
-        ready.clear_ready();
-        let come = asks.asks.take().unwrap_or_else(|error| {
-            warn!("SYNs cannot be read: {error}");
-            Vec::new()
-        });
+pub async fn answer_all(context: Arc<Context>, strict: Arc<Strict>, mut asks: Asking<Ask>) {
+    while let Some(come) = asks.next().await {
         for ask in come {
             let (context, strict) = (context.clone(), strict.clone());
             tokio::spawn(async move { begin(&context, &strict, &ask).await });
@@ -137,9 +118,12 @@ async fn begin(context: &Context, strict: &Strict, ask: &Ask) {
         strict.refuse(ask);
         return;
     };
-    let ended = match reach(context, canonical(ask.from), arrival).await {
+    let (from, carrier) = (canonical(ask.from), context.carriers.to(arrival.far.ip()));
+    let meter = led::meter(context, &arrival);
+    let (watched, mut seen) = (led::watch(context, &arrival, (from, carrier.as_deref()), &meter), None);
+    let ended = match reach(context, (from, carrier), &arrival).await {
         Ok(reached) => match strict.admit(ask).await {
-            Some(local) => join(context, local, reached).await,
+            Some(local) => join(context, local, reached, (meter, &mut seen)).await,
             None => Ended::Reset,
         },
         Err(Reason::Refused) => {
@@ -148,11 +132,12 @@ async fn begin(context: &Context, strict: &Strict, ask: &Ask) {
         }
         Err(reason) => {
             // Its SYN comes again, until the application gives up.
-            context.hooks.expect(ask.from, arrival);
+            context.hooks.expect(ask.from, &arrival);
             strict.forget(ask);
             Ended::Refused(reason)
         }
     };
+    context.watch.end(&watched, seen);
     led::leave(context, place, &ended);
 }
 
@@ -163,9 +148,25 @@ enum Reached {
 }
 
 /// A stream by which the server was reached.
-struct Opened {
+pub struct Opened {
     open: Open,
     stream: Option<Stream>,
+}
+
+impl Opened {
+    /// `None` of what was seen: its stream was gone already.
+    pub async fn join(
+        &mut self,
+        context: &Context,
+        local: &TcpStream,
+        (carrier, meter): (Arc<Carrier>, Meter),
+    ) -> (Ended, Option<Seen>) {
+        let Some(stream) = self.stream.take() else { return (Ended::Reset, None) };
+        let _counted = context.carriers.count(&carrier.far.peer);
+        let mut pump = Pump::accepted(context, local, stream, (self.open, carrier, meter));
+        let ended = pump.run().await;
+        (ended, Some(pump.seen()))
+    }
 }
 
 impl Drop for Opened {
@@ -174,24 +175,68 @@ impl Drop for Opened {
     }
 }
 
+/// What a carrier has made of a connection of which nothing has gone anywhere.
+pub enum Tried {
+    Opened(Box<Opened>),
+    Refused(Reason),
+    /// It takes none now, or nothing comes back.
+    Nothing,
+}
+
+pub async fn attempt(
+    context: &Context,
+    (client, server): (SocketAddr, SocketAddr),
+    carrier: &Arc<Carrier>,
+) -> Tried {
+    let open = Open { id: context.table.next_id(), server, client };
+    let mut opened = Opened { open, stream: led::stream(carrier).await };
+    let Some(stream) = &mut opened.stream else { return Tried::Nothing };
+    let Some(answered) = answer(context, stream, open, carrier).await else { return Tried::Nothing };
+    match answered {
+        Ok(Frame::Accepted { received: 0 }) => Tried::Opened(Box::new(opened)),
+        Ok(Frame::Refused(reason)) => Tried::Refused(reason),
+        other => {
+            debug!(%server, "not carried: {other:?}");
+            Tried::Nothing
+        }
+    }
+}
+
+/// `None`: nothing at all has come back by the carrier, for long enough.
+async fn answer(
+    context: &Context,
+    stream: &mut Stream,
+    open: Open,
+    carrier: &Arc<Carrier>,
+) -> Option<Result<Frame, Broken>> {
+    let (heard, question) = (carrier.heard(), Frame::Open(open));
+    let answer = stream.ask(&question);
+    tokio::pin!(answer);
+    // First others are to go elsewhere, then this one.
+    for patience in [carrier.patience(), 2 * carrier.patience()] {
+        match timeout(patience, &mut answer).await {
+            Ok(answered) => return Some(answered),
+            Err(_) if carrier.heard() != heard => return Some(answer.await),
+            Err(_) => context.carriers.suspect(carrier),
+        }
+    }
+    None
+}
+
 /// By a carrier, and where there is none, or the peer's broker does not carry it, in place.
-async fn reach(context: &Context, from: SocketAddr, arrival: Arrival) -> Result<Reached, Reason> {
+async fn reach(
+    context: &Context,
+    (from, carrier): (SocketAddr, Option<Arc<Carrier>>),
+    arrival: &Arrival,
+) -> Result<Reached, Reason> {
     let server = arrival.far;
-    if let Some(carrier) = context.carriers.to(server.ip()) {
+    if let Some(carrier) = carrier {
         let client = SocketAddr::new(arrival.near, from.port());
-        let mut opened = Opened {
-            open: Open { id: context.table.next_id(), server, client },
-            stream: led::stream(&carrier).await,
-        };
-        if let Some(stream) = &mut opened.stream {
-            match stream.ask(&Frame::Open(opened.open)).await {
-                Ok(Frame::Accepted { received: 0 }) => {
-                    return Ok(Reached::Carried(Box::new(opened), carrier));
-                }
-                Ok(Frame::Refused(reason)) if !reason.is_brokers() => return Err(reason),
-                // Nothing of the application's has gone anywhere.
-                other => debug!(%server, "not carried: {other:?}"),
-            }
+        match attempt(context, (client, server), &carrier).await {
+            Tried::Opened(opened) => return Ok(Reached::Carried(opened, carrier)),
+            Tried::Refused(reason) if !reason.is_brokers() => return Err(reason),
+            Tried::Refused(reason) => debug!(%server, "not carried: {}", reason.name()),
+            Tried::Nothing => {}
         }
     }
     match led::connect(context, server).await {
@@ -201,19 +246,18 @@ async fn reach(context: &Context, from: SocketAddr, arrival: Arrival) -> Result<
     }
 }
 
-async fn join(context: &Context, mut local: TcpStream, reached: Reached) -> Ended {
+async fn join(
+    context: &Context,
+    mut local: TcpStream,
+    reached: Reached,
+    (meter, seen): (Meter, &mut Option<Seen>),
+) -> Ended {
     match reached {
-        Reached::InPlace(mut remote) => led::join(&mut local, &mut remote).await,
+        Reached::InPlace(mut remote) => led::join(context, &mut local, &mut remote).await,
         Reached::Carried(mut opened, carrier) => {
-            let Some(stream) = opened.stream.take() else { return Ended::Reset };
-            let _counted = context.carriers.count(&carrier.far.peer);
-            Pump::accepted(context, &local, stream, (opened.open, carrier.clone())).run().await
+            let ended;
+            (ended, *seen) = opened.join(context, &local, (carrier, meter)).await;
+            ended
         }
     }
-}
-
-/// Deprecated in favour of an unsafe function, for types whose descriptor may change or close while they are registered: this one does not.
-#[allow(deprecated)]
-fn register(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    AsyncFd::with_interest(descriptor, Interest::READABLE)
 }

@@ -1,4 +1,4 @@
-//! TCP segments to this host's own sockets: a SYN once more, and its refusal.
+//! TCP segments to this host's own sockets, and to clients behind it: a SYN once more, and its refusal.
 
 use std::{
     io,
@@ -25,8 +25,13 @@ pub struct Wire {
 }
 
 impl Wire {
-    pub fn new() -> io::Result<Self> {
-        let raw = |domain| Socket::new(domain, Type::RAW, Some(Protocol::from(PROTOCOL_RAW)));
+    /// `mark`: that all it sends has.
+    pub fn new(mark: Option<u32>) -> io::Result<Self> {
+        let raw = |domain| {
+            let socket = Socket::new(domain, Type::RAW, Some(Protocol::from(PROTOCOL_RAW)))?;
+            mark.map_or(Ok(()), |mark| socket.set_mark(mark))?;
+            Ok::<_, io::Error>(socket)
+        };
         Ok(Self { v4: raw(Domain::IPV4)?, v6: raw(Domain::IPV6).ok() })
     }
 

@@ -2,9 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use millrace_graft::settings;
 use parking_lot::RwLock;
+use rustls::pki_types::CertificateDer;
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::Semaphore,
@@ -15,12 +16,15 @@ use super::{
     carrier::Far,
     context::Context,
     host,
+    let_go::{self, Full},
     socket::{Socket, halves},
     stream::{Home, Stream},
     tcp,
 };
 use crate::graft::{callers::Callers, tls::Tls};
 
+/// For an answer of who has called: that one knows how long it takes, and this end does not, and need only end what is no connection any more.
+const ASKED: Duration = Duration::from_secs(5);
 /// Handshakes at once, and of one address.
 const HANDSHAKES_MAX: usize = 64;
 const HANDSHAKES_OF_ONE_MAX: usize = 32;
@@ -54,7 +58,7 @@ pub async fn listen(
             let taken = take(&context, stream, &tls, &limits).await;
             drop((place, caller));
             if let Err(error) = taken {
-                context.table.count("unknown-caller");
+                context.table.count(let_go::name(&error));
                 debug!(%remote, "a caller was let go: {error:#}");
             }
         });
@@ -69,12 +73,15 @@ async fn take(
 ) -> anyhow::Result<()> {
     let remote = stream.peer_addr()?.ip().to_canonical();
     let config = tcp::server_config(tls.read().server()?);
-    let (met, shown) = tcp::answer(stream, config, limits, context.run).await?;
-    let peer = tls.read().name(&shown).context("no key that is known")?;
-    let crowd = context.carriers.served(&peer).context("no peer any more")?;
-    if crowd.count() >= limits.most {
-        bail!("{peer} has {} connections: one more is too many", limits.most);
-    }
+    let admit = |shown: &[CertificateDer<'_>]| {
+        let peer = tls.read().name(shown).context("no key that is known")?;
+        let crowd = context.carriers.served(&peer).context("no peer any more")?;
+        match crowd.count() >= limits.most {
+            true => Err(Full { peer, most: limits.most }.into()),
+            false => Ok((peer, crowd)),
+        }
+    };
+    let (met, (peer, crowd)) = tcp::answer(stream, config, limits, context.run, admit).await?;
     let socket = Socket::new(met.stream, &crowd);
     let halves = halves(&socket, &met.secrets).context("no cipher that is known here")?;
     let far = Arc::new(Far { peer, run: met.run, remote });
@@ -82,6 +89,6 @@ async fn take(
     let home: Home = Arc::new(move |stream| {
         tokio::spawn(host::wait(context.clone(), far.clone(), stream));
     });
-    home(Stream::tls(halves, home.clone()));
+    home(Stream::tls(halves, home.clone(), met.asks.then_some(ASKED)));
     Ok(())
 }

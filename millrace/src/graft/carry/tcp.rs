@@ -9,8 +9,9 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use bytes::Bytes;
+use millrace_bpf::sctp;
 use millrace_graft::settings::{self, Kind};
-use millrace_proto::graft::carry::frame::{ALPN, Decoder, Frame};
+use millrace_proto::graft::carry::frame::{ALPN, ALPN_ASKS, Decoder, Frame};
 use rustls::{
     AlertDescription, ClientConfig, ExtractedSecrets, ServerConfig,
     pki_types::{CertificateDer, ServerName},
@@ -44,16 +45,23 @@ pub struct Met {
     /// Of the other broker.
     pub run: u64,
     pub rtt: Duration,
+    /// Whether both ends speak the version in which they may be asked whether they are still there.
+    pub asks: bool,
 }
 
 /// # Errors
-/// The kernel has no MPTCP, if that is wanted.
+/// The kernel has no MPTCP or SCTP, if that is wanted.
 fn socket(kind: Kind, at: SocketAddr) -> anyhow::Result<Socket> {
-    let protocol = if kind == Kind::Mptcp { Protocol::from(MPTCP) } else { Protocol::TCP };
+    let protocol = match kind {
+        Kind::Mptcp => Protocol::from(MPTCP),
+        Kind::Sctp => Protocol::from(sctp::PROTOCOL),
+        Kind::Quic | Kind::Tcp => Protocol::TCP,
+    };
     let socket = Socket::new(Domain::for_address(at), Type::STREAM, Some(protocol));
     let socket = socket.with_context(|| match kind {
         Kind::Mptcp => "no MPTCP on this host: net.mptcp.enabled is 0, or the kernel has none",
-        _ => "no socket",
+        Kind::Sctp => "no SCTP on this host: load its module, sctp, if the kernel has one",
+        Kind::Quic | Kind::Tcp => "no socket",
     })?;
     socket.set_nonblocking(true)?;
     Ok(socket)
@@ -61,6 +69,9 @@ fn socket(kind: Kind, at: SocketAddr) -> anyhow::Result<Socket> {
 
 /// How one sends, and when it is gone.
 fn prepare(socket: SockRef<'_>, pool: &settings::Pool) -> anyhow::Result<()> {
+    if socket.protocol()? == Some(Protocol::from(sctp::PROTOCOL)) {
+        return Ok(sctp::prepare(&*socket, SILENT, PROBES as u16)?);
+    }
     socket.set_tcp_nodelay(true)?;
     let probes = TcpKeepalive::new().with_time(SILENT).with_interval(PROBES_APART).with_retries(PROBES);
     socket.set_tcp_keepalive(&probes)?;
@@ -89,24 +100,34 @@ pub fn check(kinds: &[Kind], pool: &settings::Pool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// By MPTCP where that is among the kinds, which takes TCP's connections too.
-pub fn listen(at: SocketAddr, kinds: &[Kind]) -> anyhow::Result<TcpListener> {
-    let kind = if kinds.contains(&Kind::Mptcp) { Kind::Mptcp } else { Kind::Tcp };
+/// For all kinds of which there are pools: one of MPTCP takes TCP's connections, too.
+pub fn listen(at: SocketAddr, kinds: &[Kind]) -> anyhow::Result<Vec<TcpListener>> {
+    let tcp = [Kind::Mptcp, Kind::Tcp].into_iter().find(|kind| kinds.contains(kind));
+    let sctp = Some(Kind::Sctp).filter(|kind| kinds.contains(kind));
+    tcp.into_iter().chain(sctp).map(|kind| listen_by(kind, at)).collect()
+}
+
+fn listen_by(kind: Kind, at: SocketAddr) -> anyhow::Result<TcpListener> {
     let socket = socket(kind, at)?;
     socket.set_reuse_address(true)?;
     let bound = socket.bind(&at.into()).and_then(|()| socket.listen(BACKLOG));
-    bound.with_context(|| format!("cannot listen for carriers on {at}, TCP"))?;
+    bound.with_context(|| format!("cannot listen for carriers on {at}, {}", kind.name().to_uppercase()))?;
     Ok(TcpListener::from_std(socket.into())?)
 }
 
 pub fn client_config(mut config: ClientConfig) -> ClientConfig {
-    (config.alpn_protocols, config.enable_secret_extraction) = (vec![ALPN.to_vec()], true);
+    (config.alpn_protocols, config.enable_secret_extraction) = (versions(), true);
     config
 }
 
 pub fn server_config(mut config: ServerConfig) -> ServerConfig {
-    (config.alpn_protocols, config.enable_secret_extraction) = (vec![ALPN.to_vec()], true);
+    (config.alpn_protocols, config.enable_secret_extraction) = (versions(), true);
     config
+}
+
+/// In order of preference. The one before is spoken with who knows no other.
+fn versions() -> Vec<Vec<u8>> {
+    vec![ALPN_ASKS.to_vec(), ALPN.to_vec()]
 }
 
 /// Calls a peer's broker. `exempt` has the kernel leave the socket alone.
@@ -140,16 +161,18 @@ async fn greet(stream: TcpStream, config: ClientConfig, run: u64) -> anyhow::Res
     let run = hear(&mut stream).await.map_err(said)?;
     let rtt = start.elapsed();
     let (stream, connection) = stream.into_inner();
-    Ok(Met { stream, secrets: connection.dangerous_extract_secrets()?, run, rtt })
+    let asks = connection.alpn_protocol() == Some(ALPN_ASKS);
+    Ok(Met { stream, secrets: connection.dangerous_extract_secrets()?, run, rtt, asks })
 }
 
-/// Takes a call; with the certificates of who calls.
-pub async fn answer(
+/// Takes a call, if `admit` says so of who calls: else nothing is answered, so that the caller knows.
+pub async fn answer<T>(
     stream: TcpStream,
     config: ServerConfig,
     pool: &settings::Pool,
     run: u64,
-) -> anyhow::Result<(Met, Vec<CertificateDer<'static>>)> {
+    admit: impl FnOnce(&[CertificateDer<'_>]) -> anyhow::Result<T>,
+) -> anyhow::Result<(Met, T)> {
     prepare(SockRef::from(&stream), pool)?;
     let acceptor = TlsAcceptor::from(std::sync::Arc::new(config));
     let greeting = async {
@@ -157,11 +180,12 @@ pub async fn answer(
         let start = Instant::now();
         let theirs = hear(&mut stream).await?;
         let rtt = start.elapsed();
+        let admitted = admit(stream.get_ref().1.peer_certificates().context("no certificate")?)?;
         say(&mut stream, run).await?;
         let (stream, connection) = stream.into_inner();
-        let shown = connection.peer_certificates().context("no certificate")?;
-        let shown = shown.iter().map(|it| it.clone().into_owned()).collect();
-        Ok((Met { stream, secrets: connection.dangerous_extract_secrets()?, run: theirs, rtt }, shown))
+        let asks = connection.alpn_protocol() == Some(ALPN_ASKS);
+        let secrets = connection.dangerous_extract_secrets()?;
+        Ok((Met { stream, secrets, run: theirs, rtt, asks }, admitted))
     };
     timeout(HANDSHAKE, greeting).await.context("no handshake")?
 }

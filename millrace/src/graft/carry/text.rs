@@ -43,8 +43,24 @@ pub fn status(out: &mut String, carry: &Carry, width: usize) {
         (bytes(carry.sent_bytes), bytes(carry.received_bytes), bytes(carry.kept_bytes));
     line(out, width, &format!("carried: {now} of at most {most} connections, {} resumed", carry.resumed));
     line(out, width, &format!("carried: {sent} sent, {received} received, {kept} not confirmed"));
+    let behind = carry.gateway.iter();
+    for it in behind.clone() {
+        let (interfaces, networks) = (it.interfaces.join(", "), it.networks.join(", "));
+        line(out, width, &format!("gateway of {networks} behind {interfaces}: {} wait", it.waiting));
+    }
+    if let Some(sockmap) = &carry.sockmap {
+        let ways = if sockmap.both_ways { "both ways" } else { "from applications only" };
+        let text = format!(
+            "loopback: sockmap, {ways}: for study, see docs/carried.md for what it breaks; {} sockets",
+            sockmap.sockets
+        );
+        line(out, width, &text);
+    }
+    let packets = behind.flat_map(|it| &it.verdicts).map(|it| ("gateway", it));
+    let bypassed = carry.sockmap.iter().flat_map(|sockmap| &sockmap.verdicts).map(|it| ("sockmap", it));
     let counts =
         carry.verdicts.iter().map(|it| ("begun", it)).chain(carry.ended.iter().map(|it| ("ended", it)));
+    let counts = counts.chain(packets).chain(bypassed);
     let counts = counts.filter(|(_, (_, count))| **count > 0);
     let rows: Vec<_> =
         counts.map(|(what, (name, count))| vec![what.to_owned(), name.clone(), count.to_string()]).collect();

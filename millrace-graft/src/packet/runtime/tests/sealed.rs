@@ -215,5 +215,5 @@ fn ends_that_are_not_alike_do_not_understand_each_other() {
     let clear = settings_with(0, GRAFTS, "once", "clear = true");
     let mut runtime = start(&site, 0, "");
     let error = site.inside(0, || runtime.apply(clear)).expect_err("it would be in clear").to_string();
-    assert!(error.contains("cipher and protocol do not change"), "{error}");
+    assert!(error.contains("cipher, protocol and paths do not change"), "{error}");
 }

@@ -1,17 +1,24 @@
 //! `bench graft apps`: applications as they are, by plain TCP and carried, one way after the other on the same network.
 
 mod application;
+mod material;
 mod rows;
 mod saturate;
+mod server;
+pub mod video;
+mod worse;
 
 use std::fs;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 
 use self::application::{Application, Came, Server};
+use self::material::Material;
 use self::rows::{Case, Row, render};
+use self::worse::Worse;
 use super::carrying::Carrying;
 use super::network::Network;
 use crate::bench::at_once::at_once;
@@ -27,15 +34,19 @@ const WARMING: Duration = Duration::from_secs(3);
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// web:KIB, iperf3:KIB, redis, rsync
-    #[arg(long, value_delimiter = ',', default_value = "web:64,web:1024,web:8192,redis,rsync,iperf3:4096")]
-    apps: Vec<Application>,
-    /// Loss at random, each way, and round trip without queue
+    /// web:KIB, iperf3:KIB, go:KIB, redis, redis-many, rsync, film
     #[arg(
         long,
         value_delimiter = ',',
-        default_value = "0:1,0:100,1:100,5:100,1:600",
-        value_name = "PERCENT:MS"
+        default_value = "web:64,web:1024,web:8192,redis,redis-many,rsync,iperf3:4096,go:256,film"
+    )]
+    apps: Vec<Application>,
+    /// Loss each way, at random or in bursts of so many packets on average, and round trip without queue
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "0:1,0:100,1:100,1/8:100,5:100,1:600",
+        value_name = "PERCENT[/BURST]:MS"
     )]
     networks: Vec<Network>,
     /// TCP's congestion controls that take turns with carriers
@@ -47,6 +58,15 @@ pub struct Args {
     /// After which a run counts as over
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     limit: u64,
+    /// Of the film
+    #[arg(long, default_value_t = 3, value_name = "MBIT")]
+    film_mbit: u32,
+    /// Of the film
+    #[arg(long, default_value_t = 20, value_name = "SECONDS")]
+    film_seconds: u32,
+    /// Chosen is what is in place where the round trip is shorter, and else what is carried
+    #[arg(long, default_value_t = 10, value_name = "MS")]
+    in_place_below_ms: u32,
     /// Runs of each
     #[arg(long, default_value_t = 10)]
     rounds: usize,
@@ -85,6 +105,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         "--rounds, --limit and --labs are at least 1"
     );
     ensure!(args.rate_mbit > 0, "--rate-mbit is at least 1");
+    ensure!(
+        (1..=100).contains(&args.film_mbit) && (2..=600).contains(&args.film_seconds),
+        "--film-mbit is from 1 to 100, --film-seconds from 2 to 600"
+    );
     args.networks.iter().try_for_each(Network::check)?;
     let lacking: Vec<_> =
         Server::ALL.into_iter().filter_map(|server| Some((server, server.lacks()?))).collect();
@@ -97,9 +121,17 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     }
     ensure!(!apps.is_empty(), "no application could be run");
     warn_if_busy()?;
-    let rows = args.measure(&apps)?;
+    let is_used = |server: Server| apps.iter().any(|app| app.server() == server);
+    let film = is_used(Server::Film).then_some((args.film_mbit, args.film_seconds));
+    let material = Material::new(is_used(Server::Go), film)?;
+    let rows = args.measure(&apps, &material)?;
     print!("{}", render(&rows));
-    let json = rows.iter().map(serde_json::to_value).collect::<Result<Vec<_>, _>>()?;
+    let worse = Worse::all(&rows, &args.controls, args.in_place_below_ms);
+    worse.iter().for_each(|it| println!("{}", it.text()));
+    let mut json = rows.iter().map(serde_json::to_value).collect::<Result<Vec<_>, _>>()?;
+    for it in &worse {
+        json.push(serde_json::to_value(it)?);
+    }
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))
 }
 
@@ -113,13 +145,15 @@ impl Args {
     }
 
     /// Round after round, in each the networks; on a network each application by one way after the other.
-    fn measure(&self, apps: &[Application]) -> anyhow::Result<Vec<Row>> {
+    fn measure(&self, apps: &[Application], material: &Material) -> anyhow::Result<Vec<Row>> {
         let networks = || self.networks.iter().copied();
         let jobs: Vec<(usize, Network)> =
             (1..=self.rounds).flat_map(|round| networks().map(move |network| (round, network))).collect();
         let runs = jobs.len() * apps.len() * (self.controls.len() + 1);
         let progress = Progress::of_lanes(runs, self.labs);
-        let done = at_once(self.labs, &jobs, |(round, network)| self.on(*network, *round, apps, &progress))?;
+        let done = at_once(self.labs, &jobs, |(round, network)| {
+            self.on(*network, *round, (apps, material), &progress)
+        })?;
         Ok(rows::joined(done.into_iter().flatten()))
     }
 
@@ -127,22 +161,27 @@ impl Args {
         &self,
         network: Network,
         round: usize,
-        apps: &[Application],
+        (apps, material): (&[Application], &Material),
         progress: &Progress,
     ) -> anyhow::Result<Vec<(Case, Came)>> {
         // Each round loses other packets.
         let seed = self.seed.wrapping_add(round as u64);
         let site = Site::new(&network.topology(self.rate_mbit, Directions::Both, seed)?)?;
-        let hosts = Hosts::new(&site, apps)?;
+        let hosts = Hosts::new(&site, apps, material)?;
         let _servers = hosts.serve()?;
         let _brokers = hosts.pair.start()?;
         std::thread::sleep(WARMING);
+        if let Some(film) = material.film.as_ref().filter(|_| round == 1) {
+            let [_, carried] = Server::Film.ports();
+            film.check(&hosts.pair.client, SocketAddr::new(site.relay()?.addr_v4().into(), carried))?;
+        }
         let mut came = Vec::new();
         for app in apps {
             for way in self.ways(round) {
                 let case = Case {
                     application: app.label(),
                     loss_percent: network.loss,
+                    burst_packets: network.burst,
                     rtt_ms: network.rtt_ms,
                     way: way.name().to_owned(),
                 };
@@ -164,12 +203,13 @@ struct Hosts<'a> {
 }
 
 impl<'a> Hosts<'a> {
-    fn new(site: &'a Site, apps: &[Application]) -> anyhow::Result<Self> {
+    fn new(site: &'a Site, apps: &[Application], material: &Material) -> anyhow::Result<Self> {
         let carried: Vec<_> = Server::ALL.iter().map(|server| server.ports()[1]).collect();
         let pair = Carrying::new(site.subscribers()?, site.relay()?, site.directory(), &carried)?;
         let served = site.directory().join("served");
         fs::create_dir_all(&served)?;
         apps.iter().try_for_each(|app| app.prepare(&served))?;
+        material.place(&served)?;
         Ok(Self { pair, apps: apps.to_vec(), served })
     }
 

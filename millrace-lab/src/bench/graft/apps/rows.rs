@@ -3,6 +3,8 @@
 use serde::Serialize;
 
 use super::application::Came;
+use super::video::Watched;
+use crate::bench::graft::network::Network;
 use crate::bench::stats::Spread;
 use crate::bench::table::columns;
 
@@ -11,17 +13,24 @@ use crate::bench::table::columns;
 pub struct Case {
     pub application: String,
     pub loss_percent: f64,
+    /// That are lost one after the other, on average.
+    pub burst_packets: f64,
     pub rtt_ms: u32,
     pub way: String,
 }
 
 impl Case {
     pub fn text(&self) -> String {
-        format!("{}, {} ms, {} %, {}", self.application, self.rtt_ms, self.loss_percent, self.way)
+        format!("{}, {} ms, {} %, {}", self.application, self.rtt_ms, self.loss_text(), self.way)
     }
 
-    fn is_beside(&self, other: &Self) -> bool {
-        let network = |it: &Self| (it.rtt_ms, it.loss_percent.to_bits());
+    fn loss_text(&self) -> String {
+        Network { loss: self.loss_percent, burst: self.burst_packets, rtt_ms: self.rtt_ms }.loss_text()
+    }
+
+    /// The same application on the same network.
+    pub fn is_beside(&self, other: &Self) -> bool {
+        let network = |it: &Self| (it.rtt_ms, it.loss_percent.to_bits(), it.burst_packets.to_bits());
         self.application == other.application && network(self) == network(other)
     }
 }
@@ -34,10 +43,16 @@ pub struct Row {
     pub seconds: Option<Spread>,
     pub over: usize,
     pub rounds: Vec<f64>,
+    /// Of a film, by round.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub watched: Vec<Watched>,
 }
 
 pub fn told(came: Result<&Came, &anyhow::Error>) -> String {
     match came {
+        Ok(Came { watched: Some(it), .. }) => {
+            format!("{:.3} s until it began, {} stalls of {:.3} s", it.start_s, it.stalls, it.stalled_s)
+        }
         Ok(Came { is_over: true, .. }) => "over".into(),
         Ok(Came { seconds, .. }) => format!("{seconds:.3} s"),
         Err(error) => format!("{error:#}"),
@@ -50,10 +65,11 @@ pub fn joined(came: impl Iterator<Item = (Case, Came)>) -> Vec<Row> {
     for (case, came) in came {
         let at = rows.iter().position(|row| row.case == case).unwrap_or(rows.len());
         if at == rows.len() {
-            rows.push(Row { case, seconds: None, over: 0, rounds: Vec::new() });
+            rows.push(Row { case, seconds: None, over: 0, rounds: Vec::new(), watched: Vec::new() });
         }
         if let Some(row) = rows.get_mut(at) {
             row.rounds.push(came.seconds);
+            row.watched.extend(came.watched);
             row.over += usize::from(came.is_over);
         }
     }
@@ -63,9 +79,18 @@ pub fn joined(came: impl Iterator<Item = (Case, Came)>) -> Vec<Row> {
 }
 
 impl Row {
-    fn order(&self) -> (u32, u64, String) {
+    fn order(&self) -> (u32, [u64; 2], String) {
         let case = &self.case;
-        (case.rtt_ms, (case.loss_percent * 1e6) as u64, case.application.clone())
+        let loss = [case.loss_percent, case.burst_packets].map(|it| (it * 1e6) as u64);
+        (case.rtt_ms, loss, case.application.clone())
+    }
+
+    /// In all rounds together.
+    fn stalls(&self) -> String {
+        match self.watched.is_empty() {
+            true => "-".to_owned(),
+            false => self.watched.iter().map(|it| it.stalls).sum::<u32>().to_string(),
+        }
     }
 
     /// How often its median fits into another's.
@@ -85,21 +110,18 @@ pub fn render(rows: &[Row]) -> String {
         "least",
         "most",
         "over",
+        "stalls",
         "x of cubic",
         "x of bbr",
     ];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     for row in rows {
         let case = &row.case;
-        let mut line = vec![
-            case.application.clone(),
-            case.rtt_ms.to_string(),
-            case.loss_percent.to_string(),
-            case.way.clone(),
-        ];
+        let mut line =
+            vec![case.application.clone(), case.rtt_ms.to_string(), case.loss_text(), case.way.clone()];
         let spread = row.seconds.map(|it| [it.median, it.min, it.max].map(|seconds| format!("{seconds:.3}")));
         line.extend(spread.unwrap_or_else(|| ["-", "-", "-"].map(str::to_owned)));
-        line.push(row.over.to_string());
+        line.extend([row.over.to_string(), row.stalls()]);
         let times =
             |way: &str| row.times(rows, way).map_or_else(|| "-".to_owned(), |times| format!("{times:.2}"));
         line.extend([times("cubic"), times("bbr")]);
@@ -112,16 +134,37 @@ pub fn render(rows: &[Row]) -> String {
 mod tests {
     use super::*;
 
+    fn case_of(application: &str) -> Case {
+        Case {
+            application: application.into(),
+            loss_percent: 1.0,
+            burst_packets: 1.0,
+            rtt_ms: 1,
+            way: String::new(),
+        }
+    }
+
+    #[test]
+    fn bursts_are_another_network_and_stalls_are_counted() {
+        let watched = |stalls| Watched { start_s: 1.0, stalls, stalled_s: f64::from(stalls), is_over: false };
+        let came = |stalls| Came { seconds: 1.0, is_over: false, watched: Some(watched(stalls)) };
+        let bursts = Case { burst_packets: 8.0, ..case_of("film") };
+        let rows =
+            joined([(case_of("film"), came(0)), (bursts.clone(), came(1)), (bursts, came(2))].into_iter());
+        assert_eq!(rows.iter().map(Row::stalls).collect::<Vec<_>>(), ["0", "3"]);
+        assert!(!rows[0].case.is_beside(&rows[1].case));
+        assert!(rows[1].case.text().contains("1/8 %"));
+    }
+
     #[test]
     fn ways_stand_beside_each_other() {
-        let case =
-            |rtt_ms, way: &str| Case { application: "a".into(), loss_percent: 1.0, rtt_ms, way: way.into() };
-        let done = |seconds| Came { seconds, is_over: false };
+        let case = |rtt_ms, way: &str| Case { rtt_ms, way: way.into(), ..case_of("a") };
+        let done = |seconds| Came { seconds, is_over: false, watched: None };
         let came = [
             (case(100, "carried"), done(0.5)),
             (case(100, "cubic"), done(1.0)),
             (case(100, "cubic"), done(3.0)),
-            (case(20, "cubic"), Came { seconds: 60.0, is_over: true }),
+            (case(20, "cubic"), Came { is_over: true, ..done(60.0) }),
         ];
         let rows = joined(came.into_iter());
         let [near, carried, cubic] = &rows[..] else { panic!("three rows: {rows:?}") };

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::ensure;
 
-use super::application::Server;
+use super::server::Server;
 use crate::bench::graft::carrying::Carrying;
 use crate::bench::site::Site;
 

@@ -73,7 +73,7 @@ impl Transfer {
     }
 
     fn send_once(&self, number: u64) -> anyhow::Result<bool> {
-        match self.from.send(&message(number, self.base, self.bytes)) {
+        match self.from.send(&message(number, self.base.elapsed(), self.bytes)) {
             Ok(_) => Ok(true),
             Err(error) if error.raw_os_error() == Some(ENOBUFS) => Ok(false),
             Err(error) => Err(error.into()),

@@ -1,10 +1,10 @@
 //! As many connections at once as there may be: how fast they are made, and what they cost while they are there and afterwards.
 
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::time::{Duration, Instant};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Instant;
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::Context as _;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde_json::{Value, json};
 
@@ -13,9 +13,9 @@ use crate::bench::graft::host::LIMIT;
 use crate::bench::process::Process;
 use crate::bench::usage::rss_bytes;
 
-const WAVES: usize = 3;
+pub const WAVES: usize = 3;
 const MESSAGE: usize = 64;
-/// Of this process, besides both ends of each connection.
+/// Of this process, besides its end of each connection.
 const OTHER_DESCRIPTORS: u64 = 256;
 
 /// Resident memory of both daemons.
@@ -42,21 +42,22 @@ impl Many {
     pub fn measure(
         pair: &Carrying<'_>,
         [server, client]: [&Process; 2],
-        listener: &TcpListener,
+        at: SocketAddr,
         count: usize,
     ) -> anyhow::Result<Self> {
-        make_room(count)?;
         let memory =
             || anyhow::Ok(Memory { client: rss_bytes(client.id())?, server: rss_bytes(server.id())? });
         let before = memory()?;
         let mut waves = Vec::new();
         for _ in 0..WAVES {
             let start = Instant::now();
-            let held = hold(pair, listener, count)?;
+            let held = hold(pair, at, count)?;
             let per_second = count as f64 / start.elapsed().as_secs_f64();
             let during = memory()?;
             drop(held);
-            settle(pair)?;
+            pair.client.wait_for("the end of all connections", |status| {
+                status.pointer("/status/carry/connections").and_then(Value::as_u64) == Some(0)
+            })?;
             waves.push(Wave { per_second, during, after: memory()? });
         }
         Ok(Self { count, before, waves })
@@ -92,48 +93,28 @@ impl Many {
     }
 }
 
-/// For both ends of them. What is started later gets it, too.
-fn make_room(count: usize) -> anyhow::Result<()> {
+/// For one end of each of them. What is started later gets it, too.
+pub fn make_room(count: usize) -> anyhow::Result<()> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    let wanted = (2 * count as u64 + OTHER_DESCRIPTORS).max(hard);
-    let room = hard.saturating_sub(OTHER_DESCRIPTORS) / 2;
+    let wanted = (count as u64 + OTHER_DESCRIPTORS).max(hard);
+    let room = hard.saturating_sub(OTHER_DESCRIPTORS);
     setrlimit(Resource::RLIMIT_NOFILE, wanted, wanted).with_context(|| {
         format!("--connections {count}: descriptors (RLIMIT_NOFILE, {hard}) are for {room}, and there may be no more")
     })
 }
 
-/// Both ends of so many connections, one made after the other, each of which has carried a message there and back.
-fn hold(pair: &Carrying<'_>, listener: &TcpListener, count: usize) -> anyhow::Result<Vec<[TcpStream; 2]>> {
-    let at: SocketAddr = listener.local_addr()?;
+/// So many connections, one made after the other, each of which has carried a message there and back.
+fn hold(pair: &Carrying<'_>, at: SocketAddr, count: usize) -> anyhow::Result<Vec<TcpStream>> {
     let connect = || {
         let one = |_| {
             let mut near = TcpStream::connect_timeout(&at, LIMIT)?;
             near.set_read_timeout(Some(LIMIT))?;
             near.write_all(&[7; MESSAGE])?;
-            let (mut far, _) = listener.accept()?;
-            far.set_read_timeout(Some(LIMIT))?;
-            let mut message = [0; MESSAGE];
-            far.read_exact(&mut message)?;
-            far.write_all(&message)?;
-            near.read_exact(&mut message)?;
-            Ok([near, far])
+            near.read_exact(&mut [0; MESSAGE])?;
+            Ok(near)
         };
         (0..count).map(one).collect::<std::io::Result<Vec<_>>>()
     };
     let held = pair.client.cgroup.enter(|| pair.client.node.enter(connect))??;
     held.context("a connection of many")
-}
-
-/// Until none is carried any more.
-fn settle(pair: &Carrying<'_>) -> anyhow::Result<()> {
-    let start = Instant::now();
-    loop {
-        let status = pair.client.status()?;
-        let live = status.pointer("/status/carry/connections").and_then(Value::as_u64);
-        match live.ok_or_else(|| anyhow!("no connections in {status}"))? {
-            0 => return Ok(()),
-            left if start.elapsed() > LIMIT => bail!("{left} connections did not end within {LIMIT:?}"),
-            _ => std::thread::sleep(Duration::from_millis(50)),
-        }
-    }
 }

@@ -1,23 +1,24 @@
 //! `bench graft redirect`: what two brokers and a carrier cost on a link that needs none, beside a proxy.
 
+pub mod echo;
 mod many;
+mod way;
 
-use std::fs;
-use std::io::{Read as _, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use serde_json::{Value, json};
 
 use self::many::Many;
-use super::carrying::Carrying;
+use self::way::{Route, Way};
+use super::carrying::{Carrying, Wanted};
 use super::host::LIMIT;
 use crate::bench::process::Process;
 use crate::bench::site::Site;
-use crate::bench::stats::{Percentiles, Spread};
+use crate::bench::stats::{Percentiles, Spread, median};
 use crate::bench::table::{columns, write_json};
 use crate::bench::usage::{Reading, warn_if_busy};
 use crate::lab::Topology;
@@ -25,6 +26,18 @@ use crate::progress::Progress;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
+    /// What is measured: the ways beside each other, or many connections at once
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "ways,many", value_name = "PART")]
+    parts: Vec<Part>,
+    /// Of connections: each with daemons of its own, if it has any
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        default_value = "tcp,haproxy,in-place,quic,carried-tcp,carried-mptcp,sockmap,sockmap-tcp",
+        value_name = "WAY"
+    )]
+    ways: Vec<Way>,
     /// Of each way, one after another and again
     #[arg(long, default_value_t = 5)]
     rounds: usize,
@@ -34,51 +47,28 @@ pub struct Args {
     /// Seconds of sending as much as goes, of each round
     #[arg(long, default_value_t = 2.0)]
     seconds: f64,
-    /// Carried at once, three times; 0: that is not measured
-    #[arg(long, default_value_t = 2000)]
+    /// Carried at once by QUIC, three times, at most 55000; 0: that is not measured
+    #[arg(long, default_value_t = 10_000)]
     connections: usize,
     /// Write the rows here
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
-const CARRIED: u16 = 7200;
-const DIRECT: u16 = 7201;
-const PROXY: u16 = 7202;
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    Ways,
+    Many,
+}
+
 const MANY: u16 = 7203;
+const CONNECTIONS_MAX: usize = 55_000;
 const MESSAGE: usize = 64;
 /// Before anything is timed.
 const UNTIMED: usize = 200;
 
-/// How a connection gets from the one host to the other.
-#[derive(Clone, Copy, PartialEq)]
-enum Way {
-    Direct,
-    Haproxy,
-    Carried,
-}
-
-impl Way {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Direct => "TCP",
-            Self::Haproxy => "haproxy",
-            Self::Carried => "carried",
-        }
-    }
-
-    /// Hosts on which something takes part.
-    fn hosts(self) -> f64 {
-        match self {
-            Self::Direct => 0.0,
-            Self::Haproxy => 1.0,
-            Self::Carried => 2.0,
-        }
-    }
-}
-
-struct Row {
-    way: Way,
+struct Row<'a> {
+    route: Route<'a>,
     /// One way, microseconds.
     latency: Vec<f64>,
     gbit: Vec<f64>,
@@ -88,131 +78,70 @@ struct Row {
 pub fn run(args: Args) -> anyhow::Result<()> {
     ensure!(args.rounds > 0 && args.messages > 0, "--rounds and --messages are at least 1");
     ensure!(args.seconds > 0.0 && args.seconds < 3600.0, "--seconds is more than 0 and less than 3600");
+    ensure!(args.connections <= CONNECTIONS_MAX, "--connections is at most {CONNECTIONS_MAX}");
     warn_if_busy()?;
     let site = Site::new(&Topology::standard(1, 1))?;
-    let hosts = Hosts::new(&site)?;
-    let (server, client) = hosts.start()?;
-    let proxy = hosts.haproxy()?;
-    let ways = [Some(Way::Direct), proxy.as_ref().map(|_| Way::Haproxy), Some(Way::Carried)];
-    let row = |way| Row { way, latency: Vec::new(), gbit: Vec::new(), gbit_per_cpu: Vec::new() };
-    let mut rows: Vec<_> = ways.into_iter().flatten().map(row).collect();
+    let mut json = Vec::new();
+    if args.parts.contains(&Part::Ways) {
+        json.extend(beside_each_other(&site, &args)?);
+    }
+    if args.parts.contains(&Part::Many) && args.connections > 0 {
+        json.push(at_once(&site, args.connections)?);
+    }
+    args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))
+}
+
+fn beside_each_other(site: &Site, args: &Args) -> anyhow::Result<Vec<Value>> {
+    let mut rows = Vec::new();
+    // haproxy goes on to the server that is reached directly.
+    let direct = args.ways.contains(&Way::Haproxy).then_some(Way::Tcp);
+    let others = args.ways.iter().copied().filter(|way| direct.is_none() || *way != Way::Tcp);
+    let mut lacking = Vec::new();
+    for (number, way) in direct.into_iter().chain(others).enumerate() {
+        if let Some(why) = way.lacks() {
+            lacking.push(format!("{} is not there: {why}\n", way.name()));
+            continue;
+        }
+        let route = Route::new(site, way, number as u16, |listener| {
+            std::thread::spawn(move || serve(&listener));
+        })?;
+        rows.push(Row { route, latency: Vec::new(), gbit: Vec::new(), gbit_per_cpu: Vec::new() });
+    }
     let progress = Progress::of(rows.len() * args.rounds);
     for round in 1..=args.rounds {
         for row in &mut rows {
-            progress.begin(format!("round {round}, {}", row.way.name()));
-            hosts.measure(&args, row)?;
+            progress.begin(format!("round {round}, {}", row.route.way.name()));
+            row.measure(args)?;
             progress.end("")?;
         }
     }
     drop(progress);
-    hosts.pair.check_led(2 * args.rounds)?;
-    let many = match args.connections {
-        0 => None,
-        count => Some(Many::measure(&hosts.pair, [&server, &client], &hosts.many, count)?),
-    };
-    print!("{}", render(&rows));
-    print!("{}", many.as_ref().map_or_else(String::new, Many::render));
-    if proxy.is_none() {
-        println!("haproxy is not there: apt-get install haproxy");
-    }
-    let json: Vec<_> = rows.iter().map(|row| row.json(&rows)).chain(many.iter().map(Many::json)).collect();
-    args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))
+    rows.iter().try_for_each(|row| row.route.check(2 * args.rounds))?;
+    print!("{}{}", render(&rows), lacking.concat());
+    Ok(rows.iter().map(|row| row.json(&rows)).collect())
 }
 
-struct Hosts<'a> {
-    pair: Carrying<'a>,
-    listeners: [TcpListener; 2],
-    many: TcpListener,
-}
-
-impl<'a> Hosts<'a> {
-    fn new(site: &'a Site) -> anyhow::Result<Self> {
-        let pair = Carrying::new(site.relay()?, site.subscribers()?, site.directory(), &[CARRIED, MANY])?;
-        let server = &pair.server;
-        let listen = |port| {
-            let bind = || TcpListener::bind((server.node.addr_v4(), port));
-            anyhow::Ok(server.cgroup.enter(|| server.node.enter(bind))???)
-        };
-        let listeners = [listen(CARRIED)?, listen(DIRECT)?];
-        let many = listen(MANY)?;
-        Ok(Self { pair, listeners, many })
-    }
-
-    /// Until the carrier is warm.
-    fn start(&self) -> anyhow::Result<(Process, Process)> {
-        for listener in &self.listeners {
-            let listener = listener.try_clone()?;
-            std::thread::spawn(move || serve(&listener));
-        }
-        self.pair.start()
-    }
-
-    /// Debian's, as it comes, on the client's host. `None`: it is not there.
-    fn haproxy(&self) -> anyhow::Result<Option<Process>> {
-        if Command::new("haproxy").arg("-v").output().is_err() {
-            return Ok(None);
-        }
-        let (path, server) =
-            (self.pair.client.directory.join("haproxy.cfg"), self.pair.server.node.addr_v4());
-        fs::write(
-            &path,
-            format!(
-                "defaults\n  mode tcp\n  timeout connect 5s\n  timeout client 60s\n  timeout server 60s\n\
-                 listen p\n  bind 127.0.0.1:{PROXY}\n  server s {server}:{DIRECT}\n"
-            ),
-        )?;
-        let mut command = self.pair.client.node.command("haproxy");
-        command.arg("-db").arg("-f").arg(path);
-        let mut process = Process::start("haproxy", command, &self.pair.client.directory)?;
-        process.wait_until("its port", LIMIT, || self.connect(Way::Haproxy).is_ok())?;
-        Ok(Some(process))
-    }
-
-    fn connect(&self, way: Way) -> anyhow::Result<TcpStream> {
-        let server = self.pair.server.node.addr_v4().into();
-        let to = match way {
-            Way::Direct => SocketAddr::new(server, DIRECT),
-            Way::Carried => SocketAddr::new(server, CARRIED),
-            Way::Haproxy => SocketAddr::from(([127, 0, 0, 1], PROXY)),
-        };
-        let connect = || TcpStream::connect_timeout(&to, LIMIT);
-        let stream = self.pair.client.cgroup.enter(|| self.pair.client.node.enter(connect))???;
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(LIMIT))?;
-        stream.set_write_timeout(Some(LIMIT))?;
-        Ok(stream)
-    }
-
-    fn measure(&self, args: &Args, row: &mut Row) -> anyhow::Result<()> {
-        let mut stream = self.connect(row.way)?;
-        stream.write_all(b"e")?;
-        let mut message = [7; MESSAGE];
-        for count in 0..UNTIMED + args.messages {
-            let start = Instant::now();
-            stream.write_all(&message)?;
-            stream.read_exact(&mut message)?;
-            if count >= UNTIMED {
-                row.latency.push(super::micros(start.elapsed()) / 2.0);
-            }
-        }
-        let mut stream = self.connect(row.way)?;
-        stream.write_all(b"s")?;
-        let (bytes, block, limit) = (1 << 17, vec![7; 1 << 17], Duration::from_secs_f64(args.seconds));
-        let (before, start, mut sent) = (Reading::take(std::process::id())?, Instant::now(), 0_u64);
-        while start.elapsed() < limit {
-            stream.write_all(&block)?;
-            sent += bytes;
-        }
-        stream.shutdown(std::net::Shutdown::Write)?;
-        let mut received = [0; 8];
-        stream.read_exact(&mut received)?;
-        ensure!(u64::from_be_bytes(received) == sent, "{}: other bytes came than were sent", row.way.name());
-        let used = Reading::take(std::process::id())?.used_since(&before);
-        let gbit = sent as f64 * 8.0 / 1e9 / start.elapsed().as_secs_f64();
-        row.gbit.push(gbit);
-        row.gbit_per_cpu.push(gbit / used.busy_cpus().max(0.01));
-        Ok(())
-    }
+/// By daemons that have carried nothing before.
+fn at_once(site: &Site, count: usize) -> anyhow::Result<Value> {
+    // Nothing is led where there is hardly room left.
+    let carry = format!("connections = {}\n", count + count / 32 + 64);
+    let wanted = Wanted { carry: &carry, ..Wanted::default() };
+    let directory = site.directory().join("many");
+    let pair = Carrying::wanted(site.relay()?, site.subscribers()?, &directory, &[MANY], &wanted)?;
+    let server = &pair.server;
+    many::make_room(count)?;
+    let at = SocketAddr::from((server.node.addr_v4(), MANY));
+    let mut command = server.node.command(std::env::current_exe()?);
+    command.args(["bench", "graft", "echo", "--at", &at.to_string()]);
+    let mut echo = Process::start("echo", server.cgroup.command(&command), &server.directory)?;
+    let is_there = || server.node.enter(|| TcpStream::connect(at).is_ok()).unwrap_or(false);
+    echo.wait_until("its port", LIMIT, is_there)?;
+    let (far, near) = pair.start()?;
+    let many = Many::measure(&pair, [&far, &near], at, count)?;
+    // All were carried, in each wave.
+    pair.check_led(many::WAVES * count)?;
+    print!("{}", many.render());
+    Ok(many.json())
 }
 
 /// Each connection says by its first byte whether it is an echo's, or bytes to be counted.
@@ -224,61 +153,150 @@ fn serve(listener: &TcpListener) {
     }
 }
 
-fn answer(mut stream: TcpStream) -> std::io::Result<()> {
+fn answer(mut stream: TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut kind = [0];
-    stream.read_exact(&mut kind)?;
+    read_all(&mut stream, &mut kind)?;
     if kind == *b"e" {
         let mut message = [0; MESSAGE];
         loop {
-            stream.read_exact(&mut message)?;
+            read_all(&mut stream, &mut message)?;
             stream.write_all(&message)?;
         }
     }
     let (mut block, mut count) = (vec![0; 1 << 17], 0_u64);
     loop {
-        match stream.read(&mut block)? {
+        match read(&mut stream, &mut block)? {
             0 => return stream.write_all(&count.to_be_bytes()),
             length => count += length as u64,
         }
     }
 }
 
-impl Row {
+/// Past TCP on loopback a read that waits may say that there is nothing before its time is over.
+fn read(stream: &mut TcpStream, into: &mut [u8]) -> io::Result<usize> {
+    let start = Instant::now();
+    loop {
+        match stream.read(into) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && start.elapsed() < LIMIT => {}
+            done => return done,
+        }
+    }
+}
+
+fn read_all(stream: &mut TcpStream, into: &mut [u8]) -> io::Result<()> {
+    let mut at = 0;
+    while let Some(rest) = into.get_mut(at..).filter(|rest| !rest.is_empty()) {
+        match read(stream, rest)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            length => at += length,
+        }
+    }
+    Ok(())
+}
+
+impl Row<'_> {
+    fn measure(&mut self, args: &Args) -> anyhow::Result<()> {
+        let mut stream = self.route.connect()?;
+        stream.write_all(b"e")?;
+        let mut message = [7; MESSAGE];
+        for count in 0..UNTIMED + args.messages {
+            let start = Instant::now();
+            stream.write_all(&message)?;
+            read_all(&mut stream, &mut message)?;
+            if count >= UNTIMED {
+                self.latency.push(super::micros(start.elapsed()) / 2.0);
+            }
+        }
+        let mut stream = self.route.connect()?;
+        stream.write_all(b"s")?;
+        let (bytes, block, limit) = (1 << 17, vec![7; 1 << 17], Duration::from_secs_f64(args.seconds));
+        let (before, start, mut sent) = (Reading::take(std::process::id())?, Instant::now(), 0_u64);
+        while start.elapsed() < limit {
+            stream.write_all(&block)?;
+            sent += bytes;
+        }
+        stream.shutdown(std::net::Shutdown::Write)?;
+        let mut received = [0; 8];
+        read_all(&mut stream, &mut received)?;
+        ensure!(
+            u64::from_be_bytes(received) == sent,
+            "{}: other bytes came than were sent",
+            self.route.way.name()
+        );
+        let used = Reading::take(std::process::id())?.used_since(&before);
+        let gbit = sent as f64 * 8.0 / 1e9 / start.elapsed().as_secs_f64();
+        self.gbit.push(gbit);
+        self.gbit_per_cpu.push(gbit / used.busy_cpus().max(0.01));
+        Ok(())
+    }
+
     fn percentiles(&self) -> Option<Percentiles> {
         Percentiles::of(self.latency.clone())
     }
 
     /// Microseconds that each host adds one way: at p50 and p99.
     fn added(&self, rows: &[Self]) -> Option<[f64; 2]> {
-        let direct = rows.iter().find(|row| row.way == Way::Direct)?.percentiles()?;
-        let own = self.percentiles()?;
-        let each = |own: f64, direct: f64| (own - direct) / self.way.hosts();
-        (self.way != Way::Direct).then(|| [each(own.p50, direct.p50), each(own.p99, direct.p99)])
+        let direct = of(rows, Way::Tcp)?.percentiles()?;
+        let (own, hosts) = (self.percentiles()?, self.route.way.hosts()?);
+        Some([(own.p50 - direct.p50) / hosts, (own.p99 - direct.p99) / hosts])
+    }
+
+    /// Of Gbit/s by TCP, and of Gbit/s per busy CPU by haproxy, percent: the median of rounds, each beside the other's.
+    fn beside(&self, rows: &[Self]) -> [Option<f64>; 2] {
+        let of_other = |own: &[f64], other: &[f64]| {
+            median(&own.iter().zip(other).map(|(own, other)| 100.0 * own / other).collect::<Vec<_>>())
+        };
+        let tcp = of(rows, Way::Tcp).and_then(|tcp| of_other(&self.gbit, &tcp.gbit));
+        let haproxy = of(rows, Way::Haproxy);
+        [tcp, haproxy.and_then(|haproxy| of_other(&self.gbit_per_cpu, &haproxy.gbit_per_cpu))]
     }
 
     fn json(&self, rows: &[Self]) -> Value {
-        let added = self.added(rows);
+        let (added, [of_tcp, of_haproxy]) = (self.added(rows), self.beside(rows));
         json!({
-            "way": self.way.name(), "one_way_us": self.percentiles(),
+            "way": self.route.way.name(), "one_way_us": self.percentiles(),
             "added_per_host_p50_us": added.map(|it| it[0]), "added_per_host_p99_us": added.map(|it| it[1]),
             "gbit_s": Spread::of(&self.gbit), "gbit_s_per_busy_cpu": Spread::of(&self.gbit_per_cpu),
+            "gbit_s_of_tcp_percent": of_tcp, "gbit_s_per_busy_cpu_of_haproxy_percent": of_haproxy,
             "messages": self.latency.len(), "rounds": self.gbit.len(),
         })
     }
 }
 
-fn render(rows: &[Row]) -> String {
-    let head = ["way", "p50 us", "p99 us", "added per host, p50", "p99", "Gbit/s", "per busy CPU"];
+fn of<'a, 'b>(rows: &'a [Row<'b>], way: Way) -> Option<&'a Row<'b>> {
+    rows.iter().find(|row| row.route.way == way)
+}
+
+fn render(rows: &[Row<'_>]) -> String {
+    let head = [
+        "way",
+        "p50 us",
+        "p99 us",
+        "added per host, p50",
+        "p99",
+        "Gbit/s",
+        "of TCP %",
+        "per busy CPU",
+        "of haproxy %",
+    ];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
+    let whole = |number: Option<f64>| number.map_or_else(|| "-".to_owned(), |it| format!("{it:.0}"));
     for row in rows {
         let Some((times, gbit)) = row.percentiles().zip(Spread::of(&row.gbit)) else { continue };
-        let added = row.added(rows).map(|it| it.map(|us| format!("{us:.0}")));
-        let [p50, p99] = added.unwrap_or_else(|| ["-", "-"].map(str::to_owned));
+        let (added, [of_tcp, of_haproxy]) = (row.added(rows), row.beside(rows));
         let per_cpu = Spread::of(&row.gbit_per_cpu).map_or(0.0, |it| it.median);
-        let (us50, us99) = (format!("{:.0}", times.p50), format!("{:.0}", times.p99));
-        let (gbit, per_cpu) = (format!("{:.2}", gbit.median), format!("{per_cpu:.2}"));
-        lines.push(vec![row.way.name().to_owned(), us50, us99, p50, p99, gbit, per_cpu]);
+        lines.push(vec![
+            row.route.way.name().to_owned(),
+            format!("{:.0}", times.p50),
+            format!("{:.0}", times.p99),
+            whole(added.map(|it| it[0])),
+            whole(added.map(|it| it[1])),
+            format!("{:.2}", gbit.median),
+            whole(of_tcp),
+            format!("{per_cpu:.2}"),
+            whole(of_haproxy),
+        ]);
     }
     columns(&lines)
 }

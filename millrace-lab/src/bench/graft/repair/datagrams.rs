@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, ensure};
 use millrace_graft::packet::{Runtime, Settings};
-use nix::libc::ENOBUFS;
+use nix::libc::{ECONNREFUSED, ENOBUFS};
 use nix::sys::socket::{setsockopt, sockopt};
 
 use super::super::packets::forget_words;
@@ -22,9 +22,21 @@ const NO_ROOM: Duration = Duration::from_micros(200);
 const HEAD: usize = 16;
 
 /// A list of functions, and their parameters as TOML.
+#[derive(Default)]
 pub struct Graft<'a> {
     pub functions: &'a [&'a str],
     pub parameters: String,
+    /// More lines of the session's settings.
+    pub session: &'a str,
+    /// Beside the first one, those by which it goes, too.
+    pub ways: &'a [Way],
+}
+
+/// Between the two ends, by the links that they are at.
+#[derive(Clone, Copy)]
+pub struct Way {
+    pub near: &'static str,
+    pub far: &'static str,
 }
 
 /// What came of a run.
@@ -38,6 +50,8 @@ pub struct Outcome {
     /// Behind one that was sent later.
     pub disordered: u64,
     pub delays_ms: Vec<f64>,
+    /// The longest time between two that came.
+    pub gap_ms: f64,
     /// What became of packets at both ends, by the names of the reasons.
     pub sender: BTreeMap<String, u64>,
     pub receiver: BTreeMap<String, u64>,
@@ -88,6 +102,19 @@ impl Run {
         })
     }
 
+    /// When a message is due, in time since `base`, which is also what its delay counts from: who has to wait for room is late by that.
+    /// `None`: there is no more to send, or no time.
+    pub fn due(&self, number: u64, base: Instant) -> Option<Duration> {
+        let now = base.elapsed();
+        match self.pace {
+            Pace::Window => (now < self.sending).then_some(now),
+            Pace::Rate(rate) => {
+                let due = Duration::from_secs(number) / rate;
+                (due < self.sending && now < self.sending + self.grace).then_some(due)
+            }
+        }
+    }
+
     fn traffic(&self, from: &UdpSocket, to: &UdpSocket) -> anyhow::Result<Outcome> {
         let (base, is_over) = (Instant::now(), AtomicBool::new(false));
         std::thread::scope(|scope| {
@@ -104,14 +131,13 @@ impl Run {
 
     fn send(&self, from: &UdpSocket, base: Instant) -> anyhow::Result<u64> {
         let mut number = 0;
-        while base.elapsed() < self.sending {
-            if let Pace::Rate(rate) = self.pace {
-                let due = base + Duration::from_secs(number) / rate;
-                std::thread::sleep(due.saturating_duration_since(Instant::now()));
-            }
-            match from.send(&message(number, base, self.bytes)) {
+        while let Some(due) = self.due(number, base) {
+            std::thread::sleep(due.saturating_sub(base.elapsed()));
+            match from.send(&message(number, due, self.bytes)) {
                 Ok(_) => number += 1,
                 Err(error) if error.raw_os_error() == Some(ENOBUFS) => std::thread::sleep(NO_ROOM),
+                // Of a packet of the run before, which was under way when its receiver closed.
+                Err(error) if error.raw_os_error() == Some(ECONNREFUSED) => {}
                 Err(error) => return Err(error.into()),
             }
         }
@@ -120,15 +146,32 @@ impl Run {
 }
 
 fn settings(site: &Site, node: &Node, peer: &Node, graft: &Graft) -> anyhow::Result<Settings> {
-    let device = &node.interface(SUBSCRIBERS_LINK).context("no interface")?.device;
-    let text = format!(
-        "interface = [{device:?}]\n{}\n[[graft]]\nname = \"measured\"\nfunctions = {:?}\n\
-         [[session]]\nname = \"bench\"\nlocal = \"{}:{PORT}\"\nremote = \"{}:{PORT}\"\nkey-file = \"key\"\nclear = true\ngraft = \"measured\"\n",
+    let first = Way { near: SUBSCRIBERS_LINK, far: SUBSCRIBERS_LINK };
+    let ways = [first].into_iter().chain(graft.ways.iter().copied());
+    // Either of them may be the near end.
+    let ends = |Way { near, far }: Way| {
+        let ends = (node.interface(near), peer.interface(far));
+        let turned = (node.interface(far), peer.interface(near));
+        ends.0.zip(ends.1).or(turned.0.zip(turned.1))
+    };
+    let ways = ways.map(ends).collect::<Option<Vec<_>>>().context("no interface")?;
+    let devices: Vec<_> = ways.iter().map(|(here, _)| &here.device).collect();
+    let mut text = format!(
+        "interface = {devices:?}\n{}\n[[graft]]\nname = \"measured\"\nfunctions = {:?}\n\
+         [[session]]\nname = \"bench\"\nlocal = \"{}:{PORT}\"\nremote = \"{}:{PORT}\"\nkey-file = \"key\"\nclear = true\ngraft = \"measured\"\n{}",
         graft.parameters,
         graft.functions,
         node.addr_v4(),
         peer.addr_v4(),
+        graft.session,
     );
+    for (at, (here, there)) in ways.iter().enumerate().filter(|_| ways.len() > 1) {
+        let (local, remote) = if at == 0 { (node.addr_v4(), peer.addr_v4()) } else { (here.v4, there.v4) };
+        let device = &here.device;
+        text += &format!(
+            "[[session.path]]\nlocal = \"{local}\"\nremote = \"{remote}\"\ninterface = {device:?}\n"
+        );
+    }
     Ok(Settings::parse(&text, site.directory())?)
 }
 
@@ -154,21 +197,21 @@ fn hold(
     Ok(status.sessions.into_iter().next().map(|session| session.packets).unwrap_or_default())
 }
 
-/// A number, when it was sent in ns since `base`, and bytes that follow from the number.
-pub fn message(number: u64, base: Instant, bytes: usize) -> Vec<u8> {
-    let sent_ns = base.elapsed().as_nanos() as u64;
+/// A number, the time that its delay counts from in ns, and bytes that follow from the number.
+pub fn message(number: u64, since: Duration, bytes: usize) -> Vec<u8> {
+    let sent_ns = since.as_nanos() as u64;
     let mut message = [number.to_be_bytes(), sent_ns.to_be_bytes()].concat();
     message.extend((HEAD..bytes).map(|at| (number as usize).wrapping_mul(31).wrapping_add(at * 7) as u8));
     message
 }
 
-/// What has come, as it was sent: its number and its delay.
+/// What has come, as it was sent: its number and its delay; times count from `base`.
 pub fn read(got: &[u8], base: Instant, bytes: usize) -> Option<(u64, f64)> {
     let now_ns = base.elapsed().as_nanos() as u64;
     let (number, rest) = got.split_first_chunk()?;
     let (sent_ns, _) = rest.split_first_chunk()?;
     let (number, sent_ns) = (u64::from_be_bytes(*number), u64::from_be_bytes(*sent_ns));
-    let is_whole = got.len() == bytes && got[HEAD..] == message(number, base, bytes)[HEAD..];
+    let is_whole = got.len() == bytes && got[HEAD..] == message(number, Duration::ZERO, bytes)[HEAD..];
     is_whole.then(|| (number, now_ns.saturating_sub(sent_ns) as f64 / 1e6))
 }
 
@@ -178,6 +221,8 @@ pub struct Receiving {
     pub outcome: Outcome,
     seen: BTreeSet<u64>,
     newest: u64,
+    /// When the latest came, in ms.
+    latest: Option<f64>,
 }
 
 impl Receiving {
@@ -185,6 +230,9 @@ impl Receiving {
         let outcome = &mut self.outcome;
         match read(got, base, bytes) {
             Some((number, delay_ms)) if self.seen.insert(number) => {
+                let now = base.elapsed().as_secs_f64() * 1e3;
+                let gap = now - self.latest.replace(now).unwrap_or(now);
+                outcome.gap_ms = outcome.gap_ms.max(gap);
                 outcome.received += 1;
                 outcome.disordered += u64::from(number < self.newest);
                 outcome.delays_ms.push(delay_ms);

@@ -1,4 +1,4 @@
-//! The delay of messages at a rate: full reliability, a bounded part of it, parity, QUIC's datagrams, and TCP.
+//! The delay of messages at a rate: full reliability, a bounded part of it, parity, SCTP, QUIC's datagrams, and TCP.
 
 use std::io::{Read as _, Write as _};
 use std::time::{Duration, Instant};
@@ -7,28 +7,45 @@ use anyhow::{anyhow, ensure};
 use serde_json::{Value, json};
 
 use super::datagrams::{Graft, Outcome, Pace, Run, message, read};
-use super::{Args, quic, site};
+use super::{Args, quic, sctp, site};
 use crate::bench::graft::flow::Flow;
 use crate::bench::site::Site;
 use crate::bench::stats::Percentiles;
 use crate::bench::table::columns;
 use crate::progress::Progress;
 
-/// Of the messages that may be given up, per mille.
-const GIVE_UP: u64 = 20;
+/// Packets that parity is sent behind.
 const PROTECTED: u64 = 8;
 
 enum Arm {
-    Functions { name: &'static str, functions: &'static [&'static str] },
+    Functions(List),
+    /// In a process.
+    Sctp,
     Tcp(&'static str),
     Quic,
 }
 
-const ARMS: [Arm; 7] = [
-    Arm::Functions { name: "repair", functions: &["window", "number", "repair", "acknowledge"] },
-    Arm::Functions { name: "gobackn", functions: &["window", "gobackn", "number", "acknowledge"] },
-    Arm::Functions { name: "partial", functions: &["window", "number", "partial", "acknowledge"] },
-    Arm::Functions { name: "fec", functions: &["number", "fec"] },
+struct List {
+    name: &'static str,
+    functions: &'static [&'static str],
+    /// Of `partial`: of the messages that may be given up, per mille.
+    give_up: u64,
+}
+
+const fn list(name: &'static str, functions: &'static [&'static str], give_up: u64) -> Arm {
+    Arm::Functions(List { name, functions, give_up })
+}
+
+const PARTIAL: &[&str] = &["window", "number", "partial", "acknowledge"];
+
+const ARMS: [Arm; 10] = [
+    list("repair", &["window", "number", "repair", "acknowledge"], 0),
+    list("gobackn", &["window", "gobackn", "number", "acknowledge"], 0),
+    list("partial 20", PARTIAL, 20),
+    list("partial 5", PARTIAL, 5),
+    list("fec", &["number", "fec"], 0),
+    list("fec, repair", &["window", "number", "fec", "repair", "acknowledge"], 0),
+    Arm::Sctp,
     Arm::Tcp("cubic"),
     Arm::Tcp("bbr"),
     Arm::Quic,
@@ -42,40 +59,57 @@ pub fn run(args: &Args) -> anyhow::Result<(Vec<Value>, String)> {
         for (arm, outcomes) in ARMS.iter().zip(&mut outcomes) {
             let label = format!("round {round}, {}", arm.name());
             progress.begin(label.clone());
-            outcomes.push(args.measure_arm(&site, arm)?);
+            outcomes.extend(args.measure_arm(&site, arm)?);
             progress.next(label);
         }
     }
     drop(progress);
     let rows = ARMS.iter().zip(&outcomes).map(|(arm, outcomes)| arm.json(args, outcomes)).collect();
-    let head = ["messages", "sent", "lost", "lost %", "p50 ms", "p99 ms", "max ms"];
+    let head = ["messages", "sent", "lost", "lost %", "p50 ms", "p99 ms", "max ms", "p99 of owed ms"];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
-    lines.extend(ARMS.iter().zip(&outcomes).filter_map(|(arm, outcomes)| arm.line(outcomes)));
+    let owed = args.owed();
+    lines.extend(ARMS.iter().zip(&outcomes).filter_map(|(arm, outcomes)| arm.line(outcomes, owed)));
     Ok((rows, columns(&lines)))
 }
 
 impl Args {
-    fn measure_arm(&self, site: &Site, arm: &Arm) -> anyhow::Result<Outcome> {
+    /// `None`: what it needs is not installed.
+    fn measure_arm(&self, site: &Site, arm: &Arm) -> anyhow::Result<Option<Outcome>> {
         let outcome = match arm {
-            Arm::Functions { functions, .. } => self.functions(site, functions)?,
+            Arm::Functions(list) => self.functions(site, list)?,
             Arm::Tcp(control) => self.tcp(site, control)?,
             Arm::Quic => quic::measure(site, &self.plan())?,
+            Arm::Sctp => match sctp::measure(site, &self.plan(), self.session())? {
+                Some(outcome) => outcome,
+                None => return Ok(None),
+            },
         };
         ensure!(outcome.wrong == 0, "{}: {} messages were not as they were sent", arm.name(), outcome.wrong);
-        Ok(outcome)
+        if let Arm::Functions(List { functions: PARTIAL, give_up, .. }) = arm {
+            let (sent, lost) = (outcome.sent, outcome.sent.saturating_sub(outcome.received));
+            ensure!(lost * 1000 <= sent * give_up, "{}: {lost} of {sent} messages are lost", arm.name());
+        }
+        Ok(Some(outcome))
     }
 
-    fn functions(&self, site: &Site, functions: &[&str]) -> anyhow::Result<Outcome> {
+    fn functions(&self, site: &Site, list: &List) -> anyhow::Result<Outcome> {
         let rtt_us = u64::from(self.delay_rtt_ms) * 1000;
         let parameters = format!(
             "[parameters.window]\npackets = 256\n[parameters.fec]\npackets = {PROTECTED}\n\
              [parameters.repair]\ntries = 0\nretry_us = {retry}\n[parameters.gobackn]\nretry_us = {back}\n\
-             [parameters.partial]\nretry_us = {retry}\ndeadline_ms = {deadline}\ngive_up_permille = {GIVE_UP}\n",
+             [parameters.partial]\nretry_us = {retry}\ndeadline_ms = {deadline}\ngive_up_permille = {give_up}\n",
             retry = rtt_us * 3 / 2 + 10_000,
             back = rtt_us * 3 + 20_000,
             deadline = self.delay_rtt_ms / 4 + 1,
+            give_up = list.give_up,
         );
-        self.plan().measure(site, &Graft { functions, parameters })
+        let (functions, session) = (list.functions, self.session());
+        self.plan().measure(site, &Graft { functions, parameters, session, ..Graft::default() })
+    }
+
+    /// Messages that are due, in all rounds.
+    fn owed(&self) -> u64 {
+        u64::from(self.rate) * self.seconds * self.rounds as u64
     }
 
     fn plan(&self) -> Run {
@@ -109,10 +143,9 @@ impl Args {
             outcome
         });
         let mut sent = 0;
-        while base.elapsed() < plan.sending {
-            let due = base + Duration::from_secs(sent) / self.rate;
-            std::thread::sleep(due.saturating_duration_since(Instant::now()));
-            sender.write_all(&message(sent, base, bytes))?;
+        while let Some(due) = plan.due(sent, base) {
+            std::thread::sleep(due.saturating_sub(base.elapsed()));
+            sender.write_all(&message(sent, due, bytes))?;
             sent += 1;
         }
         drop(sender);
@@ -124,18 +157,23 @@ impl Args {
 impl Arm {
     fn name(&self) -> String {
         match self {
-            Self::Functions { name, .. } => (*name).to_owned(),
+            Self::Functions(list) => list.name.to_owned(),
             Self::Tcp(control) => format!("TCP {control}"),
             Self::Quic => "QUIC datagrams".to_owned(),
+            Self::Sctp => "SCTP".to_owned(),
         }
     }
 
-    fn line(&self, outcomes: &[Outcome]) -> Option<Vec<String>> {
+    fn line(&self, outcomes: &[Outcome], owed: u64) -> Option<Vec<String>> {
         let (sent, lost) = lost(outcomes);
+        if matches!(self, Self::Sctp) && outcomes.is_empty() {
+            return Some(vec![self.name(), "not here: libusrsctp2".to_owned()]);
+        }
         let delays = delays(outcomes)?;
         let mut line = vec![self.name(), sent.to_string(), lost.to_string()];
         line.push(format!("{:.2}", lost as f64 * 100.0 / sent.max(1) as f64));
         line.extend([delays.p50, delays.p99, delays.max].map(|ms| format!("{ms:.0}")));
+        line.push(p99_of_owed(outcomes, owed).map_or_else(|| "lost".to_owned(), |ms| format!("{ms:.0}")));
         Some(line)
     }
 
@@ -149,13 +187,14 @@ impl Arm {
             })
         };
         let functions = match self {
-            Self::Functions { functions, .. } => json!(functions),
+            Self::Functions(list) => json!(list.functions),
+            Self::Sctp => json!(["sctp"]),
             Self::Tcp(_) | Self::Quic => Value::Null,
         };
         json!({
-            "part": "delay", "arm": self.name(), "functions": functions, "rtt_ms": args.delay_rtt_ms,
+            "part": "delay", "protocol": args.protocol, "arm": self.name(), "functions": functions, "rtt_ms": args.delay_rtt_ms,
             "loss_percent": args.delay_loss, "rate": args.rate, "bytes": args.bytes, "seconds": args.seconds,
-            "sent": sent, "lost": lost, "delay_ms": delays(outcomes),
+            "sent": sent, "lost": lost, "delay_ms": delays(outcomes), "owed": args.owed(), "p99_of_owed_ms": p99_of_owed(outcomes, args.owed()),
             "rounds": outcomes.iter().map(of).collect::<Vec<_>>(),
         })
     }
@@ -167,7 +206,36 @@ fn lost(outcomes: &[Outcome]) -> (u64, u64) {
     (sent, sent.saturating_sub(sum(|outcome| outcome.received)))
 }
 
+/// Of all messages that were due, where one that was lost, or could not be sent in time, is later than all that came; `None`: it is
+/// among these.
+fn p99_of_owed(outcomes: &[Outcome], owed: u64) -> Option<f64> {
+    let mut delays: Vec<f64> = outcomes.iter().flat_map(|outcome| outcome.delays_ms.clone()).collect();
+    delays.resize(delays.len().max(usize::try_from(owed).ok()?), f64::INFINITY);
+    Percentiles::of(delays).map(|delays| delays.p99).filter(|p99| p99.is_finite())
+}
+
 /// Of all rounds.
 fn delays(outcomes: &[Outcome]) -> Option<Percentiles> {
     Percentiles::of(outcomes.iter().flat_map(|outcome| outcome.delays_ms.clone()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `come` messages, each a millisecond later than the one before, and `lost` that did not come.
+    fn outcome(come: u64, lost: u64) -> Outcome {
+        let delays_ms = (1..=come).map(|ms| ms as f64).collect();
+        Outcome { sent: come + lost, received: come, delays_ms, ..Outcome::default() }
+    }
+
+    #[test]
+    fn what_is_lost_is_later_than_all_that_came() {
+        assert_eq!(p99_of_owed(&[outcome(100, 0)], 100), Some(99.0));
+        assert_eq!(p99_of_owed(&[outcome(99, 1)], 100), Some(99.0));
+        assert_eq!(p99_of_owed(&[outcome(98, 2)], 100), None);
+        assert_eq!(p99_of_owed(&[outcome(98, 0)], 100), None, "two were never sent");
+        assert_eq!(p99_of_owed(&[outcome(200, 0), outcome(196, 4)], 400), Some(200.0));
+        assert_eq!(p99_of_owed(&[], 0), None);
+    }
 }

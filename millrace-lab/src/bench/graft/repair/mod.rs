@@ -4,6 +4,7 @@ pub mod datagrams;
 mod delay;
 mod quic;
 mod saturate;
+mod sctp;
 mod window;
 
 use std::path::PathBuf;
@@ -51,9 +52,19 @@ pub struct Args {
     /// Runs of each
     #[arg(long, default_value_t = 3)]
     rounds: usize,
+    /// On the wire of packet grafts: UDP, or IP protocol 253
+    #[arg(long, default_value = "udp", value_parser = ["udp", "253"])]
+    protocol: String,
     /// Write the rows here
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+}
+
+impl Args {
+    /// Lines of the session's settings.
+    fn session(&self) -> &'static str {
+        if self.protocol == "253" { "protocol = \"253\"\n" } else { "" }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -88,13 +99,13 @@ pub use saturate::saturate;
 
 /// A window of packets, of so many bytes on the wire each.
 #[derive(Clone, Copy)]
-struct Fill {
-    packets: u32,
-    bytes: u64,
+pub struct Fill {
+    pub packets: u32,
+    pub bytes: u64,
 }
 
 /// Two ends with a link between them, which loses in the direction of the data, and may carry no more than so many packets in a round trip.
-fn site(rtt_ms: u32, loss: f64, fills: Option<Fill>) -> anyhow::Result<Site> {
+pub fn site(rtt_ms: u32, loss: f64, fills: Option<Fill>) -> anyhow::Result<Site> {
     let mut topology = Topology::standard(1, 1);
     if let Some(Fill { packets, bytes }) = fills {
         let rate = u64::from(packets) * bytes * 8 * 1000 / u64::from(rtt_ms).max(1);

@@ -2,14 +2,14 @@
 
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::anyhow;
 use quinn::{ClientConfig, Connection, Endpoint, EndpointConfig, ServerConfig, TokioRuntime};
 use rustls::RootCertStore;
 use tokio::time::sleep_until;
 
-use super::datagrams::{Outcome, Pace, Receiving, Run, message};
+use super::datagrams::{Outcome, Receiving, Run, message};
 use crate::bench::site::Site;
 use crate::lab::Node;
 
@@ -64,13 +64,11 @@ async fn traffic(run: &Run, from: &Endpoint, to: &Endpoint, at: SocketAddr) -> a
 }
 
 async fn send(run: &Run, near: &Connection, base: Instant) -> anyhow::Result<u64> {
-    let Pace::Rate(rate) = run.pace else { return Err(anyhow!("QUIC's datagrams are sent at a rate")) };
     let mut number = 0;
-    while base.elapsed() < run.sending {
-        let due = base + Duration::from_secs(number) / rate;
-        sleep_until(due.into()).await;
+    while let Some(due) = run.due(number, base) {
+        sleep_until((base + due).into()).await;
         // Waits for room, where the congestion controller has none.
-        near.send_datagram_wait(message(number, base, run.bytes).into()).await?;
+        near.send_datagram_wait(message(number, due, run.bytes).into()).await?;
         number += 1;
     }
     Ok(number)

@@ -21,7 +21,7 @@ pub fn saturate(site: &Site, rtt_ms: u32, sending: Duration) -> anyhow::Result<(
         "[parameters.window]\npackets = 256\n[parameters.repair]\ntries = 0\nretry_us = {retry_us}\n"
     );
     let run = Run { pace: Pace::Window, bytes: BYTES, sending, grace: Duration::ZERO };
-    let outcome = run.measure(site, &Graft { functions: FUNCTIONS, parameters })?;
+    let outcome = run.measure(site, &Graft { functions: FUNCTIONS, parameters, ..Graft::default() })?;
     ensure!(outcome.wrong == 0, "{} datagrams were not as they were sent, or came twice", outcome.wrong);
     ensure!(outcome.received > 0, "no datagram came");
     Ok(())

@@ -82,7 +82,8 @@ impl Args {
         );
         let sending = Duration::from_secs(self.seconds);
         let run = Run { pace: Pace::Window, bytes: self.bytes, sending, grace: Duration::ZERO };
-        let outcome = run.measure(site, &Graft { functions, parameters })?;
+        let outcome =
+            run.measure(site, &Graft { functions, parameters, session: self.session(), ..Graft::default() })?;
         let (wrong, disordered) = (outcome.wrong, outcome.disordered);
         ensure!(wrong == 0, "{wrong} datagrams were not as they were sent, or came twice");
         ensure!(disordered == 0 || functions == SELECTIVE, "{disordered} datagrams came out of order");
@@ -155,7 +156,7 @@ impl Cell {
                 .collect::<Vec<_>>()
         };
         json!({
-            "part": "window", "filled": args.filled, "rtt_ms": rtt_ms, "loss_percent": loss, "window": window, "bytes": args.bytes,
+            "part": "window", "protocol": args.protocol, "filled": args.filled, "rtt_ms": rtt_ms, "loss_percent": loss, "window": window, "bytes": args.bytes,
             "seconds": args.seconds, "selective_repeat": rounds(&self.selective),
             "go_back_n": rounds(&self.go_back), "ratio": selective / go_back, "formula": formula(loss, window),
         })

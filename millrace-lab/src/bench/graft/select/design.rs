@@ -4,6 +4,8 @@ use std::str::FromStr;
 
 use millrace_proto::graft::select::runs::Network;
 
+use crate::bench::graft::network::loss;
+
 /// From the one to the other, both above 0.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Range(f64, f64);
@@ -91,14 +93,9 @@ pub fn impairment(network: &Network) -> String {
         (rate_mbit * 1e6) as u64,
         (jitter_ms * 1e3) as u64
     );
-    if *burst_packets < 1.5 || *loss_percent == 0.0 {
-        text += &format!(" loss={loss_percent}%");
-    } else {
-        // Of Gilbert's model: bursts end after so many packets, and begin so often that all of them come to the loss.
-        let (loss, end) = (loss_percent / 100.0, 1.0 / burst_packets);
-        let start = loss * end / (1.0 - loss);
-        text += &format!(" burst-start={:.6}% burst-end={:.4}% burst-loss=100%", start * 100.0, end * 100.0);
-    }
+    // Between one packet and two, on average, there is no telling.
+    let burst = if *burst_packets < 1.5 { 1.0 } else { *burst_packets };
+    text += &format!(" {}", loss(*loss_percent, burst));
     if *reorder_percent > 0.0 {
         text += &format!(" reorder={reorder_percent}% reorder-by={}us", (rtt_ms * 250.0).max(200.0) as u64);
     }

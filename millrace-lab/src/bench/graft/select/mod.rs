@@ -8,8 +8,8 @@ mod site;
 
 use std::path::PathBuf;
 
-use anyhow::ensure;
-use millrace_proto::graft::select::cases::{CARRIED, CARRIED_NEW, CARRIED_WARM};
+use anyhow::{anyhow, ensure};
+use millrace_proto::graft::select::cases::{CARRIED, CARRIED_NEW, CARRIED_WARM, CARRIERS, Carrier};
 use millrace_proto::graft::select::profile::LADDER_KIB;
 use millrace_proto::graft::select::runs::{Network, Run};
 
@@ -37,7 +37,8 @@ pub struct Args {
     /// Go on with a file that is there: its rows are not measured again
     #[arg(long)]
     resume: bool,
-    /// Congestion controls in place, and carried-warm or carried-new
+    /// Congestion controls in place, and carried-warm or carried-new, or by another carrier than usual: carried-cubic-warm (QUIC with
+    /// CUBIC), carried-tcp-warm, carried-mptcp-warm, carried-sctp-warm, and -new of each
     #[arg(
         long,
         value_delimiter = ',',
@@ -45,9 +46,12 @@ pub struct Args {
         value_name = "NAME"
     )]
     arms: Vec<String>,
-    /// Networks of at most 10 Mbit/s that are measured at the same time; faster ones are alone
+    /// Networks of at most 10 Mbit/s that are measured at the same time
     #[arg(long, default_value_t = 4)]
     at_once: usize,
+    /// Faster ones that are, beside those; 0: they wait until all slow ones are done, and are alone then
+    #[arg(long, default_value_t = 0)]
+    fast_at_once: usize,
     /// Of the networks
     #[arg(long, default_value = "0.5:100", value_name = "MBIT:MBIT")]
     rates: Range,
@@ -82,26 +86,34 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     ensure!(args.most_kib > 0, "--most-kib is at least 1");
     args.arms.iter().filter(|arm| arm.starts_with(CARRIED)).try_for_each(|arm| {
         ensure!(
-            [CARRIED_NEW, CARRIED_WARM].contains(&arm.as_str()),
-            "there is no {arm}: {CARRIED_NEW}, {CARRIED_WARM}"
+            Carrier::of(arm).is_some(),
+            "there is no {arm}: {CARRIED_NEW}, {CARRIED_WARM}, or with one of {} between, as in carried-tcp-warm",
+            CARRIERS.join(", ")
         );
         Ok(())
     })?;
     let networks = design::networks(args.networks, args.cube, args.rtts, args.rates);
     let (rows, done) = Rows::open(&args.csv, args.resume, &networks)?;
     let _grafts = register(&args.arms)?;
-    let mut turns = Vec::new();
-    for seed in 1..=args.seeds {
-        let jobs = args.jobs(&networks, seed, &done);
+    let seeds: Vec<_> = (1..=args.seeds).map(|seed| args.jobs(&networks, seed, &done)).collect();
+    let steps = seeds.iter().flatten().map(|job| job.arms.len()).sum();
+    let progress = Progress::of_lanes(steps, args.at_once + args.fast_at_once);
+    let all = |jobs: &[Job<'_>], lanes: usize| -> anyhow::Result<usize> {
+        Ok(at_once(lanes, jobs, |job| args.on(job, &rows, &progress))?.into_iter().sum())
+    };
+    let mut failed = 0;
+    for jobs in seeds {
         let (slow, fast): (Vec<_>, Vec<_>) =
             jobs.into_iter().partition(|job| job.network.rate_mbit <= SLOW_MBIT);
-        turns.extend([(slow, args.at_once), (fast, 1)]);
-    }
-    let steps = turns.iter().flat_map(|(jobs, _)| jobs).map(|job| job.arms.len()).sum();
-    let progress = Progress::of_lanes(steps, args.at_once);
-    let mut failed = 0;
-    for (jobs, lanes) in &turns {
-        failed += at_once(*lanes, jobs, |job| args.on(job, &rows, &progress))?.into_iter().sum::<usize>();
+        failed += if args.fast_at_once == 0 {
+            all(&slow, args.at_once)? + all(&fast, 1)?
+        } else {
+            std::thread::scope(|scope| {
+                let fast = scope.spawn(|| all(&fast, args.fast_at_once));
+                let slow = all(&slow, args.at_once)?;
+                Ok::<_, anyhow::Error>(slow + fast.join().map_err(|_| anyhow!("a measurement panicked"))??)
+            })?
+        };
     }
     drop(progress);
     ensure!(failed == 0, "{failed} transfers came to nothing: --resume tries them again");

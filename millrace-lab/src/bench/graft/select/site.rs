@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, ensure};
-use millrace_proto::graft::select::cases::{CARRIED, CARRIED_WARM};
+use millrace_proto::graft::select::cases::Carrier;
 use millrace_proto::graft::select::profile::Came;
 use millrace_proto::graft::select::runs::{Network, Seen};
 use nix::poll::{PollFd, PollFlags, poll};
@@ -16,7 +16,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 
 use super::fetch::Got;
 use super::{design, seen};
-use crate::bench::graft::carrying::Carrying;
+use crate::bench::graft::carrying::{Carrying, Wanted};
 use crate::bench::process::Process;
 use crate::bench::site::{SUBSCRIBERS_LINK, Site};
 use crate::lab::{Directions, Node, Topology};
@@ -66,15 +66,15 @@ impl Place {
         let node = self.server()?;
         let listener = node.enter(|| TcpListener::bind((node.addr_v4(), 0)))??;
         let at = listener.local_addr()?;
-        if !arm.starts_with(CARRIED) {
+        let Some(carrier) = Carrier::of(arm) else {
             let client = self.client(at, None)?;
             return self.serve(&listener, Some(arm), client, 0.0);
-        }
-        let warm = arm == CARRIED_WARM;
+        };
+        let warm = carrier.is_warm;
         let directory = self.site.directory().join(arm);
-        let warm_kib = (!warm).then_some(0);
-        let pair =
-            Carrying::with(self.site.subscribers()?, self.server()?, &directory, &[at.port()], warm_kib)?;
+        let hosts = [self.site.subscribers()?, self.server()?].map(|node| (node, vec![node.addr_v4()]));
+        let wanted = Wanted { carry: &settings(carrier), ..Wanted::default() };
+        let pair = Carrying::by(hosts, 1, &directory, &[at.port()], &wanted)?;
         let (_server, _client) = (pair.server.start()?, pair.client.start()?);
         let start = Instant::now();
         pair.wait_warm()?;
@@ -138,6 +138,17 @@ impl Place {
         }
         Ok(())
     }
+}
+
+/// What makes it the carrier that it is.
+fn settings(carrier: Carrier<'_>) -> String {
+    let kind = match carrier.by {
+        None => String::new(),
+        Some("cubic") => "quic-congestion = \"cubic\"\n".to_owned(),
+        Some(kind) => format!("carrier = \"{kind}\"\n"),
+    };
+    let warming = if carrier.is_warm { "" } else { "warm-kib = 0\n" };
+    kind + warming
 }
 
 /// As long as there is somebody to come.

@@ -143,7 +143,7 @@ impl Args {
             let due = base + Duration::from_secs(number) / self.rate;
             std::thread::sleep(due.saturating_duration_since(Instant::now()));
             loop {
-                match socket.send(&message(number, base, self.bytes)) {
+                match socket.send(&message(number, base.elapsed(), self.bytes)) {
                     Ok(_) => break,
                     Err(error) if error.raw_os_error() == Some(ENOBUFS) => std::thread::sleep(NO_ROOM),
                     Err(error) => return Err(error.into()),

@@ -1,9 +1,10 @@
 //! What a daemon takes with so many sessions: its own memory, that of its maps in the kernel, and what it says that this is; before and
-//! after each session has passed a message.
+//! after each session has passed a message; and the CPU time that it takes when all of them are idle.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::UdpSocket;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
@@ -12,7 +13,12 @@ use serde_json::{Value, json};
 use super::{Args, FIRST_PORT, PORT, Pair};
 use crate::bench::site::Site;
 use crate::bench::table::columns;
+use crate::bench::usage::Reading;
 use crate::progress::Progress;
+
+/// Last words of sessions and their clocks go on for some seconds.
+const CALM: Duration = Duration::from_secs(5);
+const IDLE: Duration = Duration::from_secs(5);
 
 /// Bytes.
 #[derive(Clone, Copy)]
@@ -46,7 +52,15 @@ fn map_of(text: &str) -> Option<(u64, u64)> {
 
 pub fn run(args: &Args, site: &Site) -> anyhow::Result<(Vec<Value>, String)> {
     let progress = Progress::of(args.memory_sessions.len());
-    let head = ["sessions", "stated MiB", "maps MiB", "RSS MiB", "maps after traffic", "RSS after traffic"];
+    let head = [
+        "sessions",
+        "stated MiB",
+        "maps MiB",
+        "RSS MiB",
+        "maps after traffic",
+        "RSS after traffic",
+        "idle CPU ms/s",
+    ];
     let (mut rows, mut lines) = (Vec::new(), vec![head.map(str::to_owned).to_vec()]);
     for sessions in &args.memory_sessions {
         let label = format!("{sessions} sessions");
@@ -67,18 +81,29 @@ pub fn run(args: &Args, site: &Site) -> anyhow::Result<(Vec<Value>, String)> {
             before.maps,
             after.maps
         );
+        let idle = idle_ms_s(pair.near.id())?;
         rows.push(json!({
             "part": "memory", "sessions": sessions, "functions": ["number"], "stated_bytes": stated,
             "maps_bytes": before.maps, "resident_bytes": before.resident,
             "maps_after_bytes": after.maps, "resident_after_bytes": after.resident,
+            "idle_cpu_ms_s": idle,
         }));
         let mib = [stated, before.maps, before.resident, after.maps, after.resident]
             .map(|bytes| format!("{:.1}", bytes as f64 / f64::from(1 << 20)));
-        lines.push([sessions.to_string()].into_iter().chain(mib).collect());
+        let idle = format!("{idle:.1}");
+        lines.push([sessions.to_string()].into_iter().chain(mib).chain([idle]).collect());
         progress.next(label);
     }
     drop(progress);
     Ok((rows, columns(&lines)))
+}
+
+/// CPU time of a daemon in a second, when what its sessions have passed is long over.
+fn idle_ms_s(process: u32) -> anyhow::Result<f64> {
+    thread::sleep(CALM);
+    let before = Reading::take(process)?;
+    thread::sleep(IDLE);
+    Ok(10.0 * Reading::take(process)?.used_since(&before).process_percent())
 }
 
 /// One message by each, from one socket after the other.

@@ -2,7 +2,9 @@
 
 mod delay;
 mod memory;
+mod peers;
 mod receive;
+mod room;
 
 use std::path::PathBuf;
 
@@ -17,12 +19,12 @@ use crate::lab::{Node, Topology};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// What is measured: the delay of messages, memory, or how what comes gets to applications
+    /// What is measured: the delay of messages, memory, how what comes gets to applications, or how they learn of room to send
     #[arg(
         long,
         value_enum,
         value_delimiter = ',',
-        default_value = "delay,memory,receive",
+        default_value = "delay,memory,receive,room",
         value_name = "PART"
     )]
     parts: Vec<Part>,
@@ -44,6 +46,9 @@ pub struct Args {
     /// Sessions that memory is looked at with
     #[arg(long, value_delimiter = ',', default_value = "1,64,10000", value_name = "COUNT")]
     memory_sessions: Vec<u16>,
+    /// Round trips of senders that wait for room
+    #[arg(long, value_delimiter = ',', default_value = "20,100", value_name = "MS")]
+    room_rtt_ms: Vec<u32>,
     /// Write the rows here
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -54,6 +59,7 @@ enum Part {
     Delay,
     Memory,
     Receive,
+    Room,
 }
 
 /// Of the one host; the other one has `PORT` for all of them.
@@ -81,6 +87,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             Part::Delay => delay::run(&args, &site)?,
             Part::Memory => memory::run(&args, &site)?,
             Part::Receive => receive::run(&args, &site)?,
+            Part::Room => room::run(&args)?,
         };
         rows.extend(part);
         print!("{text}");

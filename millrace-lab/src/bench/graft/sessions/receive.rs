@@ -1,26 +1,23 @@
 //! How what comes for an application gets to it: by its socket, or by a ring. One-way delay of messages at a rate, from one application
 //! to the other by the library, and the CPU time of it.
 
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail, ensure};
-use millrace_graft::message::{Error, Preconnection, Received, Receives, Session};
+use millrace_graft::message::{Error, Received, Receives, Session};
 use nix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 
-use super::super::daemon::Daemon;
 use super::super::repair::datagrams::{message, read};
 use super::Args;
-use crate::bench::site::{SUBSCRIBERS_LINK, Site};
+use super::peers::Peers;
+use crate::bench::site::Site;
 use crate::bench::stats::Percentiles;
 use crate::bench::table::columns;
 use crate::bench::usage::Reading;
-use crate::lab::Node;
 use crate::progress::Progress;
 
-const START: Duration = Duration::from_secs(60);
 const TURN: Duration = Duration::from_millis(20);
 /// For what is under way when the last one was sent.
 const GRACE: Duration = Duration::from_millis(500);
@@ -96,9 +93,11 @@ pub fn run(args: &Args, site: &Site) -> anyhow::Result<(Vec<Value>, String)> {
 
 impl Args {
     fn receive_by(&self, site: &Site, arm: Arm) -> anyhow::Result<Outcome> {
-        let daemons = Daemons::start(site, arm)?;
-        let listener = daemons.asks("far").listen()?;
-        let mut near = daemons.opened()?;
+        let Arm { has_ring, is_sealed } = arm;
+        let graft = "[[graft]]\nname = \"once\"\nfunctions = [\"number\"]\n";
+        let peers = Peers::start(site, graft, &format!("clear = {}\nrings = {has_ring}\n", !is_sealed))?;
+        let listener = peers.asks("far").listen()?;
+        let mut near = peers.opened("once")?;
         let mut far = listener.accept()?;
         let receives = far.agreed()?.receives.clone();
         ensure!(
@@ -126,7 +125,7 @@ impl Args {
         for number in 0..count {
             let due = base + Duration::from_secs(number) / self.rate;
             std::thread::sleep(due.saturating_duration_since(Instant::now()));
-            near.send(&message(number, base, self.bytes))?;
+            near.send(&message(number, base.elapsed(), self.bytes))?;
         }
         Ok(count)
     }
@@ -151,53 +150,6 @@ impl Args {
     }
 }
 
-fn thread_time() -> anyhow::Result<Duration> {
+pub fn thread_time() -> anyhow::Result<Duration> {
     Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?.into())
-}
-
-/// One at each end, with the other one as its peer.
-struct Daemons {
-    directory: PathBuf,
-    _both: [Daemon; 2],
-}
-
-impl Daemons {
-    fn start(site: &Site, arm: Arm) -> anyhow::Result<Self> {
-        let (near, far) = (site.relay()?, site.subscribers()?);
-        let text = |node: &Node, other: &Node| -> anyhow::Result<String> {
-            let device = &node.interface(SUBSCRIBERS_LINK).context("no interface")?.device;
-            let Arm { has_ring, is_sealed } = arm;
-            Ok(format!(
-                "interface = [{device:?}]\n[[graft]]\nname = \"once\"\nfunctions = [\"number\"]\n[[peer]]\nname = \"other\"\n\
-                 local = \"{}\"\nremote = \"{}\"\nkey-file = \"key\"\nports = \"41000-41002\"\nclear = {}\nrings = {has_ring}\n",
-                node.addr_v4(),
-                other.addr_v4(),
-                !is_sealed,
-            ))
-        };
-        let both = [
-            Daemon::start(site, "near", near, &text(near, far)?)?,
-            Daemon::start(site, "far", far, &text(far, near)?)?,
-        ];
-        Ok(Self { directory: site.directory().to_owned(), _both: both })
-    }
-
-    fn asks(&self, name: &str) -> Preconnection {
-        Preconnection::new("other", "bench").socket(self.directory.join(format!("{name}.messages")))
-    }
-
-    /// As soon as the daemons know each other, and have keys.
-    fn opened(&self) -> anyhow::Result<Session> {
-        let begin = Instant::now();
-        loop {
-            match self.asks("near").service("once").initiate() {
-                Ok(session) => return Ok(session),
-                Err(error @ Error::Refused { .. }) if begin.elapsed() < START => {
-                    tracing::debug!("not yet: {error}");
-                    std::thread::sleep(TURN);
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
-    }
 }

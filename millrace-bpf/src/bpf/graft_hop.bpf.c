@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* Passes what applications and the broker of their host say to each other from the one socket's send to the other's queue,
+ * past TCP and the loopback interface.
+ *
+ * A receiver reads what was passed on before what came by TCP. So nothing is passed on while bytes by TCP are on their way or
+ * not read; going by TCP is always in order. TCP never learns of what is passed on, so its windows do not
+ * hold it back: the window here does, for what goes to the broker, which says what it has taken. What goes to an application
+ * the broker holds back itself.
+ */
+#include "graft_hop_intf.h"
+#include "hook_end.h"
+#include "util.h"
+#include <bpf/bpf_core_read.h>
+
+#define LET_BE 1
+
+struct tcp_sock {
+	__u32 write_seq;
+} __attribute__((preserve_access_index));
+
+const volatile struct hop_config config SEC(".rodata.config");
+
+/* The kernel takes a socket out when it is closed. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SOCKHASH);
+	__type(key, struct hop_key);
+	__type(value, __u64);
+	__uint(max_entries, HOP_SOCKETS);
+} sockets SEC(".maps");
+
+/* What is forgotten goes by TCP from then on. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__type(key, struct hop_key);
+	__type(value, struct hop_sent);
+	__uint(max_entries, HOP_SOCKETS);
+} sent SEC(".maps");
+
+/* By the sender: bytes that the broker has taken from it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__type(key, struct hop_key);
+	__type(value, __u64);
+	__uint(max_entries, HOP_SOCKETS);
+} taken SEC(".maps");
+
+/* Connections that the broker is about to make to servers of this host. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct hook_guest);
+	__type(value, __u32);
+	__uint(max_entries, HOOK_GUESTS);
+} expected SEC(".maps");
+
+/* enum hop_verdict -> times. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, HOP_VERDICTS);
+} verdicts SEC(".maps");
+
+static __always_inline bool is_broker(const struct hook_end *end)
+{
+	if (is_v4(end))
+		return end->address[3] == bpf_htonl(LOOPBACK4) &&
+		       (end->port == config.port4[0] || end->port == config.port4[1]);
+	return !end->address[0] && !end->address[1] && !end->address[2] && end->address[3] == bpf_htonl(1) &&
+	       (end->port == config.port6[0] || end->port == config.port6[1]);
+}
+
+/* Both contexts call these alike. */
+#define READ_ENDS(ctx, key)                                      \
+	({                                                       \
+		if ((ctx)->family == AF_INET) {                  \
+			__u32 near_ = (ctx)->local_ip4;          \
+			__u32 far_ = (ctx)->remote_ip4;          \
+                                                                 \
+			OPAQUE(near_);                           \
+			OPAQUE(far_);                            \
+			set_v4(&(key)->near, near_);             \
+			set_v4(&(key)->far, far_);               \
+		} else {                                         \
+			__u32 *near_ = (key)->near.address;      \
+			__u32 *far_ = (key)->far.address;        \
+                                                                 \
+			near_[0] = (ctx)->local_ip6[0];          \
+			near_[1] = (ctx)->local_ip6[1];          \
+			near_[2] = (ctx)->local_ip6[2];          \
+			near_[3] = (ctx)->local_ip6[3];          \
+			far_[0] = (ctx)->remote_ip6[0];          \
+			far_[1] = (ctx)->remote_ip6[1];          \
+			far_[2] = (ctx)->remote_ip6[2];          \
+			far_[3] = (ctx)->remote_ip6[3];          \
+		}                                                \
+		(key)->near.port = (ctx)->local_port;            \
+		(key)->far.port = bpf_ntohl((ctx)->remote_port); \
+	})
+
+static __always_inline bool is_expected(const struct hook_end *broker, __u16 server_port)
+{
+	struct hook_guest guest = {.broker = *broker, .server_port = server_port};
+
+	return bpf_map_lookup_elem(&expected, &guest);
+}
+
+enum part { NO_PART, APPLICATION, BROKER };
+
+/* Whose end of a connection between an application and the broker it is. */
+static __always_inline enum part part_of(const struct hop_key *key)
+{
+	if (is_broker(&key->far))
+		return APPLICATION;
+	if (is_broker(&key->near))
+		return BROKER;
+	if (is_expected(&key->near, key->far.port))
+		return BROKER;
+	return is_expected(&key->far, key->near.port) ? APPLICATION : NO_PART;
+}
+
+static __noinline int count(enum hop_verdict verdict)
+{
+	add_to(&verdicts, verdict, 1);
+	return 0;
+}
+
+/* Before anything was sent, at either end. */
+static __always_inline void enter(struct bpf_sock_ops *ctx)
+{
+	struct hop_key key = {};
+	struct hop_sent state = {};
+	enum part part;
+
+	READ_ENDS(ctx, &key);
+	part = part_of(&key);
+	if (part == NO_PART)
+		return;
+	/* The SYN is one. What came with it is not told apart from what comes later. */
+	if (ctx->op == BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB && ctx->bytes_acked > 1) {
+		count(HOP_EARLY);
+		return;
+	}
+	/* Of a connection with the same ends before. */
+	bpf_map_delete_elem(&taken, &key);
+	state.last = ctx->snd_nxt;
+	state.is_broker = part == BROKER;
+	if (bpf_map_update_elem(&sent, &key, &state, BPF_ANY) ||
+	    bpf_sock_hash_update(ctx, &sockets, &key, BPF_ANY)) {
+		count(HOP_NO_ROOM);
+		return;
+	}
+	count(HOP_ENTERED);
+}
+
+SEC("sockops")
+int hop_enter(struct bpf_sock_ops *ctx)
+{
+	if (ctx->op != BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB && ctx->op != BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB)
+		return LET_BE;
+	if (ctx->family != AF_INET && ctx->family != AF_INET6)
+		return LET_BE;
+	if (bpf_get_netns_cookie(ctx) == config.namespace_cookie)
+		enter(ctx);
+	return LET_BE;
+}
+
+/* Learns what has gone by TCP since. */
+static __always_inline bool look(struct sk_msg_md *msg, struct hop_sent *state)
+{
+	struct tcp_sock *tp = bpf_skc_to_tcp_sock(msg->sk);
+	__u32 next;
+
+	if (!tp)
+		return false;
+	next = tp->write_seq;
+	if (next != state->last) {
+		state->by_tcp += next - state->last;
+		state->last = next;
+		state->mark = state->by_tcp + state->passed_on;
+	}
+	return true;
+}
+
+static __always_inline enum hop_verdict judge(struct sk_msg_md *msg, const struct hop_key *key,
+					      const struct hop_sent *state)
+{
+	__u64 *told, gone;
+
+	if (state->is_broker) {
+		if (!config.both_ways)
+			return HOP_ONE_WAY;
+		return state->mark ? HOP_BEHIND : HOP_PASSED_ON;
+	}
+	told = bpf_map_lookup_elem(&taken, key);
+	gone = told ? *told : 0;
+	if (state->mark > gone)
+		return HOP_BEHIND;
+	if (state->by_tcp + state->passed_on + msg->size > gone + config.window_bytes)
+		return HOP_FULL;
+	return HOP_PASSED_ON;
+}
+
+/* The one place that counts what is sent. */
+SEC("sk_msg")
+int hop_send(struct sk_msg_md *msg)
+{
+	struct hop_key key = {}, other = {};
+	enum hop_verdict verdict = HOP_UNKNOWN;
+	struct hop_sent *state;
+
+	READ_ENDS(msg, &key);
+	state = bpf_map_lookup_elem(&sent, &key);
+	if (state && look(msg, state))
+		verdict = judge(msg, &key, state);
+	if (state && verdict == HOP_PASSED_ON) {
+		__u32 size = msg->size;
+
+		other.near = key.far;
+		other.far = key.near;
+		if (bpf_msg_redirect_hash(msg, &sockets, &other, BPF_F_INGRESS) == SK_PASS)
+			state->passed_on += size;
+		else
+			verdict = HOP_ALONE;
+	}
+	count(verdict);
+	return SK_PASS;
+}
+
+char LICENSE[] SEC("license")
+= "Dual BSD/GPL";

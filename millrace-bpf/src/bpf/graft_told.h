@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What userspace is told of connections that a rule with a choice fits: when they begin, and when they end. */
+#ifndef MILLRACE_GRAFT_TOLD_H
+#define MILLRACE_GRAFT_TOLD_H
+
+#include "graft_choice.h"
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_endian.h>
+
+#define AF_INET 2
+
+/* enum graft_outcome -> connections or packets. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, GRAFT_OUTCOMES);
+} outcomes SEC(".maps");
+
+/* struct graft_told. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, GRAFT_TOLD_BYTES);
+} told SEC(".maps");
+
+static __noinline int count(enum graft_outcome outcome)
+{
+	add_to(&outcomes, outcome, 1);
+	return 0;
+}
+
+/* A connection as rules see it. */
+struct ends {
+	__u32 peer[4];
+	__u16 port; /* the server's */
+	__u8 side;
+	__u8 pad;
+};
+
+/* Not static, as others below: the verifier looks at such a function once, whoever calls it, and each access to the context
+ * costs it time.
+ */
+__noinline int graft_read_ends(struct bpf_sock_ops *ctx, __u8 side, struct ends *ends)
+{
+	__u32 v4 = ctx->remote_ip4, v6 = ctx->remote_ip6[3];
+	__u32 local = ctx->local_port, remote = ctx->remote_port;
+
+	if (!ends)
+		return 0;
+
+	/* Or clang chooses the address to load from, which the verifier does not allow for the context. */
+	OPAQUE(v4);
+	OPAQUE(v6);
+	OPAQUE(local);
+	OPAQUE(remote);
+	if (ctx->family == AF_INET) {
+		ends->peer[0] = 0;
+		ends->peer[1] = 0;
+		ends->peer[2] = bpf_htonl(0xffff);
+		ends->peer[3] = v4;
+	} else {
+		ends->peer[0] = ctx->remote_ip6[0];
+		ends->peer[1] = ctx->remote_ip6[1];
+		ends->peer[2] = ctx->remote_ip6[2];
+		ends->peer[3] = v6;
+	}
+	ends->side = side;
+	ends->pad = 0;
+	ends->port = side == GRAFT_SERVER ? local : bpf_ntohl(remote);
+	return 0;
+}
+
+#define KERNEL __attribute__((preserve_access_index))
+
+struct inet_connection_sock {
+	struct {
+		__u32 lrcvtime;
+	} icsk_ack;
+} KERNEL;
+
+/* `chrono`: how long bytes waited to be sent or acknowledged, by why. */
+struct tcp_sock {
+	__u32 chrono_start;
+	__u32 chrono_stat[3];
+	__u8 chrono_type : 2;
+	__u32 mdev_us;
+	__u32 delivered;
+	__u32 lost;
+	__u32 reordering;
+} KERNEL;
+
+static __always_inline void tell_figures(struct bpf_sock_ops *ctx, struct bpf_sock *sk, struct graft_told *it)
+{
+	const struct tcp_sock *tp = bpf_skc_to_tcp_sock(sk);
+	__u32 now = it->jiffies;
+
+	if (!tp)
+		return;
+	it->busy_jiffies = tp->chrono_stat[0] + tp->chrono_stat[1] + tp->chrono_stat[2];
+	if (BPF_CORE_READ_BITFIELD(tp, chrono_type))
+		it->busy_jiffies += now - tp->chrono_start;
+	it->rttvar_us = tp->mdev_us >> 2;
+	it->lost_packets = tp->lost;
+	it->reordering_packets = tp->reordering;
+	it->rtt_min_us = ctx->rtt_min == ~0U ? 0 : ctx->rtt_min;
+	it->srtt_us = ctx->srtt_us >> 3;
+	it->mss_bytes = ctx->mss_cache;
+	it->cwnd_packets = ctx->snd_cwnd;
+	it->delivered_packets = tp->delivered;
+	it->rate_packets = ctx->rate_delivered;
+	it->rate_interval_us = ctx->rate_interval_us;
+	it->heard_jiffies = now - ((const struct inet_connection_sock *)tp)->icsk_ack.lrcvtime;
+}
+
+static __always_inline void tell_ends(struct bpf_sock_ops *ctx, struct graft_told *it, __u8 side)
+{
+	__u32 v4 = ctx->local_ip4, local = ctx->local_port, remote = ctx->remote_port;
+	struct ends ends = {};
+
+	OPAQUE(v4);
+	OPAQUE(local);
+	OPAQUE(remote);
+	graft_read_ends(ctx, side, &ends);
+	__builtin_memcpy(it->remote, ends.peer, sizeof(it->remote));
+	if (ctx->family == AF_INET) {
+		it->local[2] = bpf_htonl(0xffff);
+		it->local[3] = v4;
+	} else {
+		it->local[0] = ctx->local_ip6[0];
+		it->local[1] = ctx->local_ip6[1];
+		it->local[2] = ctx->local_ip6[2];
+		it->local[3] = ctx->local_ip6[3];
+	}
+	it->local_port = local;
+	it->remote_port = bpf_ntohl(remote);
+}
+
+/* By bpf_ringbuf_output, since the verifier of 6.1 forgets that reserved memory cannot be missing. Nobody is woken. Not inlined, so that
+ * BTF knows the type.
+ */
+static __noinline long tell(const struct graft_told *it)
+{
+	return it ? bpf_ringbuf_output(&told, (void *)it, sizeof(*it), BPF_RB_NO_WAKEUP) : -1;
+}
+
+__noinline int graft_tell(struct bpf_sock_ops *ctx, const struct graft_flow *flow, __u8 what)
+{
+	struct bpf_sock *sk = ctx->sk;
+	struct graft_told it = {};
+
+	if (!flow || !sk)
+		return 0;
+	tell_ends(ctx, &it, flow->side);
+	it.cookie = bpf_get_socket_cookie(ctx);
+	it.netns_cookie = bpf_get_netns_cookie(ctx);
+	it.time_ns = bpf_ktime_get_ns();
+	it.duration_ns = it.time_ns - flow->began_ns;
+	it.sent = ctx->bytes_acked;
+	it.received = ctx->bytes_received;
+	it.jiffies = bpf_jiffies64();
+	tell_figures(ctx, sk, &it);
+	it.side = flow->side;
+	it.what = what;
+	it.explored = flow->explored;
+	it.rule = flow->rule;
+	it.serial = flow->serial;
+	__builtin_memcpy(it.congestion, flow->congestion, sizeof(it.congestion));
+	__builtin_memcpy(it.command, flow->command, sizeof(it.command));
+	if (tell(&it))
+		count(GRAFT_UNTOLD);
+	return 0;
+}
+
+#endif

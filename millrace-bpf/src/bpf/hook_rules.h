@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Which connections are to be led: the rules, and the servers that have refused. */
+#ifndef MILLRACE_HOOK_RULES_H
+#define MILLRACE_HOOK_RULES_H
+
+#include "caller.h"
+#include "hook_end.h"
+#include "rule_lists.h"
+#include "util.h"
+
+RULE_LISTS(struct hook_rule, HOOK_RULES);
+
+/* Servers that have refused, until when (CLOCK_MONOTONIC, ns). */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__type(key, struct hook_end);
+	__type(value, __u64);
+	__uint(max_entries, HOOK_AVOIDED);
+} avoided SEC(".maps");
+
+/* What is looked for, and what the rule that fits says. */
+struct search {
+	const struct hook_end *end;
+	const struct caller *caller; /* 0: nobody of this host: no rule for somebody fits */
+	__u32 first;
+	__u32 found;
+	__u32 strict;
+	__u32 choice;
+	__u64 cgroup;
+};
+
+static long look_at(__u32 index, struct search *search)
+{
+	const struct hook_end *end = search->end;
+	__u32 place = search->first + index;
+	const struct hook_rule *rule = bpf_map_lookup_elem(&rules, &place);
+
+	if (!rule || !rule->last_port)
+		return 1;
+	if (end->port < rule->first_port || end->port > rule->last_port)
+		return 0;
+	for (int i = 0; i < 4; i++)
+		if ((end->address[i] & rule->mask[i]) != rule->peer[i])
+			return 0;
+	if (!is_wanted(&rule->caller, search->caller))
+		return 0;
+	search->found = !rule->in_place;
+	search->strict = rule->strict & 1;
+	search->choice = rule->choice;
+	search->cgroup = rule->caller.cgroup;
+	return 1;
+}
+
+/* Whether it may be led. `end` and `caller` are there, the rest is zeroes before. */
+static __always_inline bool fits_a_rule(struct search *search)
+{
+	__u32 zero = 0, *first = bpf_map_lookup_elem(&in_force, &zero);
+
+	search->first = first ? *first : 0;
+	bpf_loop(HOOK_RULES, look_at, search, 0);
+	return search->found;
+}
+
+static __always_inline bool is_avoided(const struct hook_end *end)
+{
+	__u64 *until = bpf_map_lookup_elem(&avoided, end);
+
+	return until && bpf_ktime_get_ns() < *until;
+}
+
+#endif

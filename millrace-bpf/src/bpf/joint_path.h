@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The paths of a session: pairs of addresses, each by an interface, that stand for the session's own pair. A packet gets those of
+ * its path last of all on the way out, and has the session's again first of all on the way in, so nothing between knows of paths.
+ * Ports stay. How much a path carries is the daemon's to say; here is only counted what went by it, and what has come and was
+ * believed.
+ */
+#ifndef MILLRACE_JOINT_PATH_H
+#define MILLRACE_JOINT_PATH_H
+
+#include "graft_packet.h"
+#include "joint_frame.h"
+#include "joint_intf.h"
+#include <linux/pkt_cls.h>
+
+#define PATH_SESSIONS 100 /* that have paths: as many as there are, whatever GRAFT_SESSIONS is made */
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, PATH_SESSIONS);
+	__type(key, __u32); /* session */
+	__type(value, struct joint_paths);
+} paths SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, PATH_SESSIONS);
+	__type(key, __u32); /* session */
+	__type(value, struct joint_path_counts);
+} path_counts SEC(".maps");
+
+/* By addresses on the wire. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, PATH_SESSIONS *JOINT_PATHS);
+	__type(key, struct joint_key);
+	__type(value, struct joint_path_in);
+} path_keys SEC(".maps");
+
+struct path_addresses {
+	__u8 bytes[32]; /* as IP has them: source, destination; of IPv4 in the first 8 */
+};
+
+static __always_inline __u32 path_addresses_at(const struct graft_work *work)
+{
+	return work->ip_at + (work->family == 4 ? __builtin_offsetof(struct iphdr, saddr)
+						: __builtin_offsetof(struct ipv6hdr, saddr));
+}
+
+static __always_inline void path_put_addresses(struct path_addresses *addresses, __u8 family,
+					       const __u8 source[16], const __u8 destination[16])
+{
+	__builtin_memset(addresses, 0, sizeof(*addresses));
+	if (family == 4) {
+		__builtin_memcpy(addresses->bytes, source, 4);
+		__builtin_memcpy(addresses->bytes + 4, destination, 4);
+	} else {
+		__builtin_memcpy(addresses->bytes, source, 16);
+		__builtin_memcpy(addresses->bytes + 16, destination, 16);
+	}
+}
+
+/* What sums change by. */
+static __always_inline __u32 path_change(const struct path_addresses *old, const struct path_addresses *new)
+{
+	return bpf_csum_diff((__be32 *)old->bytes, sizeof(old->bytes), (__be32 *)new->bytes,
+			     sizeof(new->bytes), 0);
+}
+
+static __always_inline struct joint_path_counts *path_counts_of(__u32 session)
+{
+	return bpf_map_lookup_elem(&path_counts, &session);
+}
+
+/* --- Out --- */
+
+/* In turn, each as often as its weight says. */
+static __always_inline __u32 path_next(const struct joint_paths *of, struct joint_path_counts *counts)
+{
+	__u32 all = 0, turn;
+
+	for (int i = 0; i < JOINT_PATHS; i++)
+		all += of->each[i].weight;
+	if (!all)
+		return 0;
+	turn = __sync_fetch_and_add(&counts->turn, 1) % all;
+	for (int i = 0; i < JOINT_PATHS; i++) {
+		if (turn < of->each[i].weight)
+			return i;
+		turn -= of->each[i].weight;
+	}
+	return 0;
+}
+
+static __noinline int path_rewrite(struct __sk_buff *skb, const struct graft_work *work,
+				   const struct joint_path *path)
+{
+	__u32 at = path_addresses_at(work), bytes = work->family == 4 ? 8 : 32, change;
+	struct path_addresses old = {}, new;
+
+	if (!path)
+		return -1;
+	path_put_addresses(&new, work->family, path->local, path->remote);
+	if (bytes == 8 ? bpf_skb_load_bytes(skb, at, old.bytes, 8)
+		       : bpf_skb_load_bytes(skb, at, old.bytes, 32))
+		return -1;
+	change = path_change(&old, &new);
+	if (bytes == 8 ? bpf_skb_store_bytes(skb, at, new.bytes, 8, 0)
+		       : bpf_skb_store_bytes(skb, at, new.bytes, 32, 0))
+		return -1;
+	if (bytes == 8 &&
+	    bpf_l3_csum_replace(skb, work->ip_at + __builtin_offsetof(struct iphdr, check), 0, change, 0))
+		return -1;
+	return bpf_l4_csum_replace(skb, CHECK_AT(work), 0, change, BPF_F_PSEUDO_HDR | BPF_F_MARK_MANGLED_0);
+}
+
+/* By the path of this number: its verdict. Where the session's own addresses leave by the interface that it is at, it goes on; anything
+ * else is redirected there, and by its mark passes this program untouched.
+ */
+static __always_inline int path_leave(struct __sk_buff *skb, const struct graft_work *work, __u32 session,
+				      __u32 number, __u32 passing)
+{
+	struct joint_paths *of = bpf_map_lookup_elem(&paths, &session);
+	struct joint_path_counts *counts = path_counts_of(session);
+	struct joint_path *path;
+
+	if (!of || !counts || number >= JOINT_PATHS)
+		return TC_ACT_SHOT;
+	/* The verifier of 6.1 forgets that it was compared. */
+	OPAQUE(number);
+	number &= JOINT_PATHS - 1;
+	path = &of->each[number];
+	if (!path->ifindex)
+		return TC_ACT_SHOT;
+	__sync_fetch_and_add(&counts->sent[number], 1);
+	if (!number && path->ifindex == skb->ifindex)
+		return PASS_ON;
+	if (number && path_rewrite(skb, work, path))
+		return TC_ACT_SHOT;
+	skb->mark = passing;
+	return bpf_redirect_neigh(path->ifindex, NULL, 0, 0);
+}
+
+/* Copies by the others that are there. */
+static __always_inline void path_copy(struct __sk_buff *skb, const struct joint_paths *of, __u32 but,
+				      __u32 mark)
+{
+	for (__u32 i = 0; i < JOINT_PATHS; i++) {
+		if (i == but || !of->each[i].ifindex)
+			continue;
+		skb->mark = mark + i;
+		bpf_clone_redirect(skb, skb->ifindex, 0);
+	}
+	skb->mark = 0;
+}
+
+/* By any of them. */
+static __always_inline int path_out(struct __sk_buff *skb, const struct graft_work *work, __u32 session,
+				    __u32 mark)
+{
+	struct joint_paths *of = bpf_map_lookup_elem(&paths, &session);
+	struct joint_path_counts *counts = path_counts_of(session);
+	__u32 number;
+
+	if (!of || !counts)
+		return TC_ACT_SHOT;
+	number = path_next(of, counts);
+	if (of->is_redundant)
+		path_copy(skb, of, number, mark);
+	return path_leave(skb, work, session, number, mark + JOINT_PATHS);
+}
+
+/* --- In --- */
+
+static __noinline int path_restore(struct xdp_md *ctx, const struct graft_work *work,
+				   const struct joint_path_in *in)
+{
+	__u32 at = path_addresses_at(work), change;
+	struct path_addresses old = {}, new;
+	__u16 check;
+
+	if (!in)
+		return -1;
+	path_put_addresses(&new, work->family, in->session.remote, in->session.local);
+	if (work->family == 4 ? bpf_xdp_load_bytes(ctx, at, old.bytes, 8)
+			      : bpf_xdp_load_bytes(ctx, at, old.bytes, 32))
+		return -1;
+	change = path_change(&old, &new);
+	if (work->family == 4 ? bpf_xdp_store_bytes(ctx, at, new.bytes, 8)
+			      : bpf_xdp_store_bytes(ctx, at, new.bytes, 32))
+		return -1;
+	if (work->family == 4) {
+		at = work->ip_at + __builtin_offsetof(struct iphdr, check);
+		if (bpf_xdp_load_bytes(ctx, at, &check, sizeof(check)))
+			return -1;
+		check = ~csum_fold((__u64)(__u16)~check + change);
+		if (bpf_xdp_store_bytes(ctx, at, &check, sizeof(check)))
+			return -1;
+	}
+	at = CHECK_AT(work);
+	if (bpf_xdp_load_bytes(ctx, at, &check, sizeof(check)))
+		return -1;
+	if (!check)
+		return 0;
+	check = ~csum_fold((__u64)(__u16)~check + change);
+	if (!check)
+		check = 0xffff;
+	return bpf_xdp_store_bytes(ctx, at, &check, sizeof(check));
+}
+
+/* What came by another path than the first has its session's addresses then. It is not believed yet. */
+static __always_inline void path_in(struct xdp_md *ctx, struct graft_work *work, struct udp_packet *packet)
+{
+	struct joint_key key = {.local_port = packet->destination_port, .remote_port = packet->source_port};
+	struct joint_path_in *in;
+
+	__builtin_memcpy(key.local, packet->destination, sizeof(key.local));
+	__builtin_memcpy(key.remote, packet->source, sizeof(key.remote));
+	in = bpf_map_lookup_elem(&path_keys, &key);
+	if (!in || in->ifindex != ctx->ingress_ifindex || path_restore(ctx, work, in))
+		return;
+	work->path = in->path;
+	__builtin_memcpy(packet->destination, in->session.local, sizeof(packet->destination));
+	__builtin_memcpy(packet->source, in->session.remote, sizeof(packet->source));
+}
+
+static __always_inline void path_came(const struct graft_work *work)
+{
+	struct joint_path_counts *counts = path_counts_of(work->session);
+	__u32 number = work->path;
+
+	OPAQUE(number);
+	number &= JOINT_PATHS - 1;
+	if (counts)
+		__sync_fetch_and_add(&counts->came[number], 1);
+}
+
+#endif

@@ -1,0 +1,194 @@
+//! Of TCP's sockets by their ends: what the kernel says of them, and old ones that are taken out of the way (sock_diag(7)). In the network
+//! namespace in which it was opened.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd as _, OwnedFd};
+
+use nix::libc;
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket};
+
+use super::rule::words;
+use crate::netlink::{NLMSG_ERROR, attribute, error, next_message};
+
+// linux/sock_diag.h, linux/inet_diag.h
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const SOCK_DESTROY: u16 = 21;
+const NLM_F_REQUEST: u16 = 1;
+const NLM_F_REQUEST_ACK: u16 = 5;
+const INET_DIAG_SKMEMINFO: u16 = 7;
+const INET_DIAG_MSG: usize = 72;
+const STATE: usize = 1;
+const COOKIE: usize = 44;
+const QUESTION: usize = 72;
+const TIME_WAIT: u8 = 6;
+const NO_COOKIE: [u8; 8] = [0xff; 8];
+
+pub(super) struct Diag(OwnedFd);
+
+/// Of a socket: its own end, and the other one.
+type Ends = (SocketAddr, SocketAddr);
+
+impl Diag {
+    pub fn open() -> io::Result<Self> {
+        let (flags, protocol) = (SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkSockDiag);
+        Ok(Self(socket(AddressFamily::Netlink, SockType::Raw, flags, protocol)?))
+    }
+
+    /// Bytes in the socket's queue that are not read.
+    ///
+    /// # Errors
+    /// The kernel says nothing of the socket; it may be gone.
+    pub fn unread(&self, ends: Ends) -> io::Result<u64> {
+        unread(&self.ask(&question(SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, ends, NO_COOKIE))?)
+    }
+
+    /// Ends a socket before its time of which nothing is left but that it waits (TIME_WAIT).
+    ///
+    /// # Errors
+    /// It is another kind of socket, or the kernel cannot.
+    pub fn end_waiting(&self, ends: Ends) -> io::Result<()> {
+        let answer = self.ask(&question(SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, ends, NO_COOKIE))?;
+        let body = match message(&answer) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            body => body?,
+        };
+        let cookie = body.get(COOKIE..).and_then(|rest| rest.first_chunk());
+        let (Some(&TIME_WAIT), Some(cookie)) = (body.get(STATE), cookie) else {
+            return Err(io::Error::other("the socket is in use"));
+        };
+        match message(&self.ask(&question(SOCK_DESTROY, NLM_F_REQUEST_ACK, ends, *cookie))?) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    fn ask(&self, question: &[u8]) -> io::Result<Vec<u8>> {
+        send(self.0.as_raw_fd(), question, MsgFlags::empty())?;
+        let mut buffer = vec![0; 4096];
+        let length = recv(self.0.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
+        buffer.truncate(length);
+        Ok(buffer)
+    }
+}
+
+/// `inet_diag_req_v2`, for the socket and its memory.
+fn question(kind: u16, flags: u16, (own, other): Ends, cookie: [u8; 8]) -> Vec<u8> {
+    let family = if own.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    let mut bytes = Vec::with_capacity(QUESTION);
+    bytes.extend((QUESTION as u32).to_ne_bytes());
+    bytes.extend(kind.to_ne_bytes());
+    bytes.extend(flags.to_ne_bytes());
+    bytes.extend([0; 8]);
+    bytes.extend([family as u8, libc::IPPROTO_TCP as u8, 1 << (INET_DIAG_SKMEMINFO - 1), 0]);
+    bytes.extend(u32::MAX.to_ne_bytes());
+    bytes.extend(own.port().to_be_bytes());
+    bytes.extend(other.port().to_be_bytes());
+    for address in [own.ip(), other.ip()] {
+        match address {
+            IpAddr::V4(v4) => bytes.extend([&v4.octets()[..], &[0; 12]].concat()),
+            IpAddr::V6(_) => bytes.extend(words(address)),
+        }
+    }
+    bytes.extend([0; 4]);
+    bytes.extend(cookie);
+    bytes
+}
+
+/// What an answer says.
+///
+/// # Errors
+/// It is one, or no message.
+fn message(mut messages: &[u8]) -> io::Result<&[u8]> {
+    match next_message(&mut messages) {
+        Some((NLMSG_ERROR, body)) if !body.starts_with(&[0; 4]) => Err(error(body)),
+        Some((_, body)) => Ok(body),
+        None => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+fn unread(answer: &[u8]) -> io::Result<u64> {
+    let memory = message(answer)?.get(INET_DIAG_MSG..).and_then(|rest| attribute(rest, INET_DIAG_SKMEMINFO));
+    let unread = memory.and_then(|memory| memory.first_chunk()).ok_or(io::ErrorKind::InvalidData)?;
+    Ok(u64::from(u32::from_ne_bytes(*unread)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::{TcpListener, TcpStream};
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    fn connected(at: &str) -> Option<(TcpStream, TcpStream)> {
+        let listener = TcpListener::bind(at).ok()?;
+        let near = TcpStream::connect(listener.local_addr().expect("an address")).expect("a server");
+        Some((near, listener.accept().expect("a client").0))
+    }
+
+    fn ends(of: &TcpStream) -> Ends {
+        (of.local_addr().expect("an address"), of.peer_addr().expect("an address"))
+    }
+
+    /// A queue has at least the bytes that are in it, and a socket that is not there is said to be so.
+    #[test]
+    fn a_queue_is_looked_at() {
+        let diag = Diag::open().expect("netlink");
+        for at in ["127.0.0.1:0", "[::1]:0"] {
+            let Some((near, mut far)) = connected(at) else {
+                println!("SKIP a_queue_is_looked_at, {at}: no such address");
+                continue;
+            };
+            let ends = ends(&near);
+            assert_eq!(diag.unread(ends).expect("an answer"), 0);
+            far.write_all(&[7; 5000]).expect("room");
+            let start = Instant::now();
+            while diag.unread(ends).expect("an answer") < 5000 {
+                assert!(start.elapsed() < Duration::from_secs(60), "{:?}", diag.unread(ends));
+            }
+            let gone = (SocketAddr::new(ends.0.ip(), 1), ends.1);
+            assert_eq!(diag.unread(gone).expect_err("nobody").kind(), io::ErrorKind::NotFound);
+        }
+    }
+
+    /// Who has closed first waits, unless that is ended; nothing that is in use is.
+    #[test]
+    fn what_waits_is_ended_and_nothing_else() {
+        if !nix::unistd::geteuid().is_root() {
+            println!("SKIP what_waits_is_ended_and_nothing_else: needs root");
+            return;
+        }
+        let diag = Diag::open().expect("netlink");
+        let (mut near, far) = connected("127.0.0.1:0").expect("loopback");
+        let ends = ends(&far);
+        let error = diag.end_waiting(ends).expect_err("it is used");
+        assert!(error.to_string().contains("in use"), "{error}");
+        drop(far);
+        assert_eq!(near.read(&mut [0]).expect("an end"), 0);
+        drop(near);
+        let start = Instant::now();
+        loop {
+            match diag.end_waiting(ends) {
+                Ok(()) => break,
+                Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                    println!("SKIP what_waits_is_ended_and_nothing_else: this kernel cannot");
+                    return;
+                }
+                // Its last words are on their way.
+                Err(error) => assert!(start.elapsed() < Duration::from_secs(60), "{error}"),
+            }
+        }
+        assert_eq!(diag.unread(ends).expect_err("gone").kind(), io::ErrorKind::NotFound);
+        diag.end_waiting(ends).expect("nothing to do");
+    }
+
+    #[test]
+    fn what_is_no_answer_is_refused() {
+        assert!(unread(&[]).is_err() && unread(&[0; 16]).is_err());
+        let mut short = vec![0; 40];
+        short[..4].copy_from_slice(&40_u32.to_ne_bytes());
+        short[4..6].copy_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+        assert_eq!(unread(&short).expect_err("short").kind(), io::ErrorKind::InvalidData);
+    }
+}

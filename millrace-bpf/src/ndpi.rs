@@ -1,0 +1,339 @@
+//! What the first bytes of a TCP connection are, by nDPI's library, which is opened when it is wanted.
+//!
+//! Its structures differ from version to version, so nothing is known of them here: they are made, and asked, by its own functions, of which those
+//! that are used have the same form in all of 4.2. It takes bytes of strangers apart in C: whoever calls it does so in a process that can do
+//! nothing else.
+
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_char, c_void};
+use std::ptr::NonNull;
+
+use libloading::{Library, Symbol};
+
+/// As Debian 12 and 13 call it.
+pub const LIBRARY: &str = "libndpi.so.4.2";
+/// That brings it: the package of the library itself has another name on each.
+pub const PACKAGE: &str = "libndpi-dev";
+/// What its functions are as they are used here.
+const VERSION: &str = "4.2.";
+
+/// Protocols that a bit mask has room for; the library reads fewer.
+const MASK_BYTES: usize = 1024;
+/// No flow is larger.
+const FLOW_BYTES_MAX: u32 = 1 << 16;
+const PACKET_MAX: usize = 1500;
+const HEADERS: usize = 40;
+
+/// Payload bytes of one packet.
+pub const SEGMENT_MAX: usize = PACKET_MAX - HEADERS;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{LIBRARY} cannot be opened, which on Debian and Ubuntu the package {PACKAGE} brings")]
+    Absent(#[source] libloading::Error),
+    #[error("{LIBRARY} has no usable {name}")]
+    Symbol { name: &'static str, source: libloading::Error },
+    #[error(
+        "{LIBRARY} is nDPI {0}: only {VERSION}x is supported, since its functions change from version to version"
+    )]
+    Version(String),
+    #[error("nDPI cannot be made ready")]
+    NotReady,
+}
+
+/// Names as nDPI has them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    /// Such as `TLS`.
+    pub protocol: String,
+    /// Beneath it, if it is known: that of a site by its name is `TLS`.
+    pub carrier: Option<String>,
+    /// Such as `Web`.
+    pub category: String,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Protocol {
+    master: u16,
+    application: u16,
+    category: u32,
+}
+
+type Process = unsafe extern "C" fn(*mut c_void, *mut c_void, *const u8, u16, u64) -> Protocol;
+type ProtocolName = unsafe extern "C" fn(*mut c_void, u16) -> *const c_char;
+type CategoryName = unsafe extern "C" fn(*mut c_void, u32) -> *const c_char;
+
+/// The library, ready. Of one thread: it holds pointers.
+pub struct Ndpi {
+    module: NonNull<c_void>,
+    process: Process,
+    protocol_name: ProtocolName,
+    category_name: CategoryName,
+    free_flow_data: unsafe extern "C" fn(*mut c_void),
+    exit: unsafe extern "C" fn(*mut c_void),
+    flow_bytes: usize,
+    // The last to go: the functions are its.
+    _library: Library,
+}
+
+impl Drop for Ndpi {
+    fn drop(&mut self) {
+        // SAFETY: made by its `init`, and used by nobody any more.
+        unsafe { (self.exit)(self.module.as_ptr()) }
+    }
+}
+
+impl Ndpi {
+    /// Takes most of a second, and some 100 MiB of address space.
+    ///
+    /// # Errors
+    /// It is not there, or another version.
+    pub fn load() -> Result<Self, Error> {
+        // SAFETY: what Debian's library does when it is opened is nothing that this process minds.
+        let library = unsafe { Library::new(LIBRARY) }.map_err(Error::Absent)?;
+        // SAFETY: so it is declared in ndpi_api.h of all versions.
+        let revision: unsafe extern "C" fn() -> *const c_char = unsafe { get(&library, "ndpi_revision") }?;
+        // SAFETY: it returns a constant.
+        let version = text(unsafe { revision() });
+        if !version.starts_with(VERSION) {
+            return Err(Error::Version(version));
+        }
+        // SAFETY: each as ndpi_api.h of 4.2 declares it; `ndpi_init_prefs` is an enumeration, of four bytes.
+        unsafe {
+            let init: unsafe extern "C" fn(u32) -> *mut c_void = get(&library, "ndpi_init_detection_module")?;
+            let all: unsafe extern "C" fn(*mut c_void, *const u8) =
+                get(&library, "ndpi_set_protocol_detection_bitmask2")?;
+            let finalize: unsafe extern "C" fn(*mut c_void) = get(&library, "ndpi_finalize_initialization")?;
+            let size: unsafe extern "C" fn() -> u32 =
+                get(&library, "ndpi_detection_get_sizeof_ndpi_flow_struct")?;
+            let process = get(&library, "ndpi_detection_process_packet")?;
+            let protocol_name = get(&library, "ndpi_get_proto_name")?;
+            let category_name = get(&library, "ndpi_category_get_name")?;
+            let free_flow_data = get(&library, "ndpi_free_flow_data")?;
+            let exit = get(&library, "ndpi_exit_detection_module")?;
+            let flow_bytes = size();
+            let module = NonNull::new(init(0)).ok_or(Error::NotReady)?;
+            let ndpi = Self {
+                module,
+                process,
+                protocol_name,
+                category_name,
+                free_flow_data,
+                exit,
+                flow_bytes: flow_bytes as usize,
+                _library: library,
+            };
+            if !(1..=FLOW_BYTES_MAX).contains(&flow_bytes) {
+                return Err(Error::NotReady);
+            }
+            all(module.as_ptr(), [u8::MAX; MASK_BYTES].as_ptr());
+            finalize(module.as_ptr());
+            Ok(ndpi)
+        }
+    }
+
+    /// Of a connection to this port: its first segments in order, each with whether the client sent it, of at most [`SEGMENT_MAX`] bytes; more of one
+    /// is not looked at. `None`: it does not know.
+    pub fn look<'a>(&self, port: u16, segments: impl IntoIterator<Item = (bool, &'a [u8])>) -> Option<Found> {
+        let mut flow = Flow::new(self);
+        let mut packets = Packets::new(port);
+        for flags in [Flags::Syn, Flags::SynAck, Flags::Ack] {
+            flow.process(&packets.next(flags != Flags::SynAck, flags, &[]));
+        }
+        let mut found = None;
+        for (by_client, bytes) in segments {
+            let bytes = bytes.get(..SEGMENT_MAX).unwrap_or(bytes);
+            // The first answers may be guesses; later ones are of more.
+            found = flow.process(&packets.next(by_client, Flags::Data, bytes)).or(found);
+        }
+        found
+    }
+
+    fn name(&self, protocol: u16) -> Option<String> {
+        // 0: not known.
+        // SAFETY: the module is live, and it returns a string of the module's for any number.
+        (protocol != 0).then(|| text(unsafe { (self.protocol_name)(self.module.as_ptr(), protocol) }))
+    }
+}
+
+/// # Safety
+/// `T` is the function's type.
+unsafe fn get<T: Copy>(library: &Library, name: &'static str) -> Result<T, Error> {
+    // SAFETY: the caller knows its type.
+    let symbol: Symbol<'_, T> =
+        unsafe { library.get(name.as_bytes()) }.map_err(|source| Error::Symbol { name, source })?;
+    Ok(*symbol)
+}
+
+fn text(pointer: *const c_char) -> String {
+    if pointer.is_null() {
+        return String::new();
+    }
+    // SAFETY: a string of the library's, which ends with a zero and lives as long as the module.
+    unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned()
+}
+
+struct Flow<'a> {
+    ndpi: &'a Ndpi,
+    /// Aligned for whatever is in it.
+    memory: Vec<u128>,
+}
+
+impl<'a> Flow<'a> {
+    fn new(ndpi: &'a Ndpi) -> Self {
+        Self { ndpi, memory: vec![0; ndpi.flow_bytes.div_ceil(size_of::<u128>())] }
+    }
+
+    fn process(&mut self, packet: &[u8]) -> Option<Found> {
+        let length = u16::try_from(packet.len()).ok()?;
+        // SAFETY: the module is live; the flow began as zeroes, is as large as the library says, and is used by nobody else; the packet outlives the
+        // call, which keeps no pointer to it that a later call would follow.
+        let found = unsafe {
+            (self.ndpi.process)(
+                self.ndpi.module.as_ptr(),
+                self.memory.as_mut_ptr().cast(),
+                packet.as_ptr(),
+                length,
+                1,
+            )
+        };
+        let carrier = self.ndpi.name(found.master);
+        let (protocol, carrier) = match self.ndpi.name(found.application) {
+            Some(application) => (application, carrier),
+            None => (carrier?, None),
+        };
+        // SAFETY: as for names of protocols; a category that is none has an empty name.
+        let category = text(unsafe { (self.ndpi.category_name)(self.ndpi.module.as_ptr(), found.category) });
+        Some(Found { protocol, carrier, category })
+    }
+}
+
+impl Drop for Flow<'_> {
+    fn drop(&mut self) {
+        // SAFETY: it frees what it has allocated for the flow, and not the flow itself.
+        unsafe { (self.ndpi.free_flow_data)(self.memory.as_mut_ptr().cast()) }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Flags {
+    Syn = 0x02,
+    SynAck = 0x12,
+    Ack = 0x10,
+    Data = 0x18,
+}
+
+/// IPv4 and TCP around payloads, as they might have been.
+struct Packets {
+    port: u16,
+    /// The client's, the server's.
+    next: [u32; 2],
+}
+
+impl Packets {
+    fn new(port: u16) -> Self {
+        Self { port, next: [1000, 5000] }
+    }
+
+    fn next(&mut self, by_client: bool, flags: Flags, payload: &[u8]) -> Vec<u8> {
+        const CLIENT: (u32, u16) = (0x0a00_0001, 40_000);
+        let server = (0x0a00_0002, self.port);
+        let (from, to) = if by_client { (CLIENT, server) } else { (server, CLIENT) };
+        let (own, other) = (usize::from(!by_client), usize::from(by_client));
+        let length = (HEADERS + payload.len()) as u16;
+        let mut packet = Vec::with_capacity(usize::from(length));
+        packet.extend([0x45, 0]);
+        packet.extend(length.to_be_bytes());
+        // Identification, not to be fragmented, 64 hops, TCP, no checksum.
+        packet.extend([0, 1, 0x40, 0, 64, 6, 0, 0]);
+        packet.extend(from.0.to_be_bytes());
+        packet.extend(to.0.to_be_bytes());
+        packet.extend(from.1.to_be_bytes());
+        packet.extend(to.1.to_be_bytes());
+        packet.extend(self.next[own].to_be_bytes());
+        packet.extend((if flags == Flags::Syn { 0 } else { self.next[other] }).to_be_bytes());
+        // Five words, the window, no checksum, nothing urgent.
+        packet.extend([0x50, flags as u8, 0xff, 0xff, 0, 0, 0, 0]);
+        packet.extend(payload);
+        let syn = u32::from(matches!(flags, Flags::Syn | Flags::SynAck));
+        self.next[own] = self.next[own].wrapping_add(payload.len() as u32 + syn);
+        packet
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `None`: not here, which was said.
+    fn ndpi(test: &str) -> Option<Ndpi> {
+        match Ndpi::load() {
+            Ok(ndpi) => Some(ndpi),
+            Err(error) => {
+                println!("SKIP {test}: {error}");
+                None
+            }
+        }
+    }
+
+    #[test]
+    fn packets_are_well_formed() {
+        let mut packets = Packets::new(443);
+        let syn = packets.next(true, Flags::Syn, &[]);
+        let answer = packets.next(false, Flags::SynAck, &[]);
+        let data = packets.next(true, Flags::Data, b"abc");
+        assert_eq!((syn.len(), answer.len(), data.len()), (40, 40, 43));
+        assert_eq!((&syn[22..24], &answer[20..22]), (&443_u16.to_be_bytes()[..], &443_u16.to_be_bytes()[..]));
+        assert_eq!(&answer[28..32], &1001_u32.to_be_bytes(), "the SYN is acknowledged");
+        assert_eq!(
+            (&data[24..28], &data[28..32]),
+            (&1001_u32.to_be_bytes()[..], &5001_u32.to_be_bytes()[..])
+        );
+        assert_eq!(packets.next, [1004, 5001]);
+        assert_eq!(u16::from_be_bytes([data[2], data[3]]), 43);
+    }
+
+    #[test]
+    fn protocols_are_known_by_their_first_bytes() {
+        let Some(ndpi) = ndpi("protocols_are_known_by_their_first_bytes") else { return };
+        let hello: &[(bool, &[u8])] = &[(true, include_bytes!("ndpi/client_hello.bin"))];
+        let http: &[(bool, &[u8])] = &[
+            (true, b"GET / HTTP/1.1\r\nHost: archive.example\r\nUser-Agent: curl/8.0\r\nAccept: */*\r\n\r\n"),
+            (false, b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 5\r\n\r\nhello"),
+        ];
+        let ssh: &[(bool, &[u8])] =
+            &[(false, b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n"), (true, b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n")];
+        for (segments, protocol, category) in
+            [(hello, "TLS", "Web"), (http, "HTTP", "Web"), (ssh, "SSH", "RemoteAccess")]
+        {
+            let found = ndpi.look(7100, segments.iter().copied()).expect(protocol);
+            assert_eq!((found.protocol.as_str(), found.category.as_str()), (protocol, category));
+        }
+        assert_eq!(ndpi.look(7100, []), None);
+    }
+
+    #[test]
+    fn noise_is_nothing_and_does_no_harm() {
+        let Some(ndpi) = ndpi("noise_is_nothing_and_does_no_harm") else { return };
+        let mut state = 7_u64;
+        let mut noise = |length: usize| -> Vec<u8> {
+            let mut next = || {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (state >> 56) as u8
+            };
+            (0..length).map(|_| next()).collect()
+        };
+        for round in 0..2000 {
+            let pieces: Vec<_> =
+                (0..round % 10).map(|at| noise(1 + (round * 37 + at * 211) % SEGMENT_MAX)).collect();
+            ndpi.look(
+                round as u16,
+                pieces.iter().enumerate().map(|(at, piece)| (at % 2 == 0, piece.as_slice())),
+            );
+        }
+        let long = vec![b'A'; 3 * PACKET_MAX];
+        ndpi.look(80, [(true, long.as_slice())]);
+    }
+}

@@ -1,0 +1,416 @@
+//! SCTP in userspace, by the C library usrsctp as it is found at run time: one association, whose packets go and come as the caller wants.
+//!
+//! It is for a process of its own, and for one thread: the library's state is the process's. Addresses are `AF_CONN`, so it opens no socket.
+
+#![allow(unsafe_code)]
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::io;
+use std::mem::size_of;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::ptr::{null, null_mut};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use nix::libc;
+
+/// Of Debian and those that come of it: package `libusrsctp2`.
+pub const LIBRARY: &str = "libusrsctp.so.2";
+
+const AF_CONN: u16 = 123;
+const IPPROTO_SCTP: c_int = 132;
+/// At both ends: an association has an address and a port at each, which here are always the same.
+const PORT: u16 = 5000;
+/// What the library calls the other end.
+const OTHER: usize = 1;
+const RTOINFO: c_int = 0x1;
+const INITMSG: c_int = 0x3;
+const NODELAY: c_int = 0x4;
+const PEER_ADDR_PARAMS: c_int = 0xa;
+const PMTUD_DISABLE: u32 = 0x10;
+const UNORDERED: u16 = 0x400;
+const SENDV_SNDINFO: c_uint = 1;
+const NOTIFICATION: c_int = 0x2000;
+/// Of packets, around what fits them.
+const COMMON_HEADER: u32 = 12;
+
+pub const READ: c_int = 1;
+pub const WRITE: c_int = 2;
+pub const ERROR: c_int = 4;
+
+type Socket = *mut c_void;
+type Output = extern "C" fn(*mut c_void, *mut c_void, usize, u8, u8) -> c_int;
+type Print = unsafe extern "C" fn(*const c_char, ...);
+
+#[repr(C)]
+struct Address {
+    family: u16,
+    port: u16,
+    address: *mut c_void,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct SendInfo {
+    stream: u16,
+    flags: u16,
+    protocol: u32,
+    context: u32,
+    association: u32,
+}
+
+#[repr(C)]
+struct Rto {
+    association: u32,
+    initial_ms: u32,
+    max_ms: u32,
+    min_ms: u32,
+}
+
+#[repr(C)]
+struct Init {
+    streams_out: u16,
+    streams_in: u16,
+    attempts: u16,
+    timeout_ms: u16,
+}
+
+/// `struct sctp_paddrparams`: the address is a `sockaddr_storage`.
+#[repr(C)]
+struct PathParameters {
+    address: libc::sockaddr_storage,
+    association: u32,
+    heartbeat_ms: u32,
+    mtu: u32,
+    flags: u32,
+    flow_label: u32,
+    retries: u16,
+    dscp: u8,
+}
+
+/// Its functions, by the names of `usrsctp.h`.
+struct Calls {
+    init_nothreads: unsafe extern "C" fn(u16, Option<Output>, Option<Print>),
+    register_address: unsafe extern "C" fn(*mut c_void),
+    socket:
+        unsafe extern "C" fn(c_int, c_int, c_int, *const c_void, *const c_void, u32, *mut c_void) -> Socket,
+    setsockopt: unsafe extern "C" fn(Socket, c_int, c_int, *const c_void, libc::socklen_t) -> c_int,
+    set_non_blocking: unsafe extern "C" fn(Socket, c_int) -> c_int,
+    bind: unsafe extern "C" fn(Socket, *mut Address, libc::socklen_t) -> c_int,
+    connect: unsafe extern "C" fn(Socket, *mut Address, libc::socklen_t) -> c_int,
+    get_events: unsafe extern "C" fn(Socket) -> c_int,
+    sendv: unsafe extern "C" fn(
+        Socket,
+        *const c_void,
+        usize,
+        *mut Address,
+        c_int,
+        *mut c_void,
+        libc::socklen_t,
+        c_uint,
+        c_int,
+    ) -> isize,
+    recvv: unsafe extern "C" fn(
+        Socket,
+        *mut c_void,
+        usize,
+        *mut c_void,
+        *mut libc::socklen_t,
+        *mut c_void,
+        *mut libc::socklen_t,
+        *mut c_uint,
+        *mut c_int,
+    ) -> isize,
+    shutdown: unsafe extern "C" fn(Socket, c_int) -> c_int,
+    conninput: unsafe extern "C" fn(*mut c_void, *const c_void, usize, u8),
+    handle_timers: unsafe extern "C" fn(u32),
+    /// Its code: to be there as long as the functions are called.
+    _library: Library,
+}
+
+/// The library, loaded into this process.
+pub struct Usrsctp(Calls);
+
+/// How an association is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct Association {
+    /// Bytes of a packet, at most.
+    pub packet_bytes: u32,
+    /// Of each direction.
+    pub buffer_bytes: u32,
+    pub is_ordered: bool,
+    /// Messages take turns on so many streams: those of different ones do not wait for each other.
+    pub streams: u16,
+    /// Until what was not acknowledged is sent again: the first time, and at least.
+    pub rto_initial_ms: u32,
+    pub rto_min_ms: u32,
+}
+
+/// What came of an attempt to read a message.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Got {
+    Bytes(usize),
+    Nothing,
+    /// The other end sends no more, in SCTP's own way.
+    End,
+}
+
+/// Where packets go.
+static WIRE: OnceLock<OwnedFd> = OnceLock::new();
+static UNSENT: AtomicU64 = AtomicU64::new(0);
+
+/// A packet that cannot be sent is lost, as others on the way are.
+extern "C" fn output(_: *mut c_void, packet: *mut c_void, bytes: usize, _: u8, _: u8) -> c_int {
+    let Some(wire) = WIRE.get() else { return 0 };
+    // SAFETY: the library lends so many bytes at `packet` for this call, and the descriptor is open as long as the process is.
+    let sent =
+        unsafe { libc::send(wire.as_raw_fd(), packet, bytes, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+    if sent < 0 {
+        UNSENT.fetch_add(1, Ordering::Relaxed);
+    }
+    0
+}
+
+impl Usrsctp {
+    /// Loads and begins it, once in a process: it opens what it needs (random numbers) now, and starts a thread that has nothing to do.
+    ///
+    /// # Errors
+    /// It is not installed, or is another one.
+    pub fn load() -> Result<Self, String> {
+        static LOADED: AtomicBool = AtomicBool::new(false);
+        if LOADED.swap(true, Ordering::Relaxed) {
+            return Err(format!("{LIBRARY} is loaded already"));
+        }
+        let absent =
+            |error| format!("{LIBRARY} cannot be loaded: install Debian's package libusrsctp2 ({error})");
+        // SAFETY: what the loader runs of it are constructors of a C library of the system, which has none that need anything. All symbols
+        // are bound now: nothing has to be looked up later.
+        let library = unsafe { Library::open(Some(LIBRARY), RTLD_NOW | RTLD_LOCAL) }.map_err(absent)?;
+        macro_rules! call {
+            ($name:literal) => {{
+                // SAFETY: the types above are those of usrsctp.h of the version that LIBRARY names.
+                let found = unsafe { library.get(concat!("usrsctp_", $name, "\0").as_bytes()) };
+                *found.map_err(|error| format!("{LIBRARY} has no usrsctp_{}: {error}", $name))?
+            }};
+        }
+        let calls = Calls {
+            init_nothreads: call!("init_nothreads"),
+            register_address: call!("register_address"),
+            socket: call!("socket"),
+            setsockopt: call!("setsockopt"),
+            set_non_blocking: call!("set_non_blocking"),
+            bind: call!("bind"),
+            connect: call!("connect"),
+            get_events: call!("get_events"),
+            sendv: call!("sendv"),
+            recvv: call!("recvv"),
+            shutdown: call!("shutdown"),
+            conninput: call!("conninput"),
+            handle_timers: call!("handle_timers"),
+            _library: library,
+        };
+        // SAFETY: once in this process; `output` is as usrsctp.h declares it, and without a function to print it prints nothing.
+        unsafe {
+            (calls.init_nothreads)(0, Some(output), None);
+            (calls.register_address)(OTHER as *mut c_void);
+        }
+        Ok(Self(calls))
+    }
+
+    /// Begins the one association of this process. `wire`: a connected socket, by which packets leave.
+    ///
+    /// # Errors
+    /// There is one already, or the library refuses a setting.
+    pub fn connect(self, wire: OwnedFd, how: Association) -> io::Result<Connected> {
+        WIRE.set(wire).map_err(|_| io::Error::from(io::ErrorKind::AlreadyExists))?;
+        let calls = &self.0;
+        // SAFETY: the library is there, and what can be left out is left out.
+        let socket = unsafe {
+            (calls.socket)(AF_CONN.into(), libc::SOCK_STREAM, IPPROTO_SCTP, null(), null(), 0, null_mut())
+        };
+        if socket.is_null() {
+            return Err(io::Error::last_os_error());
+        }
+        let connected = Connected { library: self, socket, how, next_stream: 0 };
+        connected.set_up()?;
+        Ok(connected)
+    }
+}
+
+/// An association that is, or is about to be.
+pub struct Connected {
+    library: Usrsctp,
+    socket: Socket,
+    how: Association,
+    next_stream: u16,
+}
+
+impl Connected {
+    fn set_up(&self) -> io::Result<()> {
+        let (calls, how) = (&self.library.0, &self.how);
+        let buffer = c_int::try_from(how.buffer_bytes).unwrap_or(c_int::MAX);
+        for option in [libc::SO_SNDBUF, libc::SO_RCVBUF] {
+            self.set(libc::SOL_SOCKET, option, &buffer)?;
+        }
+        self.set(IPPROTO_SCTP, NODELAY, &1_i32)?;
+        let init = Init { streams_out: how.streams, streams_in: how.streams, attempts: 20, timeout_ms: 2000 };
+        self.set(IPPROTO_SCTP, INITMSG, &init)?;
+        let (initial_ms, min_ms) = (how.rto_initial_ms, how.rto_min_ms);
+        self.set(IPPROTO_SCTP, RTOINFO, &Rto { association: 0, initial_ms, max_ms: 5000, min_ms })?;
+        // SAFETY: the socket is the library's and open; addresses are copied.
+        unsafe {
+            done((calls.set_non_blocking)(self.socket, 1))?;
+            let mut own = address();
+            done((calls.bind)(self.socket, &raw mut own, size_of::<Address>() as libc::socklen_t))?;
+            let mut other = address();
+            match done((calls.connect)(self.socket, &raw mut other, size_of::<Address>() as libc::socklen_t))
+            {
+                Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => return Err(error),
+                _ => {}
+            }
+        }
+        // SAFETY: zeros are an address of no family, and an `Address` fits where any address does, aligned as that is.
+        let address = unsafe {
+            let mut any: libc::sockaddr_storage = std::mem::zeroed();
+            (&raw mut any).cast::<Address>().write(address());
+            any
+        };
+        let mtu = how.packet_bytes.saturating_sub(COMMON_HEADER) & !3;
+        let path = PathParameters {
+            address,
+            association: 0,
+            heartbeat_ms: 0,
+            mtu,
+            flags: PMTUD_DISABLE,
+            flow_label: 0,
+            retries: 0,
+            dscp: 0,
+        };
+        self.set(IPPROTO_SCTP, PEER_ADDR_PARAMS, &path)
+    }
+
+    fn set<T>(&self, level: c_int, option: c_int, value: &T) -> io::Result<()> {
+        let length = size_of::<T>() as libc::socklen_t;
+        // SAFETY: the value is lent for this call, and its size is said.
+        let set = unsafe {
+            (self.library.0.setsockopt)(self.socket, level, option, std::ptr::from_ref(value).cast(), length)
+        };
+        done(set).map_err(|error| io::Error::new(error.kind(), format!("option {option:#x}: {error}")))
+    }
+
+    /// Of [`READ`], [`WRITE`], [`ERROR`].
+    pub fn events(&self) -> c_int {
+        // SAFETY: the socket is the library's and open, as in all that follows.
+        unsafe { (self.library.0.get_events)(self.socket) }
+    }
+
+    /// What came by the wire, whoever has made it.
+    pub fn input(&self, packet: &[u8]) {
+        // SAFETY: the bytes are lent for this call.
+        unsafe { (self.library.0.conninput)(OTHER as *mut c_void, packet.as_ptr().cast(), packet.len(), 0) }
+    }
+
+    /// So much time has passed.
+    pub fn tick(&self, ms: u32) {
+        // SAFETY: from the thread that calls everything else.
+        unsafe { (self.library.0.handle_timers)(ms) }
+    }
+
+    /// Whether there was room for the message.
+    ///
+    /// # Errors
+    /// The association is over: `BrokenPipe`, where that is in SCTP's own way.
+    pub fn send(&mut self, message: &[u8]) -> io::Result<bool> {
+        let mut info = SendInfo {
+            stream: self.next_stream,
+            flags: if self.how.is_ordered { 0 } else { UNORDERED },
+            ..SendInfo::default()
+        };
+        let (at, bytes) = (message.as_ptr().cast(), message.len());
+        let length = size_of::<SendInfo>() as libc::socklen_t;
+        // SAFETY: bytes and description are lent for this call.
+        let sent = unsafe {
+            let info = (&raw mut info).cast();
+            (self.library.0.sendv)(self.socket, at, bytes, null_mut(), 0, info, length, SENDV_SNDINFO, 0)
+        };
+        if sent >= 0 {
+            self.next_stream = (self.next_stream + 1) % self.how.streams.max(1);
+            return Ok(true);
+        }
+        match io::Error::last_os_error() {
+            error if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            // Both ends have ended it, and what came is still to be read.
+            error if error.raw_os_error() == Some(libc::ENOENT) => Err(io::ErrorKind::BrokenPipe.into()),
+            error => Err(error),
+        }
+    }
+
+    /// The next message, or a part of one that is longer than the buffer, which no end of this project sends.
+    ///
+    /// # Errors
+    /// The association is over.
+    pub fn receive(&mut self, buffer: &mut [u8]) -> io::Result<Got> {
+        let (mut flags, mut kind) = (0, 0);
+        let (mut from, mut info) = (0, 0);
+        let (at, bytes) = (buffer.as_mut_ptr().cast(), buffer.len());
+        // SAFETY: the buffer is lent for this call; nothing is to be written about the sender, whose room is said to be none.
+        let got = unsafe {
+            (self.library.0.recvv)(
+                self.socket,
+                at,
+                bytes,
+                null_mut(),
+                &raw mut from,
+                null_mut(),
+                &raw mut info,
+                &raw mut kind,
+                &raw mut flags,
+            )
+        };
+        match usize::try_from(got) {
+            Ok(0) => Ok(Got::End),
+            Ok(_) if flags & NOTIFICATION != 0 => Ok(Got::Nothing),
+            Ok(got) => Ok(Got::Bytes(got)),
+            Err(_) => match io::Error::last_os_error() {
+                error if error.kind() == io::ErrorKind::WouldBlock => Ok(Got::Nothing),
+                error => Err(error),
+            },
+        }
+    }
+
+    /// This end sends no more; what it has sent still comes.
+    pub fn finish(&self) {
+        // SAFETY: as above. Where there is no association any more there is nothing to finish.
+        unsafe { (self.library.0.shutdown)(self.socket, libc::SHUT_WR) };
+    }
+
+    /// Packets that could not be sent.
+    pub fn unsent() -> u64 {
+        UNSENT.load(Ordering::Relaxed)
+    }
+}
+
+fn address() -> Address {
+    Address { family: AF_CONN, port: PORT.to_be(), address: OTHER as *mut c_void }
+}
+
+fn done(result: c_int) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By usrsctp.h.
+    #[test]
+    fn structures_are_the_librarys() {
+        assert_eq!(size_of::<Address>(), 16);
+        assert_eq!(size_of::<SendInfo>(), 16);
+        assert_eq!(size_of::<Rto>(), 16);
+        assert_eq!(size_of::<Init>(), 8);
+        assert_eq!(std::mem::offset_of!(PathParameters, association), 128);
+        assert_eq!(std::mem::offset_of!(PathParameters, retries), 148);
+    }
+}

@@ -1,0 +1,74 @@
+//! Partial reliability on a wire that loses more than may be given up: over either protocol, the bound holds and all else comes.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use millrace_bpf::graft::joint::{Protocol, Reason, Word};
+use nix::sys::socket::{setsockopt, sockopt};
+
+use crate::net::{inside, root};
+use crate::traffic::{Fate, LONG, PARTIAL, Site, get_to_know, number_of, send_into_window};
+use crate::{count, other_side};
+
+#[test]
+fn no_more_is_lost_than_the_bound_allows() {
+    const SENT: u32 = 1500;
+    const PERMILLE: u64 = 30;
+    if !root("no_more_is_lost_than_the_bound_allows") {
+        return;
+    }
+    for (family, protocol) in [(4, Protocol::Udp), (4, Protocol::Ip253), (6, Protocol::Ip253)] {
+        let site = Site::over("bound", family, protocol);
+        let (near, far) = site.sockets();
+        match family {
+            4 => setsockopt(&near, sockopt::Ipv4RecvErr, &true).expect("errors"),
+            _ => setsockopt(&near, sockopt::Ipv6RecvErr, &true).expect("errors"),
+        }
+        let parameters = [
+            ("window", "packets", 64),
+            ("partial", "retry_us", 20_000),
+            ("partial", "deadline_ms", 1),
+            ("partial", "give_up_permille", PERMILLE),
+        ];
+        let [sender, mut receiver] = site.joints_of(PARTIAL, &parameters);
+        let (stop, is_over, ends) = (AtomicBool::new(false), AtomicBool::new(false), site.ends);
+        let wire = site.wire();
+        let mut got = thread::scope(|scope| {
+            scope.spawn(|| wire.run(&stop, |count| if count % 13 == 5 { Fate::Lose } else { Fate::Pass }));
+            get_to_know(&site, &sender, &mut receiver);
+            let receiving = scope.spawn(|| {
+                let (mut got, mut buffer) = (Vec::new(), [0; 2048]);
+                loop {
+                    match far.recv(&mut buffer) {
+                        Ok(bytes) => got.push(number_of(&buffer[..bytes])),
+                        Err(_) if is_over.load(Ordering::Relaxed) => return got,
+                        Err(_) => {}
+                    }
+                }
+            });
+            let sending = scope.spawn(|| send_into_window(&near, 0..SENT));
+            // Until everything has come, or is given up.
+            let until = Instant::now() + LONG;
+            while !sending.is_finished() || sender.progress(&ends).expect("progress").acked != SENT {
+                assert!(Instant::now() < until, "{:?}", sender.progress(&ends));
+                thread::sleep(Duration::from_millis(20));
+                let known = sender.progress(&ends).expect("progress");
+                inside(&site.network.publisher, || sender.say(&ends, Word::Last(known.next)).expect("said"));
+            }
+            stop.store(true, Ordering::Relaxed);
+            is_over.store(true, Ordering::Relaxed);
+            receiving.join().expect("messages")
+        });
+        let come = got.len();
+        got.sort_unstable();
+        got.dedup();
+        assert_eq!(got.len(), come, "some came twice");
+        let lost = u64::from(SENT) - come as u64;
+        // Some 115 were lost at their first try.
+        assert!(lost > 0 && lost * 1000 <= u64::from(SENT) * PERMILLE, "{protocol} {family}: {lost}");
+        for reason in [Reason::Forged, Reason::Malformed, Reason::NoFunction] {
+            assert_eq!(count(&mut receiver, &other_side(&ends), reason), 0, "{reason:?}");
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Several paths for one session.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use millrace_bpf::graft::joint::{Ends, PATHS_MAX, Protocol};
+use serde::Deserialize;
+
+use super::{Session, Settings};
+use crate::Error;
+
+/// The first one has the session's own addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Paths {
+    pub each: Vec<Path>,
+    /// Everything goes by all of them.
+    pub is_redundant: bool,
+}
+
+/// Addresses that stand for the session's own on the wire, with its ports.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Path {
+    pub local: IpAddr,
+    pub remote: IpAddr,
+    pub interface: String,
+}
+
+/// How packets are divided.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Division {
+    #[default]
+    Spread,
+    Redundant,
+}
+
+impl Paths {
+    /// # Errors
+    /// In words: what is wrong with them.
+    pub(super) fn checked(
+        mut each: Vec<Path>,
+        division: Division,
+        ends: &Ends,
+        protocol: Protocol,
+    ) -> Result<Option<Self>, String> {
+        if each.is_empty() {
+            return Ok(None);
+        }
+        if !(2..=PATHS_MAX).contains(&each.len()) {
+            return Err(format!("[[session.path]]: there are 2 to {PATHS_MAX} of them, or none"));
+        }
+        if protocol != Protocol::Udp {
+            return Err("[[session.path]] needs protocol = \"udp\"".to_owned());
+        }
+        let is_own = |path: &Path| (path.local, path.remote) == (ends.local.ip(), ends.remote.ip());
+        let Some(own) = each.iter().position(is_own) else {
+            return Err(format!(
+                "[[session.path]]: one of them has the session's own addresses, local = \"{}\" and remote = \"{}\", and their interface",
+                ends.local.ip(),
+                ends.remote.ip()
+            ));
+        };
+        each.swap(0, own);
+        let mut pairs = BTreeSet::new();
+        for path in &each {
+            let Path { local, remote, .. } = path;
+            if local.is_ipv4() != ends.local.is_ipv4() || remote.is_ipv4() != ends.local.is_ipv4() {
+                return Err(format!(
+                    "[[session.path]] {local} - {remote} is of another family than the session"
+                ));
+            }
+            if !pairs.insert((*local, *remote)) {
+                return Err(format!("[[session.path]] {local} - {remote} is there twice"));
+            }
+        }
+        Ok(Some(Self { each, is_redundant: division == Division::Redundant }))
+    }
+}
+
+impl Session {
+    /// As its packets are on the wire.
+    fn outside(&self) -> impl Iterator<Item = Ends> {
+        let paths = self.paths.iter().flat_map(|paths| paths.each.iter().skip(1));
+        let with = |path: &Path| {
+            let mut ends = self.ends;
+            ends.local.set_ip(path.local);
+            ends.remote.set_ip(path.remote);
+            ends
+        };
+        paths.map(with)
+    }
+}
+
+impl Settings {
+    pub(super) fn check_paths(&self) -> Result<(), Error> {
+        let mut taken: BTreeSet<_> = self.sessions.iter().map(|session| session.ends).collect();
+        for session in &self.sessions {
+            let wrong =
+                |message: String| Err(Error::Settings(format!("session {}: {message}", session.name)));
+            let Some(paths) = &session.paths else { continue };
+            if let Some(path) = paths.each.iter().find(|path| !self.interfaces.contains(&path.interface)) {
+                return wrong(format!(
+                    "[[session.path]]: interface {} is not one of `interface`",
+                    path.interface
+                ));
+            }
+            if let Some(ends) = session.outside().find(|ends| !taken.insert(*ends)) {
+                return wrong(format!(
+                    "[[session.path]] {} - {}: another session has them, with these ports",
+                    ends.local.ip(),
+                    ends.remote.ip()
+                ));
+            }
+            let drops_twice = |name: &String| self.grafts.get(name).is_some_and(|graft| graft.has("number"));
+            let mut grafts = session.when.iter().map(|when| &when.graft).chain([&session.graft]);
+            if paths.is_redundant && session.cipher.is_none() && !grafts.all(drops_twice) {
+                return wrong(
+                    "paths = \"redundant\" in clear needs grafts with the function number, which drops what comes twice"
+                        .to_owned(),
+                );
+            }
+        }
+        Ok(())
+    }
+}

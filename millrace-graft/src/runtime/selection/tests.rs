@@ -1,0 +1,296 @@
+use std::cell::Cell;
+
+use super::*;
+use crate::{flow::tests::flow, paths::Monitor};
+
+/// Short paths have cubic, long ones a carrier, and pcc without.
+const MODEL: &str = r#"{"version":1,"about":"a test","arms":["pcc","cubic","carried-warm"],"tree":{"split":{"by":"rtt","at":50,"unknown":"below",
+    "below":{"leaf":{"number":0,"examples":9,"usual":2,"ranking":[{"arm":"cubic","right":1,"utility":1},{"arm":"pcc","right":0,"utility":0},
+        {"arm":"carried-warm","right":0,"utility":0}]}},
+    "above":{"leaf":{"number":1,"examples":9,"usual":2,"ranking":[{"arm":"carried-warm","right":1,"utility":1},
+        {"arm":"pcc","right":0.5,"utility":0.5},{"arm":"cubic","right":0,"utility":0}]}}}}}"#;
+
+fn settings(tier: &str) -> Settings {
+    let rule = |name: &str, peer: &str, how: &str| {
+        format!(
+            "[[rule]]\nname = \"{name}\"\nside = \"client\"\nport = [80, 443]\nagree = false\npeer = \"{peer}\"\n{how}\n"
+        )
+    };
+    let text = rule("near", "10.0.0.0/8", &format!("select = \"loss\"\nsize-kib = 64\ntier = \"{tier}\""))
+        + &rule("other", "0.0.0.0/0", "congestion = \"reno\"");
+    let directory = tempfile::tempdir().expect("a directory");
+    std::fs::write(directory.path().join("model.json"), MODEL).expect("a file");
+    let key = directory.path().join("host.key");
+    std::fs::write(&key, "not read").expect("a file");
+    let carry = if tier == "chosen" { "[agreement]\nkey = \"host.key\"\n[carry]\n" } else { "" };
+    let file = directory.path().join("graft.toml");
+    std::fs::write(&file, format!("model = \"model.json\"\n{carry}{text}")).expect("a file");
+    Settings::read(&file).expect("settings")
+}
+
+fn path(peer: &str, rtt_min_us: u32, idle_s: u64) -> Path {
+    let mut monitor = Monitor::new(crate::settings::default_classes());
+    let report = millrace_proto::graft::measure::Report { answered: 1, rtt_min_us, ..Default::default() };
+    monitor.note_probe(peer.parse().expect("an address"), report, 1);
+    Path { idle_s, delivery_rate: Some(1_250_000), ..monitor.paths().remove(0) }
+}
+
+struct Bench {
+    settings: Settings,
+    selection: Selection,
+    carriers: BTreeMap<IpAddr, bool>,
+    kinds: Kinds,
+    lacks: &'static str,
+    waits: Cell<bool>,
+    chance: f64,
+}
+
+impl Bench {
+    fn new(tier: &str) -> Self {
+        let (settings, selection) = (settings(tier), Selection::new("bbr"));
+        let (carriers, kinds) = (BTreeMap::new(), Kinds::default());
+        Self { settings, selection, carriers, kinds, lacks: "", waits: Cell::new(false), chance: 0.0 }
+    }
+
+    fn choose(&mut self, paths: &[Path], is_all: bool) -> Vec<Order> {
+        let world = World {
+            settings: &self.settings,
+            controls: &|control| control != self.lacks,
+            carriers: &self.carriers,
+            kinds: &self.kinds,
+            chance: &|| self.chance,
+            is_granted: &|_, _| self.waits.get(),
+        };
+        self.selection.choose(&world, paths, is_all)
+    }
+
+    /// A connection in place of the first rule, from its beginning to its end.
+    fn connect(&mut self, id: u64, peer: &str, choice: &Choice, explored: bool, busy_ms: u64) {
+        let told = self.begin(id, peer, choice, explored);
+        let (what, busy) = (What::Ended, Some(Duration::from_millis(busy_ms)));
+        self.selection.note(&Told { what, sent: 64 << 10, busy, ..told }, &self.settings);
+    }
+
+    fn begin(&mut self, id: u64, peer: &str, choice: &Choice, explored: bool) -> Told {
+        let arm = if explored { choice.grant.clone().expect("a grant") } else { choice.arm.clone() };
+        let told = Told {
+            what: What::Began,
+            side: millrace_bpf::graft::Side::Client,
+            local: "10.9.9.9:5000".parse().expect("an address"),
+            remote: (peer.parse::<IpAddr>().expect("an address"), 80).into(),
+            cookie: id,
+            is_elsewhere: false,
+            time_ns: id,
+            rule: 1,
+            serial: choice.serial,
+            explored,
+            congestion: arm.congestion,
+            command: Some("curl".to_owned()),
+            duration: Duration::from_millis(100),
+            sent: 0,
+            received: 0,
+            busy: None,
+            heard: None,
+            socket: crate::paths::tests::socket(7, id, 1000, 1, 0),
+        };
+        self.selection.note(&told, &self.settings);
+        told
+    }
+}
+
+fn only(orders: &[Order]) -> (IpAddr, Choice) {
+    match orders {
+        [Order::Choose { peer, rule: 1, choice }] => (*peer, choice.clone()),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn each_path_gets_what_its_own_figures_say() {
+    let mut bench = Bench::new("in-place");
+    let paths = [path("10.0.0.1", 10_000, 0), path("10.0.0.2", 100_000, 0), path("192.0.2.1", 100_000, 0)];
+    let orders = bench.choose(&paths, true);
+    let told: Vec<_> = orders
+        .iter()
+        .map(|order| match order {
+            Order::Choose { peer, rule, choice } => (
+                peer.to_string(),
+                *rule,
+                choice.arm.congestion.clone().unwrap_or_default(),
+                choice.arm.carried,
+            ),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(
+        told,
+        [
+            ("10.0.0.1".to_owned(), 1, "cubic".to_owned(), false),
+            ("10.0.0.2".to_owned(), 1, "pcc".to_owned(), false)
+        ]
+    );
+    assert_eq!(bench.choose(&paths, true), [], "nothing has changed");
+    let far = bench.selection.of_peer("10.0.0.2".parse().expect("an address"));
+    assert_eq!((far[0].arm.as_str(), far[0].why.as_str()), ("pcc", "learned"));
+    assert_eq!(far[0].way, ["rtt is 100 ms: more than 50 ms"]);
+    bench.lacks = "pcc";
+    let (peer, choice) = only(&bench.choose(&paths, true));
+    assert_eq!((peer.to_string().as_str(), choice.arm.congestion.as_deref()), ("10.0.0.2", Some("cubic")));
+    let orders = bench.choose(&paths[..1], true);
+    assert_eq!(orders, [Order::Forget { peer: "10.0.0.2".parse().expect("an address"), rule: 1 }]);
+}
+
+/// On a path whose model says so, by the carrier as long as that is warm; what the broker does not have goes by the best in place.
+#[test]
+fn the_tier_is_chosen_by_path_and_carrier() {
+    let mut bench = Bench::new("chosen");
+    let (near, far) = (path("10.0.0.1", 10_000, 0), path("10.0.0.2", 100_000, 0));
+    bench.carriers = [(near.peer, true), (far.peer, false)].into();
+    let (_, cold) = only(&bench.choose(std::slice::from_ref(&far), false));
+    assert_eq!((cold.arm.carried, cold.arm.congestion.as_deref()), (false, Some("pcc")), "it is cold");
+    bench.carriers.insert(far.peer, true);
+    let (_, warm) = only(&bench.choose(std::slice::from_ref(&far), false));
+    assert_eq!((warm.arm.carried, warm.arm.congestion.as_deref()), (true, Some("pcc")));
+    let (_, close) = only(&bench.choose(std::slice::from_ref(&near), false));
+    assert_eq!((close.arm.carried, close.arm.congestion.as_deref()), (false, Some("cubic")));
+    let mut never = Bench::new("in-place");
+    never.carriers.clone_from(&bench.carriers);
+    assert!(!only(&never.choose(&[far], false)).1.arm.carried, "the rule does not leave it to the model");
+}
+
+#[test]
+fn a_model_that_is_wrong_is_left_within_fifty_connections() {
+    let mut bench = Bench::new("in-place");
+    bench.chance = 1.0;
+    let far = path("10.0.0.2", 100_000, 0);
+    let (_, mut choice) = only(&bench.choose(std::slice::from_ref(&far), true));
+    assert_eq!(choice.arm.congestion.as_deref(), Some("pcc"));
+    let mut wrong = 0;
+    for id in 0..50 {
+        let is_wrong = choice.arm.congestion.is_some();
+        wrong += u32::from(is_wrong);
+        bench.connect(id, "10.0.0.2", &choice, false, if is_wrong { 5000 } else { 200 });
+        if let [Order::Choose { choice: fresh, .. }] = &bench.choose(std::slice::from_ref(&far), false)[..] {
+            choice = fresh.clone();
+        }
+    }
+    assert_eq!(wrong, 4);
+    let now = &bench.selection.of_peer(far.peer)[0];
+    assert_eq!((now.arm.as_str(), now.why.as_str()), ("bbr", "found"));
+    let status = bench.selection.status();
+    assert_eq!((status.reasons["learned"], status.outcomes["bad"]), (4, 4), "{status:?}");
+    assert_eq!(status.reasons["doubted"] + status.reasons["found"], 46);
+    assert_eq!(status.connections["in-place/bbr"], 46);
+    let last = bench
+        .selection
+        .connection(["10.9.9.9:5000".parse().expect("an end"), "10.0.0.2:80".parse().expect("an end")], 0);
+    let last = last.expect("a connection");
+    assert_eq!((last.arm.as_str(), last.why.as_str()), ("bbr", "found"));
+    assert_eq!(last.ended.expect("over").is_bad, Some(false));
+}
+
+/// However connections come: a grant is one connection's, and none is given before enough have gone.
+#[test]
+fn at_most_two_of_a_hundred_try_another_arm() {
+    let mut bench = Bench::new("in-place");
+    let far = path("10.0.0.2", 100_000, 0);
+    let (_, mut choice) = only(&bench.choose(std::slice::from_ref(&far), true));
+    let (mut connections, mut explored, mut id) = (0_u64, 0_u64, 0);
+    for round in 0..400 {
+        for _ in 0..round % 23 {
+            // The kernel gives a grant to whoever comes first.
+            let takes = choice.grant.is_some();
+            bench.connect(id, "10.0.0.2", &choice, takes, 200);
+            choice.grant = choice.grant.filter(|_| !takes);
+            (connections, explored, id) = (connections + 1, explored + u64::from(takes), id + 1);
+            assert!(explored * 100 <= connections * 2, "{explored} of {connections}");
+        }
+        bench.waits.set(choice.grant.is_some());
+        if let [Order::Choose { choice: fresh, .. }] = &bench.choose(std::slice::from_ref(&far), false)[..] {
+            choice = fresh.clone();
+        }
+    }
+    let status = bench.selection.status();
+    assert!(
+        explored > 40 && status.reasons["explored"] == explored,
+        "{explored} of {connections}: {status:?}"
+    );
+    assert!(status.paths[0].tried.len() > 1 && status.gain.is_some(), "{status:?}");
+}
+
+#[test]
+fn one_peer_steers_no_other_and_what_is_remembered_is_bounded() {
+    let mut bench = Bench::new("in-place");
+    bench.chance = 1.0;
+    let paths = [path("10.0.0.1", 100_000, 0), path("10.0.0.2", 100_000, 0)];
+    let orders = bench.choose(&paths, true);
+    assert_eq!(orders.len(), 2);
+    let Order::Choose { choice, .. } = orders[0].clone() else { panic!("{orders:?}") };
+    (0..3000).for_each(|id| bench.connect(id, "10.0.0.1", &choice, false, 9000));
+    let (peer, _) = only(&bench.choose(&paths, true));
+    assert_eq!(peer, paths[0].peer);
+    assert_eq!(bench.selection.of_peer(paths[1].peer)[0].why, "learned");
+    // What nobody has chosen is nobody's outcome, and what it names is not believed.
+    let unknown = Choice { serial: 999, ..choice };
+    bench.connect(1, "10.7.7.7", &unknown, false, 1);
+    assert_eq!(bench.selection.serial_of((0, "10.7.7.7".parse().expect("an address"))), 0);
+}
+
+/// A look at sockets that meets one no more may have come between its end and the telling of that.
+#[test]
+fn what_ended_untold_is_over_after_two_looks() {
+    let mut bench = Bench::new("in-place");
+    let far = path("10.0.0.2", 100_000, 0);
+    let (_, choice) = only(&bench.choose(std::slice::from_ref(&far), true));
+    bench.begin(1, "10.0.0.2", &choice, false);
+    bench.selection.prune(|_| false, 0);
+    bench.selection.prune(|id| id == 1, 0);
+    bench.selection.prune(|_| false, 0);
+    assert!(bench.selection.has_live());
+    bench.selection.prune(|_| false, 0);
+    assert!(!bench.selection.has_live());
+    assert_eq!(bench.selection.status().forgotten, 1);
+}
+
+/// A look does not meet them.
+#[test]
+fn those_of_other_namespaces_live_until_something_was_not_told() {
+    let mut bench = Bench::new("in-place");
+    let far = path("10.0.0.2", 100_000, 0);
+    let (_, choice) = only(&bench.choose(std::slice::from_ref(&far), true));
+    let told = bench.begin(1, "10.0.0.2", &choice, false);
+    bench.selection.note(&Told { cookie: 2, is_elsewhere: true, ..told }, &bench.settings);
+    (0..3).for_each(|_| bench.selection.prune(|id| id == 1, 0));
+    assert_eq!(bench.selection.status().live["in-place/pcc"], 2);
+    (0..3).for_each(|_| bench.selection.prune(|id| id == 1, 1));
+    let status = bench.selection.status();
+    assert_eq!((status.live["in-place/pcc"], status.forgotten), (1, 1));
+}
+
+#[test]
+fn room_is_for_those_that_were_used_last() {
+    let mut bench = Bench::new("in-place");
+    let paths: Vec<_> = (0..CHOICES as u32 + 9)
+        .map(|at| {
+            let peer = IpAddr::from(std::net::Ipv4Addr::from_bits(0x0a00_0000 + at));
+            Path { peer, idle_s: u64::from(at), ..path("10.0.0.1", 100_000, 0) }
+        })
+        .collect();
+    assert_eq!(bench.choose(&paths, true).len(), CHOICES);
+    assert_eq!(bench.selection.of_peer(paths[CHOICES].peer), []);
+    // One of the others is used.
+    let mut later = paths;
+    later[CHOICES].idle_s = 0;
+    let orders = bench.choose(&later, true);
+    assert!(matches!(&orders[..], [Order::Forget { .. }, Order::Choose { .. }]), "{}", orders.len());
+    assert_eq!(bench.choose(&[], true).len(), CHOICES, "all are forgotten");
+}
+
+#[test]
+fn flows_without_a_size_are_not_judged() {
+    let mut bench = Bench::new("in-place");
+    let far = path("10.0.0.2", 100_000, 0);
+    bench.choose(std::slice::from_ref(&far), true);
+    bench.selection.end(1, &flow(0, 0, 0, 0), None, false);
+    assert_eq!(bench.selection.status().outcomes["not-judged"], 1);
+}

@@ -1,0 +1,3 @@
+module millrace/go-pair
+
+go 1.19

@@ -1,0 +1,360 @@
+//! A film in segments, as HLS has it (RFC 8216), and a player that counts when it stands still.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+use serde::{Deserialize, Serialize};
+
+use crate::bench::graft::host::Host;
+
+/// Where it stands below what a server serves.
+pub const FILM: &str = "film";
+pub const PLAYLIST: &str = "index.m3u8";
+const SEGMENT_SECONDS: u32 = 2;
+const FRAMES_SECOND: u32 = 25;
+/// No more is fetched ahead of what is shown.
+const AHEAD: f64 = 10.0;
+/// Of a header, and of a playlist.
+const TEXT_MOST: usize = 64 << 10;
+/// Of a segment: a minute at 100 Mbit/s.
+const SEGMENT_MOST: u64 = 750 << 20;
+
+pub struct Film {
+    seconds: u32,
+}
+
+impl Film {
+    /// By ffmpeg, of so many bits in each second.
+    pub fn make(directory: &Path, mbit: u32, seconds: u32) -> anyhow::Result<Self> {
+        let directory = directory.join(FILM);
+        fs::create_dir(&directory)?;
+        let source = format!("testsrc2=size=640x360:rate={FRAMES_SECOND}");
+        let (rate, group) = (format!("{mbit}M"), (FRAMES_SECOND * SEGMENT_SECONDS).to_string());
+        let mut command = Command::new("ffmpeg");
+        command.args(["-v", "error", "-f", "lavfi", "-i", &source, "-t", &seconds.to_string()]);
+        command.args(["-c:v", "libx264", "-preset", "ultrafast", "-threads", "1", "-pix_fmt", "yuv420p"]);
+        command.args([
+            "-g",
+            &group,
+            "-keyint_min",
+            &group,
+            "-sc_threshold",
+            "0",
+            "-x264-params",
+            "nal-hrd=cbr",
+        ]);
+        command.args(["-b:v", &rate, "-minrate", &rate, "-maxrate", &rate, "-bufsize", &rate]);
+        command.args(["-f", "hls", "-hls_time", &SEGMENT_SECONDS.to_string(), "-hls_playlist_type", "vod"]);
+        command.arg("-hls_segment_filename").arg(directory.join("%03d.ts")).arg(directory.join(PLAYLIST));
+        let output = command.output().context("no ffmpeg")?;
+        ensure!(output.status.success(), "ffmpeg: {}", String::from_utf8_lossy(&output.stderr).trim());
+        Ok(Self { seconds })
+    }
+
+    /// By ffmpeg, from a server: another player takes it for a film, with all of its pictures.
+    pub fn check(&self, client: &Host<'_>, server: SocketAddr) -> anyhow::Result<()> {
+        let mut command = client.node.command("ffmpeg");
+        command.args(["-v", "error", "-xerror", "-progress", "-", "-i"]);
+        command.arg(format!("http://{server}/{FILM}/{PLAYLIST}")).args(["-f", "null", "-"]);
+        let output = client.cgroup.command(&command).output()?;
+        let errors = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "ffmpeg does not play the film: {}", errors.trim());
+        let said = String::from_utf8_lossy(&output.stdout);
+        let shown =
+            said.lines().rev().find_map(|line| line.strip_prefix("frame=")?.trim().parse::<u32>().ok());
+        let wanted = self.seconds * FRAMES_SECOND;
+        ensure!(shown == Some(wanted), "ffmpeg shows {shown:?} pictures of the film's {wanted}");
+        Ok(())
+    }
+}
+
+/// What has come, what was shown, and when there was nothing to show. Times are seconds since the viewer's wish.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Playback {
+    came: f64,
+    shown: f64,
+    /// Since when it is as it is.
+    since: f64,
+    is_playing: bool,
+    seen: Watched,
+}
+
+/// What a viewer has to tell.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Watched {
+    /// Until the first picture; of one that never came, until the viewer has left.
+    pub start_s: f64,
+    pub stalls: u32,
+    pub stalled_s: f64,
+    /// The viewer has left before the end.
+    pub is_over: bool,
+}
+
+impl Watched {
+    pub fn waited_s(&self) -> f64 {
+        self.start_s + self.stalled_s
+    }
+}
+
+impl Playback {
+    fn advance(&mut self, now: f64) {
+        if !self.is_playing {
+            return;
+        }
+        let dry = self.since + self.came - self.shown;
+        if dry >= now {
+            self.shown += now - self.since;
+            self.since = now;
+        } else {
+            (self.shown, self.since, self.is_playing) = (self.came, dry, false);
+            self.seen.stalls += 1;
+        }
+    }
+
+    /// A segment is there as a whole. It begins, or goes on.
+    fn arrived(&mut self, now: f64, seconds: f64) {
+        self.advance(now);
+        self.came += seconds;
+        if !self.is_playing {
+            self.wait_ends(now);
+            self.is_playing = true;
+        }
+    }
+
+    fn wait_ends(&mut self, now: f64) {
+        let waited = now - self.since;
+        match self.seen.stalls {
+            0 => self.seen.start_s = waited,
+            _ => self.seen.stalled_s += waited,
+        }
+        self.since = now;
+    }
+
+    /// What has not come by then is not waited for.
+    fn left(&mut self, now: f64) -> Watched {
+        self.advance(now);
+        if !self.is_playing {
+            self.wait_ends(now);
+        }
+        Watched { is_over: true, ..self.seen }
+    }
+
+    /// Until there is room for one more.
+    fn pause(&self, now: f64) -> f64 {
+        let ahead = self.came - self.shown - if self.is_playing { now - self.since } else { 0.0 };
+        (ahead - AHEAD).max(0.0)
+    }
+}
+
+/// Plays a film that is fetched segment after segment on one connection.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[arg(long)]
+    from: SocketAddr,
+    /// Of the playlist
+    #[arg(long)]
+    path: String,
+    /// Where segments are put
+    #[arg(long)]
+    into: PathBuf,
+    #[arg(long)]
+    limit: u64,
+}
+
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let (start, mut playback) = (Instant::now(), Playback::default());
+    let limit = Duration::from_secs(args.limit);
+    let watched = match args.play(start, &mut playback) {
+        Ok(()) => playback.seen,
+        Err(_) if start.elapsed() >= limit => playback.left(limit.as_secs_f64()),
+        Err(error) => return Err(error),
+    };
+    println!("{}", serde_json::to_string(&watched)?);
+    Ok(())
+}
+
+impl Args {
+    fn play(&self, start: Instant, playback: &mut Playback) -> anyhow::Result<()> {
+        let until = start + Duration::from_secs(self.limit);
+        let mut server = Server::new(self.from, until)?;
+        let text = String::from_utf8(server.get(&self.path)?)?;
+        let (directory, _) = self.path.rsplit_once('/').context("a path begins with /")?;
+        for (name, seconds) in segments(&text)? {
+            let pause = playback.pause(start.elapsed().as_secs_f64());
+            std::thread::sleep(Duration::from_secs_f64(pause));
+            let segment = server.get(&format!("{directory}/{name}"))?;
+            playback.arrived(start.elapsed().as_secs_f64(), seconds);
+            fs::write(self.into.join(name), segment)?;
+        }
+        Ok(())
+    }
+}
+
+/// Names and lengths in seconds.
+fn segments(playlist: &str) -> anyhow::Result<Vec<(&str, f64)>> {
+    ensure!(playlist.starts_with("#EXTM3U"), "no playlist");
+    let mut found = Vec::new();
+    let mut length = None;
+    for line in playlist.lines().map(str::trim) {
+        if let Some(info) = line.strip_prefix("#EXTINF:") {
+            let seconds = info.split(',').next().unwrap_or_default();
+            length = Some(seconds.parse().with_context(|| format!("a segment of {seconds:?} s"))?);
+        } else if !line.is_empty() && !line.starts_with('#') {
+            ensure!(!line.contains('/'), "segment {line:?} is elsewhere");
+            found.push((line, length.take().with_context(|| format!("segment {line} has no length"))?));
+        }
+    }
+    ensure!(!found.is_empty(), "no segments");
+    Ok(found)
+}
+
+/// By HTTP/1.1, on a connection that stays.
+struct Server {
+    stream: BufReader<TcpStream>,
+    at: SocketAddr,
+    until: Instant,
+}
+
+impl Server {
+    fn new(at: SocketAddr, until: Instant) -> anyhow::Result<Self> {
+        let left = until.saturating_duration_since(Instant::now());
+        let stream = TcpStream::connect_timeout(&at, left).with_context(|| at.to_string())?;
+        stream.set_nodelay(true)?;
+        Ok(Self { stream: BufReader::new(stream), at, until })
+    }
+
+    fn get(&mut self, path: &str) -> anyhow::Result<Vec<u8>> {
+        write!(self.stream.get_mut(), "GET {path} HTTP/1.1\r\nHost: {}\r\n\r\n", self.at)?;
+        let head = self.head()?;
+        let mut lines = head.lines();
+        let status = lines.next().unwrap_or_default();
+        ensure!(status.starts_with("HTTP/1.1 200 "), "{path}: {status}");
+        let length = lines.filter_map(|line| line.split_once(':'));
+        let length = length.filter(|(name, _)| name.eq_ignore_ascii_case("content-length"));
+        let length: Option<u64> = length.filter_map(|(_, value)| value.trim().parse().ok()).next();
+        let length =
+            length.filter(|length| *length <= SEGMENT_MOST).context("no Content-Length, or too much")?;
+        let mut body = vec![0; usize::try_from(length)?];
+        let mut filled = 0;
+        while let Some(rest) = body.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+            self.bound()?;
+            match self.stream.read(rest) {
+                Ok(0) => bail!("{path} ended after {filled} bytes of {length}"),
+                Ok(read) => filled += read,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error).with_context(|| format!("{path}, after {filled} bytes")),
+            }
+        }
+        Ok(body)
+    }
+
+    /// Until the empty line.
+    fn head(&mut self) -> anyhow::Result<String> {
+        let mut head = String::new();
+        while !head.ends_with("\r\n\r\n") {
+            self.bound()?;
+            let left = (TEXT_MOST - head.len()) as u64;
+            let read = self.stream.by_ref().take(left).read_line(&mut head)?;
+            ensure!(read > 0, "the answer's head ended after {} bytes", head.len());
+        }
+        Ok(head)
+    }
+
+    /// Nothing is waited for beyond the limit.
+    fn bound(&self) -> anyhow::Result<()> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        ensure!(!left.is_zero(), "the time is over");
+        Ok(self.stream.get_ref().set_read_timeout(Some(left))?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn near(one: f64, other: f64) -> bool {
+        (one - other).abs() < 1e-9
+    }
+
+    #[test]
+    fn what_comes_in_time_is_shown_without_a_stall() {
+        let mut playback = Playback::default();
+        for at in [0.5, 1.0, 1.5, 2.0, 2.5, 3.0] {
+            playback.arrived(at, 2.0);
+        }
+        assert_eq!(playback.seen, Watched { start_s: 0.5, ..Watched::default() });
+        // 2.5 of 12 seconds were shown, and 10 are to be ahead.
+        assert!(near(playback.pause(3.0), 0.0) && near(playback.came - playback.shown, 9.5));
+        playback.arrived(3.0, 2.0);
+        assert!(near(playback.pause(3.0), 1.5) && near(playback.pause(4.0), 0.5));
+    }
+
+    #[test]
+    fn what_comes_late_stalls_until_it_is_there() {
+        let mut playback = Playback::default();
+        playback.arrived(1.0, 2.0);
+        playback.arrived(3.5, 2.0);
+        playback.arrived(7.0, 2.0);
+        // Dry at 3 s until 3.5, and at 5.5 until 7.
+        assert_eq!(playback.seen, Watched { start_s: 1.0, stalls: 2, stalled_s: 2.0, is_over: false });
+        assert!(near(playback.seen.waited_s(), 3.0));
+        // Dry at 9 s, and the viewer leaves at 10.
+        let left = playback.left(10.0);
+        assert_eq!(left, Watched { start_s: 1.0, stalls: 3, stalled_s: 3.0, is_over: true });
+    }
+
+    #[test]
+    fn who_leaves_before_the_beginning_has_waited_for_it() {
+        let left = Playback::default().left(60.0);
+        assert_eq!(left, Watched { start_s: 60.0, stalls: 0, stalled_s: 0.0, is_over: true });
+    }
+
+    #[test]
+    fn playlists_are_read() {
+        let text = "#EXTM3U\n#EXT-X-TARGETDURATION:2\n#EXTINF:2.000000,\n000.ts\n#EXTINF:1.5,\n001.ts\n#EXT-X-ENDLIST\n";
+        assert_eq!(segments(text).expect("segments"), [("000.ts", 2.0), ("001.ts", 1.5)]);
+        for bad in [
+            "",
+            "#EXTM3U\n",
+            "#EXTM3U\n000.ts\n",
+            "#EXTM3U\n#EXTINF:x,\n000.ts",
+            "#EXTM3U\n#EXTINF:2,\n../a.ts",
+        ] {
+            assert!(segments(bad).is_err(), "{bad}");
+        }
+    }
+
+    /// Answers in pieces, two on one connection.
+    #[test]
+    fn answers_are_read() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a socket");
+        let at = listener.local_addr().expect("an address");
+        let serving = std::thread::spawn(move || {
+            let (stream, _) = listener.accept().expect("a client");
+            let mut stream = BufReader::new(stream);
+            for body in ["first", "", "short"] {
+                let mut line = String::new();
+                while line != "\r\n" {
+                    line.clear();
+                    stream.read_line(&mut line).expect("a request");
+                }
+                let length = if body == "short" { 9 } else { body.len() };
+                let head = format!("HTTP/1.1 200 OK\r\nServer: x\r\ncontent-length: {length}\r\n\r\n");
+                for piece in [&head[..7], &head[7..], body] {
+                    stream.get_mut().write_all(piece.as_bytes()).expect("a piece");
+                }
+            }
+        });
+        let mut server = Server::new(at, Instant::now() + Duration::from_secs(60)).expect("connected");
+        assert_eq!(server.get("/a").expect("a body"), b"first");
+        assert_eq!(server.get("/b").expect("a body"), b"");
+        let error = server.get("/c").expect_err("it ended").to_string();
+        assert!(error.contains("ended after 5 bytes of 9"), "{error}");
+        serving.join().expect("served");
+    }
+}

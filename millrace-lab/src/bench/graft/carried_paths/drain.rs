@@ -1,0 +1,168 @@
+//! The receiving end: a process of its own, since what is carried is so by its cgroup. What is sent is a count, so that nothing
+//! can be missing, come twice or in another place without being seen.
+
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use serde::{Deserialize, Serialize};
+
+const WORD: usize = size_of::<u64>();
+const BLOCK: usize = 1 << 16;
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[arg(long)]
+    from: SocketAddr,
+    /// From the first byte on
+    #[arg(long)]
+    seconds: u64,
+}
+
+/// What it prints.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Drained {
+    pub bytes: u64,
+    /// The longest time in which nothing came.
+    pub gap_ms: f64,
+    /// When it began, after the first byte.
+    pub gap_at_s: f64,
+}
+
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let stream = TcpStream::connect(args.from).with_context(|| args.from.to_string())?;
+    let drained = drain(stream, Duration::from_secs(args.seconds))?;
+    println!("{}", serde_json::to_string(&drained)?);
+    Ok(())
+}
+
+/// As long as that from the first byte on, or until there is no more.
+fn drain(mut stream: TcpStream, time: Duration) -> anyhow::Result<Drained> {
+    let (mut drained, mut count, mut buffer) = (Drained::default(), Count::default(), vec![0; BLOCK]);
+    let first = stream.read(&mut buffer)?;
+    ensure!(first > 0, "it ended before it began");
+    let (start, mut last) = (Instant::now(), Duration::ZERO);
+    count.check(&buffer[..first])?;
+    loop {
+        let left = time.saturating_sub(start.elapsed());
+        if left.is_zero() {
+            break;
+        }
+        stream.set_read_timeout(Some(left))?;
+        let read = match stream.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(read) => read,
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => break,
+            Err(error) => return Err(error).context("in mid-transfer"),
+        };
+        count.check(&buffer[..read])?;
+        let now = start.elapsed();
+        drained.silent(last, now);
+        last = now;
+    }
+    // The last silence has no end.
+    drained.silent(last, start.elapsed());
+    drained.bytes = count.at;
+    Ok(drained)
+}
+
+impl Drained {
+    /// After the first byte.
+    fn silent(&mut self, since: Duration, until: Duration) {
+        let gap_ms = until.saturating_sub(since).as_secs_f64() * 1e3;
+        if gap_ms > self.gap_ms {
+            (self.gap_ms, self.gap_at_s) = (gap_ms, since.as_secs_f64());
+        }
+    }
+}
+
+/// Words in network order, each more by one than that before it.
+#[derive(Debug, Default)]
+struct Count {
+    at: u64,
+}
+
+impl Count {
+    fn byte(at: u64) -> u8 {
+        (at / WORD as u64).to_be_bytes()[at as usize % WORD]
+    }
+
+    fn fill(&mut self, block: &mut [u8]) {
+        for byte in block {
+            *byte = Self::byte(self.at);
+            self.at += 1;
+        }
+    }
+
+    fn check(&mut self, block: &[u8]) -> anyhow::Result<()> {
+        for byte in block {
+            ensure!(*byte == Self::byte(self.at), "byte {} is not what was sent", self.at);
+            self.at += 1;
+        }
+        Ok(())
+    }
+}
+
+/// Sends until the other end has had enough.
+pub fn pour(mut stream: TcpStream, limit: Duration) -> anyhow::Result<()> {
+    stream.set_write_timeout(Some(limit))?;
+    let (start, mut count, mut block) = (Instant::now(), Count::default(), vec![0; BLOCK]);
+    while start.elapsed() < limit {
+        count.fill(&mut block);
+        if stream.write_all(&block).is_err() {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_count_is_checked_whatever_pieces_it_comes_in() {
+        let mut bytes = vec![0; 1003];
+        Count::default().fill(&mut bytes);
+        assert_eq!(bytes[8..16], 1_u64.to_be_bytes());
+        let mut count = Count::default();
+        for piece in [&bytes[..3], &bytes[3..700], &bytes[700..]] {
+            count.check(piece).expect("in order");
+        }
+        assert_eq!(count.at, 1003);
+        let mut count = Count::default();
+        count.check(&bytes[..16]).expect("in order");
+        // A word is missing; one came twice.
+        assert!(count.check(&bytes[24..32]).is_err());
+        let mut count = Count::default();
+        count.check(&bytes[..16]).expect("in order");
+        assert!(count.check(&bytes[8..16]).is_err());
+    }
+
+    #[test]
+    fn the_longest_silence_is_told() {
+        let mut drained = Drained::default();
+        for (since, until) in [(0, 100), (100, 400), (400, 600)] {
+            drained.silent(Duration::from_millis(since), Duration::from_millis(until));
+        }
+        assert_eq!(drained, Drained { bytes: 0, gap_ms: 300.0, gap_at_s: 0.1 });
+    }
+
+    #[test]
+    fn what_is_poured_is_drained() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a socket");
+        let sender = TcpStream::connect(listener.local_addr().expect("an address")).expect("connected");
+        let (receiver, _) = listener.accept().expect("a connection");
+        let sending = std::thread::spawn(move || {
+            let (mut sender, mut count, mut block) = (sender, Count::default(), [0; 100_003]);
+            for _ in 0..4 {
+                count.fill(&mut block);
+                sender.write_all(&block).expect("sent");
+            }
+        });
+        let drained = drain(receiver, Duration::from_secs(60)).expect("drained");
+        sending.join().expect("sent");
+        assert_eq!(drained.bytes, 400_012);
+    }
+}

@@ -1,0 +1,279 @@
+//! `bench graft carried-paths`: what a connection that is carried gets of two paths, and for how long nothing comes when one of
+//! them is cut.
+
+pub mod drain;
+
+use std::fs;
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow, ensure};
+use serde_json::{Value, json};
+
+use self::drain::{Drained, pour};
+use super::carrying::{Carrying, Wanted};
+use super::two_links::{Ends, FIRST, Links, SECOND};
+use crate::bench::at_once::at_once;
+use crate::bench::process::Process;
+use crate::bench::site::Site;
+use crate::bench::stats::Spread;
+use crate::bench::table::{columns, write_json};
+use crate::bench::usage::warn_if_busy;
+use crate::lab::{Directions, Node, Settings};
+use crate::progress::Progress;
+
+const PORT: u16 = 7300;
+/// As TCP's packets are.
+const PACKET_BYTES: u64 = 1500;
+/// In which carriers open their windows.
+const WARMING: Duration = Duration::from_secs(3);
+/// For a process to begin and to end, beside the transfer.
+const GRACE: Duration = Duration::from_secs(60);
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    links: Links,
+    /// Of each run; one of the paths is cut in the middle
+    #[arg(long, default_value_t = 20)]
+    seconds: u64,
+    /// Runs of each
+    #[arg(long, default_value_t = 10)]
+    rounds: usize,
+    /// Runs at once, each in a lab of its own
+    #[arg(long, default_value_t = 1)]
+    labs: usize,
+    /// Write the rows here
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy)]
+struct Arm {
+    name: &'static str,
+    /// `None`: in place, by the first path.
+    carrier: Option<&'static str>,
+    /// The carriers' own: they are told of both by MPTCP's path managers.
+    is_spread: bool,
+    /// Both of the server's addresses stand in `carry`.
+    is_listed: bool,
+    cut: Option<Ends>,
+}
+
+const ONE: Arm = Arm { name: "TCP, one path", carrier: None, is_spread: false, is_listed: false, cut: None };
+const MPTCP: Arm = Arm { carrier: Some("mptcp"), ..ONE };
+const BOTH: Arm = Arm { is_spread: true, ..MPTCP };
+
+const ARMS: [Arm; 9] = [
+    ONE,
+    Arm { name: "carried, MPTCP, one path", ..MPTCP },
+    Arm { name: "carried, MPTCP, two paths", ..BOTH },
+    Arm { name: "carried, QUIC, one path", carrier: Some("quic"), ..ONE },
+    Arm { name: "MPTCP, first cut", cut: Some(FIRST), ..BOTH },
+    Arm { name: "MPTCP, second cut", cut: Some(SECOND), ..BOTH },
+    Arm {
+        name: "QUIC to two addresses, first cut",
+        carrier: Some("quic"),
+        is_listed: true,
+        cut: Some(FIRST),
+        ..ONE
+    },
+    Arm {
+        name: "TCP to two addresses, first cut",
+        carrier: Some("tcp"),
+        is_listed: true,
+        cut: Some(FIRST),
+        ..ONE
+    },
+    Arm { name: "MPTCP to two addresses, first cut", is_listed: true, cut: Some(FIRST), ..MPTCP },
+];
+
+/// What came of a run.
+struct Figures {
+    mbit_s: f64,
+    drained: Drained,
+}
+
+pub fn run(args: Args) -> anyhow::Result<()> {
+    ensure!(
+        args.rounds > 0 && args.labs > 0 && args.seconds > 1,
+        "--rounds and --labs are at least 1, --seconds 2"
+    );
+    args.links.check()?;
+    let mptcp = fs::read_to_string("/proc/sys/net/mptcp/enabled").unwrap_or_default();
+    ensure!(mptcp.trim() == "1", "no MPTCP on this host: net.mptcp.enabled is 0, or the kernel has none");
+    warn_if_busy()?;
+    let jobs: Vec<(usize, &Arm)> =
+        (1..=args.rounds).flat_map(|round| ARMS.iter().map(move |arm| (round, arm))).collect();
+    let progress = Progress::of_lanes(jobs.len(), args.labs);
+    let done = at_once(args.labs, &jobs, |(round, arm)| {
+        let what = format!("round {round}, {}", arm.name);
+        let work = || args.measure(arm, *round as u64).with_context(|| what.clone());
+        progress.step(&what, work, told)?
+    })?;
+    drop(progress);
+    let mut figures: Vec<Vec<Figures>> = ARMS.iter().map(|_| Vec::new()).collect();
+    for (at, came) in done.into_iter().enumerate() {
+        figures[at % ARMS.len()].push(came);
+    }
+    let one = median(&figures[1], |it| it.mbit_s);
+    let head = ["way", "Mbit/s", "least", "most", "times one", "longest gap ms", "most"];
+    let mut lines = vec![head.map(str::to_owned).to_vec()];
+    lines.extend(ARMS.iter().zip(&figures).map(|(arm, figures)| arm.line(figures, one)));
+    print!("{}", columns(&lines));
+    let rows: Vec<_> =
+        ARMS.iter().zip(&figures).map(|(arm, figures)| arm.json(&args, figures, one)).collect();
+    args.json.as_deref().map_or(Ok(()), |path| write_json(path, &rows))
+}
+
+fn told(came: &anyhow::Result<Figures>) -> String {
+    match came {
+        Ok(it) => format!("{:.1} Mbit/s, nothing for {:.0} ms", it.mbit_s, it.drained.gap_ms),
+        Err(error) => format!("{error:#}"),
+    }
+}
+
+impl Args {
+    fn measure(&self, arm: &Arm, seed: u64) -> anyhow::Result<Figures> {
+        let site = self.links.site(PACKET_BYTES, seed)?;
+        let place = Place::new(&site)?;
+        if arm.is_spread {
+            place.spread()?;
+        }
+        let (pair, _daemons) = match arm.carrier {
+            Some(carrier) => {
+                let pair = place.pair(carrier, arm.is_listed)?;
+                let daemons = pair.start()?;
+                pair.client.wait_warm(if arm.is_listed { 2 } else { 1 })?;
+                thread::sleep(WARMING);
+                (Some(pair), Some(daemons))
+            }
+            None => (None, None),
+        };
+        let drained = self.transfer(&site, &place, pair.as_ref(), arm)?;
+        if let Some(pair) = &pair {
+            pair.check_led(1)?;
+        }
+        // That of a link which was cut is no rate.
+        let mbit_s = drained.bytes as f64 * 8e-6 / self.seconds as f64;
+        Ok(Figures { mbit_s, drained })
+    }
+
+    /// From the relay's host to the subscribers'.
+    fn transfer(
+        &self,
+        site: &Site,
+        place: &Place<'_>,
+        pair: Option<&Carrying<'_>>,
+        arm: &Arm,
+    ) -> anyhow::Result<Drained> {
+        let at = SocketAddr::new(place.servers[0].into(), PORT);
+        let listener = place.server.enter(|| TcpListener::bind(at))??;
+        let mut command = place.client.command(std::env::current_exe()?);
+        command.args(["bench", "graft", "drain", "--from", &at.to_string()]);
+        command.args(["--seconds", &self.seconds.to_string()]);
+        if let Some(pair) = pair {
+            command = pair.client.cgroup.command(&command);
+        }
+        let mut client = Process::start("drain", command, site.directory())?;
+        let stream = accept(&listener, &mut client)?;
+        let sending = Duration::from_secs(self.seconds);
+        let ending = stream.try_clone()?;
+        thread::scope(|scope| {
+            let pouring = scope.spawn(|| pour(stream, sending + GRACE));
+            if let Some(cut) = &arm.cut {
+                thread::sleep(sending / 2);
+                site.link(cut.near)?.change(Directions::Both, &Settings::parse("loss=100%")?)?;
+            }
+            let said = client.finish(sending + GRACE)?;
+            // A carrier whose path was cut may tell it late.
+            let _ = ending.shutdown(Shutdown::Both);
+            pouring.join().map_err(|_| anyhow!("the sender panicked"))??;
+            serde_json::from_str(said.trim()).with_context(|| format!("the client said {said:?}"))
+        })
+    }
+}
+
+fn accept(listener: &TcpListener, client: &mut Process) -> anyhow::Result<TcpStream> {
+    listener.set_nonblocking(true)?;
+    let mut came = None;
+    client.wait_until("its connection", GRACE, || {
+        came = listener.accept().ok().map(|(stream, _)| stream);
+        came.is_some()
+    })?;
+    let stream = came.context("no connection")?;
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
+/// Both hosts, and their addresses on both links.
+struct Place<'a> {
+    client: &'a Node,
+    server: &'a Node,
+    clients: [Ipv4Addr; 2],
+    servers: [Ipv4Addr; 2],
+    directory: &'a Path,
+}
+
+impl<'a> Place<'a> {
+    fn new(site: &'a Site) -> anyhow::Result<Self> {
+        let (client, server) = (site.subscribers()?, site.relay()?);
+        let address = |node: &Node, link| anyhow::Ok(node.interface(link).context("no interface")?.v4);
+        let clients = [address(client, FIRST.far)?, address(client, SECOND.far)?];
+        let servers = [address(server, FIRST.near)?, address(server, SECOND.near)?];
+        let place = Self { client, server, clients, servers, directory: site.directory() };
+        [client, server].into_iter().try_for_each(|node| ip(node, "mptcp endpoint flush"))?;
+        Ok(place)
+    }
+
+    /// As an operator would: the server says that it has a second address, and the client goes there too.
+    fn spread(&self) -> anyhow::Result<()> {
+        let device = &self.server.interface(SECOND.near).context("no interface")?.device;
+        let limits = "mptcp limits set subflows 2 add_addr_accepted 2";
+        [self.client, self.server].into_iter().try_for_each(|node| ip(node, limits))?;
+        ip(self.server, &format!("mptcp endpoint add {} dev {device} signal", self.servers[1]))
+    }
+
+    fn pair(&self, carrier: &str, is_listed: bool) -> anyhow::Result<Carrying<'a>> {
+        let hosts = [(self.client, self.clients.to_vec()), (self.server, self.servers.to_vec())];
+        let called = if is_listed { 2 } else { 1 };
+        let wanted = Wanted { carry: &format!("carrier = {carrier:?}\n"), ..Wanted::default() };
+        Carrying::by(hosts, called, self.directory, &[PORT], &wanted)
+    }
+}
+
+fn ip(node: &Node, arguments: &str) -> anyhow::Result<()> {
+    let done = node.command("ip").args(arguments.split(' ')).output()?;
+    let errors = String::from_utf8_lossy(&done.stderr);
+    ensure!(done.status.success(), "ip {arguments}: {}", errors.trim());
+    Ok(())
+}
+
+fn median(figures: &[Figures], of: impl Fn(&Figures) -> f64) -> f64 {
+    Spread::of(&figures.iter().map(of).collect::<Vec<_>>()).map_or(f64::NAN, |spread| spread.median)
+}
+
+impl Arm {
+    fn line(&self, figures: &[Figures], one: f64) -> Vec<String> {
+        let rates = Spread::of(&figures.iter().map(|it| it.mbit_s).collect::<Vec<_>>());
+        let gaps = Spread::of(&figures.iter().map(|it| it.drained.gap_ms).collect::<Vec<_>>());
+        let mut line = vec![self.name.to_owned()];
+        let (Some(rates), Some(gaps)) = (rates, gaps) else { return line };
+        line.extend([rates.median, rates.min, rates.max].map(|mbit| format!("{mbit:.1}")));
+        line.push(format!("{:.2}", rates.median / one));
+        line.extend([gaps.median, gaps.max].map(|ms| format!("{ms:.0}")));
+        line
+    }
+
+    fn json(&self, args: &Args, figures: &[Figures], one: f64) -> Value {
+        let rounds: Vec<_> =
+            figures.iter().map(|it| json!({ "mbit_s": it.mbit_s, "drained": it.drained })).collect();
+        let links = &args.links;
+        json!({
+            "way": self.name, "rate_mbit": links.rate_mbit, "rtt_ms": links.rtt_ms, "loss_percent": links.loss,
+            "seconds": args.seconds, "times_one": median(figures, |it| it.mbit_s) / one, "rounds": rounds,
+        })
+    }
+}

@@ -1,0 +1,181 @@
+//! Who is no daemon of Millrace's and speaks as one, with a key of its own.
+
+use std::io::Read as _;
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use millrace_graft::identity::hex;
+use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use quinn::{Endpoint, EndpointConfig, TokioRuntime};
+use rcgen::PublicKeyData as _;
+use ring::digest;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
+use rustls::{
+    ClientConfig, ClientConnection, DigitallySignedStruct, ServerConfig, ServerConnection, SignatureScheme,
+};
+
+use super::Kind;
+
+/// For the other end to answer, or to close.
+const PATIENCE: Duration = Duration::from_secs(20);
+const NAME: &str = "millrace-graft";
+
+/// A key that nobody's settings name, unless they are made to.
+pub struct Identity {
+    /// As settings name it.
+    pub key: String,
+    certificate: CertificateDer<'static>,
+    private: Vec<u8>,
+}
+
+impl Identity {
+    pub fn new() -> anyhow::Result<Self> {
+        let pair = rcgen::KeyPair::generate()?;
+        let certificate = rcgen::CertificateParams::new([NAME.to_owned()])?.self_signed(&pair)?;
+        let hash = digest::digest(&digest::SHA256, &pair.subject_public_key_info());
+        let key = hex(hash.as_ref());
+        Ok(Self { key, certificate: certificate.der().clone(), private: pair.serialize_der() })
+    }
+
+    fn private(&self) -> PrivateKeyDer<'static> {
+        PrivatePkcs8KeyDer::from(self.private.clone()).into()
+    }
+
+    fn client(&self, alpn: &[u8]) -> anyhow::Result<ClientConfig> {
+        let config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()));
+        let config = config.with_protocol_versions(&[&rustls::version::TLS13])?.dangerous();
+        let config = config.with_custom_certificate_verifier(Arc::new(Anybody));
+        let mut config = config.with_client_auth_cert(vec![self.certificate.clone()], self.private())?;
+        config.alpn_protocols = vec![alpn.to_vec()];
+        Ok(config)
+    }
+
+    fn server(&self, alpn: &[u8]) -> anyhow::Result<ServerConfig> {
+        let config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()));
+        let config = config.with_protocol_versions(&[&rustls::version::TLS13])?.with_no_client_auth();
+        let mut config = config.with_single_cert(vec![self.certificate.clone()], self.private())?;
+        config.alpn_protocols = vec![alpn.to_vec()];
+        Ok(config)
+    }
+
+    /// One handshake, until the other end has ended it. From the calling thread's namespace.
+    pub fn call(&self, kind: Kind, at: SocketAddr, alpn: &[u8]) -> anyhow::Result<()> {
+        let config = self.client(alpn)?;
+        match kind {
+            Kind::Quic => by_quic(at, config),
+            // To MPTCP's socket TCP is as good.
+            Kind::Tcp | Kind::Mptcp => by_tcp(at, config),
+        }
+    }
+
+    /// Takes whoever calls, for as long as the process lives. In the calling thread's namespace.
+    pub fn answer(&self, kind: Kind, at: SocketAddr, alpn: &[u8]) -> anyhow::Result<()> {
+        let config = self.server(alpn)?;
+        match kind {
+            Kind::Quic => {
+                let socket = UdpSocket::bind(at)?;
+                let config = quinn::ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(config)?));
+                std::thread::spawn(move || runtime().map(|it| it.block_on(take_quic(socket, config))));
+            }
+            Kind::Tcp | Kind::Mptcp => {
+                let (listener, config) = (TcpListener::bind(at)?, Arc::new(config));
+                std::thread::spawn(move || {
+                    for stream in listener.incoming().map_while(Result::ok) {
+                        let config = config.clone();
+                        std::thread::spawn(move || take_tcp(stream, config));
+                    }
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()
+}
+
+fn by_quic(at: SocketAddr, config: ClientConfig) -> anyhow::Result<()> {
+    let config = quinn::ClientConfig::new(Arc::new(QuicClientConfig::try_from(config)?));
+    runtime()?.block_on(async {
+        let endpoint = Endpoint::client(([0, 0, 0, 0], 0).into())?;
+        let connecting = endpoint.connect_with(config, at, NAME)?;
+        let until_closed = async {
+            if let Ok(connection) = connecting.await {
+                connection.closed().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, until_closed).await.context("nobody has ended the handshake")?;
+        endpoint.close(0_u32.into(), b"");
+        endpoint.wait_idle().await;
+        anyhow::Ok(())
+    })
+}
+
+async fn take_quic(socket: UdpSocket, config: quinn::ServerConfig) -> anyhow::Result<()> {
+    let endpoint = Endpoint::new(EndpointConfig::default(), Some(config), socket, Arc::new(TokioRuntime))?;
+    while let Some(incoming) = endpoint.accept().await {
+        tokio::spawn(async move { incoming.await.map(|connection| drop(connection.close_reason())) });
+    }
+    Ok(())
+}
+
+fn by_tcp(at: SocketAddr, config: ClientConfig) -> anyhow::Result<()> {
+    let mut stream = TcpStream::connect_timeout(&at, PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut tls = ClientConnection::new(Arc::new(config), ServerName::try_from(NAME)?)?;
+    // It fails: that is what is wanted.
+    let mut both = rustls::Stream::new(&mut tls, &mut stream);
+    let _ = both.read(&mut [0]);
+    Ok(())
+}
+
+fn take_tcp(mut stream: TcpStream, config: Arc<ServerConfig>) {
+    let Ok(mut tls) = ServerConnection::new(config) else { return };
+    let _ = stream.set_read_timeout(Some(PATIENCE));
+    // An alert goes before it fails.
+    while tls.complete_io(&mut stream).is_ok_and(|(read, _)| read > 0) {}
+    let _ = tls.write_tls(&mut stream);
+}
+
+/// Takes whoever it meets.
+#[derive(Debug)]
+struct Anybody;
+
+impl ServerCertVerifier for Anybody {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        rustls::crypto::ring::default_provider().signature_verification_algorithms.supported_schemes()
+    }
+}

@@ -1,0 +1,481 @@
+//! The applications of the matrix: a client and a server that know nothing of what is under them, as processes of their own. Each says what came of its end of
+//! every connection.
+//!
+//! Both ends send at once. Each end's bytes follow from the connection's number, so that the other knows every byte that is to come: also of a connection that is
+//! reset it is known whether what has come was the beginning of what was sent.
+
+use std::collections::BTreeMap;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use millrace_graft::identity::hex;
+use nix::sys::socket::{setsockopt, sockopt};
+use parking_lot::Mutex;
+use ring::digest;
+use serde::{Deserialize, Serialize};
+
+/// What is sent at once, at most.
+const PIECE: usize = 64 << 10;
+/// What a piece is before its length is drawn.
+const HEAD: usize = 16;
+/// The server's bytes are of other numbers than the client's.
+const SERVERS: u64 = 1 << 63;
+/// Of each socket: what an end has given to the kernel arrives soon, however slow what carries it.
+const BUFFER: usize = PIECE;
+/// After so much silence an end gives up: nobody has told it anything.
+const SILENCE: Duration = Duration::from_secs(90);
+/// That are made at once at a rate.
+const MAKERS: usize = 32;
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    role: Role,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Role {
+    /// Takes connections until its input ends
+    Serve {
+        #[arg(long)]
+        at: SocketAddr,
+        #[arg(long, default_value_t = 0)]
+        pause_us: u64,
+    },
+    /// Makes connections, and sends until its input ends
+    Connect {
+        #[arg(long)]
+        to: SocketAddr,
+        #[arg(long, default_value_t = 1)]
+        connections: u64,
+        /// The number of the first
+        #[arg(long, default_value_t = 0)]
+        first: u64,
+        #[arg(long, default_value_t = 0)]
+        pause_us: u64,
+        /// Each way and connection; without, until its input ends
+        #[arg(long)]
+        bytes: Option<u64>,
+        /// Connections a second; without, all at once
+        #[arg(long)]
+        per_second: Option<u64>,
+    },
+}
+
+/// How one direction has ended, as the end that receives it knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Came {
+    /// All of it, with the sender's hash.
+    Whole,
+    /// The kernel said that the connection was reset.
+    Reset,
+    /// It has ended as if it were whole, and is not.
+    Short,
+    /// Other bytes than were sent.
+    Differs,
+    /// Nothing came for too long.
+    Silent,
+    /// It was not made.
+    Refused,
+}
+
+/// One end of one connection.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Report {
+    pub came: Came,
+    pub sent: u64,
+    pub received: u64,
+    pub sent_hash: String,
+    pub received_hash: String,
+    /// Longest time in which nothing came, after the first byte.
+    pub pause_ms: f64,
+    /// The other end, as this one sees it.
+    pub peer: Option<SocketAddr>,
+    pub own: Option<SocketAddr>,
+}
+
+pub type Reports = BTreeMap<u64, Report>;
+
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let reports = match args.role {
+        Role::Serve { at, pause_us } => serve(at, Duration::from_micros(pause_us))?,
+        Role::Connect { to, connections, first, pause_us, bytes, per_second } => {
+            let pause = Duration::from_micros(pause_us);
+            let wanted = Wanted { to, pause, bytes, enough: Arc::default() };
+            match per_second {
+                None => wanted.at_once(first..first + connections),
+                Some(rate) => wanted.at_a_rate(first..first + connections, rate)?,
+            }
+        }
+    };
+    println!("{}", serde_json::to_string(&reports)?);
+    Ok(())
+}
+
+fn wait_for_end_of_input() {
+    let _ = io::copy(&mut io::stdin(), &mut io::sink());
+}
+
+fn serve(at: SocketAddr, pause: Duration) -> anyhow::Result<Reports> {
+    let listener = TcpListener::bind(at).with_context(|| at.to_string())?;
+    println!("ready");
+    let (reports, (said, done)) = (Arc::new(Mutex::new(Reports::new())), mpsc::channel::<()>());
+    let taken = reports.clone();
+    // It ends with the process.
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(stream) = stream else { continue };
+            let (reports, said) = (taken.clone(), said.clone());
+            std::thread::spawn(move || {
+                answer(&stream, pause, &reports);
+                drop(said);
+            });
+        }
+    });
+    wait_for_end_of_input();
+    // Those that are open say what became of them.
+    let start = Instant::now();
+    while reports.lock().values().any(|report| report.pause_ms < 0.0) && start.elapsed() < SILENCE {
+        let _ = done.recv_timeout(Duration::from_millis(20));
+    }
+    let mut reports = std::mem::take(&mut *reports.lock());
+    reports.values_mut().for_each(|report| report.pause_ms = report.pause_ms.max(0.0));
+    Ok(reports)
+}
+
+/// One that has said who it is stands among the reports from then on, as silent.
+fn answer(stream: &TcpStream, pause: Duration, reports: &Mutex<Reports>) {
+    let mut head = [0; HEAD];
+    let _ = stream.set_read_timeout(Some(SILENCE));
+    if { stream }.read_exact(&mut head).is_err() {
+        return;
+    }
+    let [id, most] = [0, 8].map(|at| head[at..].first_chunk().copied().map_or(0, u64::from_be_bytes));
+    let open = Report { pause_ms: -1.0, ..Report::of(Came::Silent) };
+    reports.lock().insert(id, open);
+    // Until the client has said all. What is counted is sent at once.
+    let (enough, most) = (AtomicBool::new(false), (most > 0).then_some(most));
+    let pause = most.map_or(pause, |_| Duration::ZERO);
+    let sending = Sending { seed: id | SERVERS, most, pause, enough: &enough };
+    let report = both(stream, &sending, id);
+    reports.lock().insert(id, report);
+}
+
+#[derive(Clone)]
+struct Wanted {
+    to: SocketAddr,
+    pause: Duration,
+    bytes: Option<u64>,
+    enough: Arc<AtomicBool>,
+}
+
+impl Wanted {
+    fn one(&self, id: u64) -> Report {
+        let connected = TcpStream::connect_timeout(&self.to, SILENCE);
+        let Ok(stream) = connected else { return Report::of(Came::Refused) };
+        let most = self.bytes.unwrap_or(0);
+        let head: Vec<u8> = [id, most].into_iter().flat_map(u64::to_be_bytes).collect();
+        let _ = stream.set_read_timeout(Some(SILENCE));
+        if { &stream }.write_all(&head).is_err() {
+            return Report::of(Came::Reset);
+        }
+        let sending = Sending { seed: id, most: self.bytes, pause: self.pause, enough: &self.enough };
+        both(&stream, &sending, id | SERVERS)
+    }
+
+    fn at_once(&self, ids: std::ops::Range<u64>) -> Reports {
+        let enough = self.enough.clone();
+        std::thread::spawn(move || {
+            wait_for_end_of_input();
+            enough.store(true, Ordering::Relaxed);
+        });
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = ids.map(|id| (id, scope.spawn(move || self.one(id)))).collect();
+            println!("ready");
+            let joined = threads.into_iter().map(|(id, it)| (id, it.join()));
+            joined.filter_map(|(id, it)| Some((id, it.ok()?))).collect()
+        })
+    }
+
+    /// Each at its time, whatever becomes of those before, as far as there are threads for them.
+    fn at_a_rate(&self, ids: std::ops::Range<u64>, rate: u64) -> anyhow::Result<Reports> {
+        ensure!(rate > 0 && self.bytes.is_some(), "a rate wants --bytes");
+        let (start, first) = (Instant::now(), ids.start);
+        let (next, reports) = (Mutex::new(ids), Mutex::new(Reports::new()));
+        std::thread::scope(|scope| {
+            for _ in 0..MAKERS {
+                scope.spawn(|| {
+                    loop {
+                        let Some(id) = next.lock().next() else { return };
+                        let due = start + Duration::from_secs_f64((id - first) as f64 / rate as f64);
+                        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+                        let report = self.one(id);
+                        reports.lock().insert(id, report);
+                    }
+                });
+            }
+        });
+        Ok(reports.into_inner())
+    }
+}
+
+impl Report {
+    fn of(came: Came) -> Self {
+        let (sent_hash, received_hash) = (String::new(), String::new());
+        Self { came, sent: 0, received: 0, sent_hash, received_hash, pause_ms: 0.0, peer: None, own: None }
+    }
+}
+
+/// Both directions, until both have ended.
+fn both(stream: &TcpStream, sending: &Sending<'_>, theirs: u64) -> Report {
+    let (peer, own) = (stream.peer_addr().ok(), stream.local_addr().ok());
+    let _ = stream.set_nodelay(true).and_then(|()| stream.set_write_timeout(Some(SILENCE)));
+    let _ = setsockopt(stream, sockopt::SndBuf, &BUFFER)
+        .and_then(|()| setsockopt(stream, sockopt::RcvBuf, &BUFFER));
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let sent = scope.spawn(|| sending.run(stream, &is_over));
+        let mut receiving = Receiving::new(theirs);
+        let came = receiving.run(stream);
+        // The server has enough when the client has; a client that hears nothing more does not send on.
+        is_over.store(true, Ordering::Relaxed);
+        let (sent, sent_hash, failed) = sent.join().unwrap_or_default();
+        let came = with_both_directions(came, failed);
+        let received_hash = hex(receiving.hash.finish().as_ref());
+        Report {
+            came,
+            sent,
+            received: receiving.received,
+            sent_hash,
+            received_hash,
+            pause_ms: receiving.pause.as_secs_f64() * 1e3,
+            peer,
+            own,
+        }
+    })
+}
+
+/// The kernel says once that a connection was reset, to whichever direction asks first; the other then reads an end. It says so only where no end had come before:
+/// behind one, a reset is a broken pipe to who sends. So a stream that was ended early, and then reset, stays short.
+fn with_both_directions(came: Came, failed: Option<ErrorKind>) -> Came {
+    match (came, failed) {
+        // Nobody has taken what it had to say.
+        (Came::Whole | Came::Short, Some(ErrorKind::WouldBlock | ErrorKind::TimedOut)) => Came::Silent,
+        (Came::Short, Some(ErrorKind::ConnectionReset)) | (Came::Whole, Some(_)) => Came::Reset,
+        _ => came,
+    }
+}
+
+struct Sending<'a> {
+    seed: u64,
+    most: Option<u64>,
+    pause: Duration,
+    enough: &'a AtomicBool,
+}
+
+impl Sending<'_> {
+    /// How much was given to the kernel, its hash, and why not all of it was taken, with the end.
+    fn run(&self, mut to: &TcpStream, is_over: &AtomicBool) -> (u64, String, Option<ErrorKind>) {
+        let has_enough = || self.enough.load(Ordering::Relaxed) || is_over.load(Ordering::Relaxed);
+        let (mut noise, mut hash, mut sent) =
+            (Noise::new(self.seed), digest::Context::new(&digest::SHA256), 0);
+        while self.most.map_or_else(|| !has_enough(), |most| sent < most) {
+            let left = self.most.map_or(u64::MAX, |most| most - sent);
+            let piece = noise.piece(left);
+            hash.update(&piece);
+            let head = u32::try_from(piece.len()).unwrap_or(u32::MAX).to_be_bytes();
+            if let Err(error) = to.write_all(&head).and_then(|()| to.write_all(&piece)) {
+                return (sent, hex(hash.finish().as_ref()), Some(error.kind()));
+            }
+            sent += piece.len() as u64;
+            std::thread::sleep(self.pause);
+        }
+        let hash = hash.finish();
+        let end = to.write_all(&[0; 4]).and_then(|()| to.write_all(hash.as_ref()));
+        let failed = end.and_then(|()| to.shutdown(Shutdown::Write)).err();
+        (sent, hex(hash.as_ref()), failed.map(|error| error.kind()))
+    }
+}
+
+struct Receiving {
+    noise: Noise,
+    hash: digest::Context,
+    received: u64,
+    pause: Duration,
+    latest: Option<Instant>,
+}
+
+impl Receiving {
+    fn new(seed: u64) -> Self {
+        let (noise, hash) = (Noise::new(seed), digest::Context::new(&digest::SHA256));
+        Self { noise, hash, received: 0, pause: Duration::ZERO, latest: None }
+    }
+
+    fn run(&mut self, mut from: &TcpStream) -> Came {
+        match self.all(&mut from) {
+            Ok(came) => came,
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => Came::Short,
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => Came::Silent,
+            Err(_) => Came::Reset,
+        }
+    }
+
+    fn all(&mut self, from: &mut impl Read) -> io::Result<Came> {
+        let (mut head, mut piece) = ([0; 4], vec![0; PIECE]);
+        loop {
+            self.fill(from, &mut head)?;
+            let length = u32::from_be_bytes(head) as usize;
+            if length == 0 {
+                return self.end(from);
+            }
+            let Some(piece) = piece.get_mut(..length) else { return Ok(Came::Differs) };
+            if !self.take(from, piece)? {
+                return Ok(Came::Differs);
+            }
+        }
+    }
+
+    /// Also of a piece that does not come whole each byte is looked at.
+    fn take(&mut self, from: &mut impl Read, piece: &mut [u8]) -> io::Result<bool> {
+        let (wanted, mut at) = (self.noise.piece(u64::MAX), 0);
+        // The last one of so many bytes is shorter.
+        while at < piece.len() {
+            let got = self.read(from, &mut piece[at..])?;
+            let is_same = wanted.get(at..at + got) == piece.get(at..at + got);
+            self.hash.update(&piece[at..at + got]);
+            self.received += got as u64;
+            at += got;
+            if !is_same {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn end(&mut self, from: &mut impl Read) -> io::Result<Came> {
+        let mut theirs = [0; digest::SHA256_OUTPUT_LEN];
+        self.fill(from, &mut theirs)?;
+        let is_same = self.hash.clone().finish().as_ref() == theirs;
+        let is_over = from.read(&mut [0])? == 0;
+        Ok(if is_same && is_over { Came::Whole } else { Came::Differs })
+    }
+
+    fn fill(&mut self, from: &mut impl Read, buffer: &mut [u8]) -> io::Result<()> {
+        let mut at = 0;
+        while at < buffer.len() {
+            at += self.read(from, &mut buffer[at..])?;
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, from: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
+        let got = from.read(buffer)?;
+        if got == 0 {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+        let now = Instant::now();
+        if let Some(latest) = self.latest.replace(now) {
+            self.pause = self.pause.max(now - latest);
+        }
+        Ok(got)
+    }
+}
+
+/// Bytes that follow no pattern which a lost or doubled piece would keep, in pieces of any length.
+struct Noise(fastrand::Rng);
+
+impl Noise {
+    fn new(seed: u64) -> Self {
+        Self(fastrand::Rng::with_seed(seed))
+    }
+
+    fn piece(&mut self, most: u64) -> Vec<u8> {
+        let length = self.0.usize(1..=PIECE);
+        let bytes = (0..length.div_ceil(8)).flat_map(|_| self.0.u64(..).to_ne_bytes());
+        let mut bytes: Vec<_> = bytes.take(length).collect();
+        bytes.truncate(usize::try_from(most).unwrap_or(PIECE));
+        bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What one end has sent with this number, as bytes on the wire.
+    fn stream(seed: u64, pieces: usize) -> Vec<u8> {
+        let (mut noise, mut hash, mut wire) =
+            (Noise::new(seed), digest::Context::new(&digest::SHA256), Vec::new());
+        for _ in 0..pieces {
+            let piece = noise.piece(u64::MAX);
+            hash.update(&piece);
+            wire.extend_from_slice(&(piece.len() as u32).to_be_bytes());
+            wire.extend_from_slice(&piece);
+        }
+        wire.extend_from_slice(&[0; 4]);
+        wire.extend_from_slice(hash.finish().as_ref());
+        wire
+    }
+
+    fn came(seed: u64, wire: &[u8]) -> (Option<Came>, u64) {
+        let mut receiving = Receiving::new(seed);
+        let came = receiving.all(&mut { wire });
+        (came.ok(), receiving.received)
+    }
+
+    #[test]
+    fn whatever_is_wrong_with_a_stream_is_seen() {
+        let whole = stream(7, 5);
+        let length = (whole.len() - 5 * 4 - 4 - 32) as u64;
+        assert_eq!(came(7, &whole), (Some(Came::Whole), length));
+        assert_eq!(came(8, &whole).0, Some(Came::Differs), "of another connection");
+        for at in [4, 1000, whole.len() / 2, whole.len() - 1] {
+            let mut changed = whole.clone();
+            changed[at] ^= 1;
+            assert_eq!(came(7, &changed).0, Some(Came::Differs), "at {at}");
+            // Its end looks like the end of a whole one, and is none.
+            assert_eq!(came(7, &whole[..at]).0, None, "cut at {at}");
+        }
+        let doubled = [&whole[..1000], &whole[900..]].concat();
+        assert_ne!(came(7, &doubled).0, Some(Came::Whole));
+        let more = [&whole[..], &[0]].concat();
+        assert_eq!(came(7, &more).0, Some(Came::Differs));
+    }
+
+    /// What an end says of a connection that was in full flow both ways when the other one did this.
+    fn said(then: impl FnOnce(TcpStream)) -> Came {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (far, _) = listener.accept().unwrap();
+        let enough = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let sending = Sending { seed: 1, most: None, pause: Duration::ZERO, enough: &enough };
+            let near = scope.spawn(move || both(&near, &sending, 7).came);
+            (&far).write_all(&stream(7, 3)[..1000]).unwrap();
+            (&far).read_exact(&mut [0; 10_000]).unwrap();
+            then(far);
+            near.join().unwrap()
+        })
+    }
+
+    #[test]
+    fn a_reset_is_told_from_an_early_end_whichever_direction_hears_it() {
+        for turn in 0..200 {
+            // What is unread when it is closed makes a reset of it.
+            let unread = |far: &TcpStream| far.peek(&mut [0]).unwrap();
+            let reset = said(|far| assert_eq!(unread(&far), 1));
+            assert_eq!(reset, Came::Reset, "turn {turn}");
+            // Behind an end, too, and that comes too late.
+            let ended = said(|far| {
+                far.shutdown(Shutdown::Write).unwrap();
+                unread(&far);
+            });
+            assert_eq!(ended, Came::Short, "turn {turn}");
+        }
+    }
+}

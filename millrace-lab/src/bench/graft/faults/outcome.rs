@@ -1,0 +1,176 @@
+//! What became of a fault: a row of the matrix.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use serde::Serialize;
+
+use super::end::{Came, Report};
+use crate::bench::table::columns;
+
+#[derive(Debug, Default, Serialize)]
+pub struct Outcome {
+    pub fault: String,
+    pub carrier: String,
+    /// Times that it was made.
+    pub runs: u64,
+    pub connections: u64,
+    /// That arrived, both ways.
+    pub bytes: u64,
+    /// Connections of which both ends have all bytes of the other, by both hashes.
+    pub whole: u64,
+    /// Connections that were reset, with both ends told. What had come until then was the beginning of what was sent.
+    pub reset: u64,
+    /// Of those that are whole: connections that the client's broker made in place, from a port of its own.
+    pub by_broker: u64,
+    /// The longest time in which nothing came at one end of a connection that was whole.
+    pub longest_pause_ms: f64,
+    /// What the daemons' status counted, by host.
+    pub counted: BTreeMap<String, BTreeMap<String, u64>>,
+    /// What else was seen.
+    pub seen: Vec<String>,
+    /// What must not be. Empty where the row is as it should be.
+    pub wrong: Vec<String>,
+}
+
+impl Outcome {
+    pub fn new(fault: &str, carrier: &str) -> Self {
+        Self { fault: fault.to_owned(), carrier: carrier.to_owned(), runs: 1, ..Self::default() }
+    }
+
+    pub fn label(&self) -> String {
+        format!("{}, {}", self.fault, self.carrier)
+    }
+
+    pub fn check(&mut self, holds: bool, otherwise: impl FnOnce() -> String) {
+        if !holds {
+            self.wrong.push(otherwise());
+        }
+    }
+
+    /// One connection, by what both ends say of it.
+    pub fn note(&mut self, id: u64, near: &Report, far: Option<&Report>) {
+        self.connections += 1;
+        self.bytes += near.received + far.map_or(0, |far| far.received);
+        match (near.came, far.map(|far| far.came)) {
+            (Came::Whole, Some(Came::Whole)) => {
+                self.note_whole(id, near, far);
+            }
+            // A server that has not heard whose it is has nothing to say of it.
+            (Came::Reset | Came::Refused, Some(Came::Reset) | None) => self.reset += 1,
+            (near, far) => {
+                let far = far.map_or_else(|| "nothing".to_owned(), |far| format!("{far:?}"));
+                self.wrong.push(format!("connection {id}: {near:?} at the client, {far} at the server"));
+            }
+        }
+    }
+
+    fn note_whole(&mut self, id: u64, near: &Report, far: Option<&Report>) {
+        let Some(far) = far else { return };
+        let is_same =
+            |from: &Report, to: &Report| from.sent == to.received && from.sent_hash == to.received_hash;
+        self.longest_pause_ms = self.longest_pause_ms.max(near.pause_ms).max(far.pause_ms);
+        match is_same(near, far) && is_same(far, near) {
+            true => self.whole += 1,
+            false => self.wrong.push(format!("connection {id}: other hashes at both ends")),
+        }
+        // The true ends, whatever is between. What a broker brings in place since its peer does not carry it is from another port.
+        let address = |at: Option<SocketAddr>| at.map(|at| at.ip());
+        if address(near.own) != address(far.peer) || near.peer != far.own {
+            self.wrong.push(format!("connection {id}: {:?} is {:?} at the other end", near.own, far.peer));
+        }
+        self.by_broker += u64::from(near.own != far.peer);
+    }
+
+    fn counted(&self) -> String {
+        let of = |(host, counts): (&String, &BTreeMap<String, u64>)| {
+            let counts: Vec<_> = counts.iter().map(|(name, count)| format!("{name} {count}")).collect();
+            format!("{host}: {}", counts.join(", "))
+        };
+        self.counted.iter().map(of).collect::<Vec<_>>().join("; ")
+    }
+}
+
+pub fn render(rows: &[Outcome]) -> String {
+    let head = [
+        "fault",
+        "carrier",
+        "runs",
+        "connections",
+        "MB",
+        "whole",
+        "reset",
+        "longest pause ms",
+        "as it should be",
+    ];
+    let mut lines = vec![head.map(str::to_owned).to_vec()];
+    for row in rows {
+        lines.push(vec![
+            row.fault.clone(),
+            row.carrier.clone(),
+            row.runs.to_string(),
+            row.connections.to_string(),
+            format!("{:.1}", row.bytes as f64 / 1e6),
+            row.whole.to_string(),
+            row.reset.to_string(),
+            format!("{:.0}", row.longest_pause_ms),
+            if row.wrong.is_empty() { "yes" } else { "NO" }.to_owned(),
+        ]);
+    }
+    let mut text = columns(&lines);
+    for row in rows {
+        text += &format!("{}: {}\n", row.label(), row.counted());
+        if row.by_broker > 0 {
+            text += &format!("    in place by the client's broker: {}\n", row.by_broker);
+        }
+        for line in &row.seen {
+            text += &format!("    {line}\n");
+        }
+        for line in &row.wrong {
+            text += &format!("    WRONG: {line}\n");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(came: Came, sent: &str, received: &str) -> Report {
+        Report {
+            came,
+            sent: sent.len() as u64,
+            received: received.len() as u64,
+            sent_hash: sent.into(),
+            received_hash: received.into(),
+            pause_ms: 1.0,
+            peer: None,
+            own: None,
+        }
+    }
+
+    #[test]
+    fn only_what_both_ends_know_is_as_it_should_be() {
+        use Came::{Differs, Refused, Reset, Short, Silent, Whole};
+        let table = [
+            (report(Whole, "a", "b"), Some(report(Whole, "b", "a")), (1, 0, 0)),
+            (report(Whole, "a", "b"), Some(report(Whole, "b", "c")), (0, 0, 1)),
+            (report(Reset, "a", ""), Some(report(Reset, "", "a")), (0, 1, 0)),
+            (report(Refused, "", ""), None, (0, 1, 0)),
+            (report(Reset, "a", ""), Some(report(Silent, "", "a")), (0, 0, 1)),
+            (report(Short, "a", ""), Some(report(Reset, "", "a")), (0, 0, 1)),
+            (report(Whole, "a", ""), None, (0, 0, 1)),
+            (report(Differs, "a", ""), Some(report(Reset, "", "a")), (0, 0, 1)),
+        ];
+        for (near, far, (whole, reset, wrong)) in table {
+            let mut outcome = Outcome::new("test", "none");
+            outcome.note(7, &near, far.as_ref());
+            assert_eq!(
+                (outcome.whole, outcome.reset, outcome.wrong.len()),
+                (whole, reset, wrong),
+                "{near:?} {far:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,397 @@
+//! Carriers that are cut, that do not carry, or whose path is another one.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+
+use super::daemons::note;
+use super::outcome::Outcome;
+use super::pair::{CARRIERS, DETOUR, Middlebox, Pair, Setting, address, count, flowing, moved, run};
+use super::traffic::{Load, Traffic, all_reset, all_whole};
+use super::{Case, Kind};
+use crate::bench::site::{PUBLISHER_LINK, SUBSCRIBERS_LINK, device};
+use crate::lab::Node;
+
+/// Between two cuts, at most.
+const APART: u64 = 2 << 20;
+const CONNECTIONS: u64 = 3;
+/// Times that a translator forgets.
+const REBINDINGS: u64 = 5;
+/// The first port that a translator uses.
+const TRANSLATED: u16 = 20_000;
+/// What is not lost for good by being away for so long.
+const AWAY: Duration = Duration::from_secs(3);
+
+fn drops(ways: &[&str]) -> Vec<(&'static str, String)> {
+    let both = |way: &&str| [format!("{way} dport {CARRIERS} drop"), format!("{way} sport {CARRIERS} drop")];
+    let [comes, goes] = ["prerouting", "postrouting"];
+    ways.iter()
+        .flat_map(both)
+        .zip([comes, goes].into_iter().cycle())
+        .map(|(rule, hook)| (hook, rule))
+        .collect()
+}
+
+fn block<'a>(node: &'a Node, ways: &[&str]) -> anyhow::Result<Middlebox<'a>> {
+    let rules = drops(ways);
+    let rules: Vec<_> = rules.iter().map(|(hook, rule)| (*hook, rule.as_str())).collect();
+    Middlebox::new(node, &rules)
+}
+
+/// Of connections that are told to end now. They are whole, and nothing is left of them.
+fn finish(
+    pair: &Pair<'_>,
+    traffic: Traffic<'_>,
+    reports: Vec<super::end::Reports>,
+    outcome: &mut Outcome,
+) -> anyhow::Result<()> {
+    outcome.check(reports.iter().all(all_whole), || "a connection was not whole".into());
+    traffic.end(reports, outcome)?;
+    pair.wait_for_end()?;
+    let kept = count(&pair.client, "kept_bytes")? + count(&pair.server, "kept_bytes")?;
+    outcome.check(kept == 0, || format!("{kept} bytes are kept of connections that are over"));
+    note(pair, outcome)
+}
+
+pub fn cut(case: &Case<'_>) -> anyhow::Result<Outcome> {
+    let (mut outcome, kinds) = (case.outcome(), [case.kind]);
+    let setting = Setting { more: "window-kib = 512", ..Setting::of(&kinds) };
+    let pair = Pair::new(&case.site, &setting)?;
+    let _daemons = pair.start()?;
+    let traffic = Traffic::new(&pair)?;
+    let batch = traffic.begin(Load::steady(CONNECTIONS))?;
+    flowing(&pair, 1)?;
+    let mut random = fastrand::Rng::with_seed(case.args.seed);
+    let (mut begun_again, mut turns) = (Duration::ZERO, [0; 2]);
+    for number in 0..case.args.cuts {
+        let (offset, before) = (moved(&pair)? + random.u64(..APART), count(&pair.client, "resumed")?);
+        pair.wait("traffic", || Ok(moved(&pair)? >= offset))?;
+        match (case.kind, number % 2) {
+            // By the kernel, at either end.
+            (Kind::Tcp, 0) => {
+                let node = [pair.client.node, pair.server.node][random.usize(..2)];
+                let filter = format!("( dport = :{CARRIERS} or sport = :{CARRIERS} )");
+                run(node, "ss", &["-K", "-t", &filter])?;
+            }
+            // By the daemon, at either end.
+            _ => {
+                let end = random.usize(..2);
+                turns[end] = 1 - turns[end];
+                again(&pair, &setting, end, turns[end])?;
+            }
+        }
+        let resumed = pair.wait("a resumption", || Ok(count(&pair.client, "resumed")? > before))?;
+        begun_again = begun_again.max(resumed);
+    }
+    outcome.runs = case.args.cuts;
+    outcome.seen.push(format!(
+        "the first connection went on after {:.0} ms at most",
+        begun_again.as_secs_f64() * 1e3
+    ));
+    let resumed = count(&pair.client, "resumed")?;
+    outcome.check(resumed >= case.args.cuts, || format!("{resumed} resumptions"));
+    let reports = vec![batch.end()?];
+    finish(&pair, traffic, reports, &mut outcome)?;
+    Ok(outcome)
+}
+
+/// The peer's entry is another one at this end: its carriers are closed, in whichever state they are.
+fn again(pair: &Pair<'_>, setting: &Setting<'_>, end: usize, turn: usize) -> anyhow::Result<()> {
+    let host = match end {
+        0 => {
+            pair.configure_client(setting, turn)?;
+            &pair.client
+        }
+        _ => {
+            pair.configure_server(setting, turn)?;
+            &pair.server
+        }
+    };
+    let answer = host.ask("reload")?;
+    ensure!(answer["ok"] == true, "reload: {answer}");
+    Ok(())
+}
+
+pub fn blackhole(case: &Case<'_>) -> anyhow::Result<Outcome> {
+    let (mut outcome, kinds) = (case.outcome(), [case.kind]);
+    let pair = Pair::new(&case.site, &Setting::of(&kinds))?;
+    let _daemons = pair.start()?;
+    let traffic = Traffic::new(&pair)?;
+    let batch = traffic.begin(Load::steady(CONNECTIONS))?;
+    flowing(&pair, 1 << 20)?;
+    let blocked = block(pair.server.node, &["udp", "tcp"])?;
+    let start = Instant::now();
+    // The first new one finds out, and waits.
+    let finder = traffic.begin(Load::of(1, 100_000))?;
+    pair.wait("a suspicion", || Ok(pair.state()? != "warm"))?;
+    outcome.seen.push(format!("noticed after {:.0} ms", start.elapsed().as_secs_f64() * 1e3));
+    let (cold, led) = (count(&pair.client, "verdicts/cold")?, count(&pair.client, "verdicts/led")?);
+    let meanwhile = traffic.whole(Load::of(5, 100_000))?;
+    outcome.check(all_whole(&meanwhile), || "a connection in place was not whole".into());
+    let in_place = count(&pair.client, "verdicts/cold")? - cold;
+    let led = count(&pair.client, "verdicts/led")? - led;
+    outcome.check((in_place, led) == (5, 0), || format!("{in_place} of 5 went in place, {led} were led"));
+    std::thread::sleep(AWAY.saturating_sub(start.elapsed()));
+    drop(blocked);
+    let again = pair.wait_warm()?;
+    outcome.seen.push(format!(
+        "warm again {:.0} ms after {:.1} s",
+        again.as_secs_f64() * 1e3,
+        start.elapsed().as_secs_f64()
+    ));
+    flowing(&pair, 1 << 20)?;
+    let reports = vec![batch.end()?, finder.end()?, meanwhile];
+    finish(&pair, traffic, reports, &mut outcome)?;
+    Ok(outcome)
+}
+
+pub fn lost(case: &Case<'_>) -> anyhow::Result<Outcome> {
+    let (mut outcome, kinds) = (case.outcome(), [case.kind]);
+    let pair = Pair::new(&case.site, &Setting::of(&kinds))?;
+    be_impatient(&pair, case.kind)?;
+    let _daemons = pair.start()?;
+    let traffic = Traffic::new(&pair)?;
+    let batch = traffic.begin(Load::steady(CONNECTIONS))?;
+    flowing(&pair, 1 << 20)?;
+    let _blocked = block(pair.server.node, &["udp", "tcp"])?;
+    let start = Instant::now();
+    let lost = batch.ended()?;
+    outcome.seen.push(format!("both ends told after {:.0} s", start.elapsed().as_secs_f64()));
+    outcome.check(all_reset(&lost), || "a connection without a carrier was not reset".into());
+    let after = traffic.whole(Load::of(3, 100_000))?;
+    outcome.check(all_whole(&after), || "a connection in place was not whole".into());
+    pair.wait("the end", || Ok(count(&pair.server, "connections")? == 0))?;
+    traffic.end([lost, after], &mut outcome)?;
+    note(&pair, &mut outcome)?;
+    Ok(outcome)
+}
+
+pub fn udp_blocked(case: &Case<'_>) -> anyhow::Result<Outcome> {
+    let (mut outcome, kinds) = (case.outcome(), [Kind::Quic, Kind::Tcp]);
+    "quic, tcp".clone_into(&mut outcome.carrier);
+    let pair = Pair::new(&case.site, &Setting { more: "window-kib = 512", ..Setting::of(&kinds) })?;
+    let _daemons = pair.start()?;
+    pair.wait("QUIC", || Ok(pair.kind()? == "quic"))?;
+    pair.wait("both kinds", || {
+        let status = pair.client.status()?;
+        Ok(status
+            .pointer("/status/carry/carriers")
+            .and_then(|it| it.as_array())
+            .is_some_and(|all| all.len() == 2))
+    })?;
+    let traffic = Traffic::new(&pair)?;
+    let batch = traffic.begin(Load::steady(CONNECTIONS))?;
+    flowing(&pair, 1 << 20)?;
+    for _ in 0..3 {
+        let before = count(&pair.client, "resumed")?;
+        let blocked = block(pair.server.node, &["udp"])?;
+        pair.wait("TCP", || Ok(pair.kind()? == "tcp"))?;
+        pair.wait("resumptions", || Ok(count(&pair.client, "resumed")? >= before + CONNECTIONS))?;
+        flowing(&pair, 1 << 20)?;
+        drop(blocked);
+        pair.wait("QUIC", || Ok(pair.kind()? == "quic"))?;
+        // They stay where they are; the pool's end brings them back.
+        let before = count(&pair.client, "resumed")?;
+        run(pair.client.node, "ss", &["-K", "-t", &format!("dport = :{CARRIERS}")])?;
+        pair.wait("resumptions", || Ok(count(&pair.client, "resumed")? >= before + CONNECTIONS))?;
+        pair.wait("both kinds", || Ok(pair.carrier(1, "state")?.as_deref() == Some("warm")))?;
+    }
+    outcome.runs = 3;
+    let reports = vec![batch.end()?];
+    finish(&pair, traffic, reports, &mut outcome)?;
+    Ok(outcome)
+}
+
+/// MPTCP has no limit of its own to how long it sends in vain: both hosts have what an operator would set, and it gives up after some 13 s.
+fn be_impatient(pair: &Pair<'_>, kind: Kind) -> anyhow::Result<()> {
+    for node in [pair.client.node, pair.server.node].into_iter().filter(|_| kind == Kind::Mptcp) {
+        node.enter(|| std::fs::write("/proc/sys/net/ipv4/tcp_retries2", "5"))?.context("tcp_retries2")?;
+    }
+    Ok(())
+}
+
+/// The client has a second way to the server, by the stranger, for when the link goes; what the server sends to its address there goes by the stranger, too.
+fn detour(pair: &Pair<'_>) -> anyhow::Result<()> {
+    let [client, server] = [pair.client.node, pair.server.node];
+    let via = |link| anyhow::Ok(address(pair.stranger, link)?.to_string());
+    // A network, and not a host: that would be preferred to the link.
+    let route = |node: &Node, to: IpAddr, via: &str, metric: &str| {
+        let IpAddr::V4(to) = to else { bail!("{to} is not of IPv4") };
+        let [first, second, third, _] = to.octets();
+        let network = format!("{first}.{second}.{third}.0/24");
+        run(node, "ip", &["route", "replace", &network, "via", via, "metric", metric]).map(drop)
+    };
+    for link in [SUBSCRIBERS_LINK, PUBLISHER_LINK] {
+        route(client, address(server, link)?, &via(DETOUR)?, "2000")?;
+    }
+    route(server, address(client, DETOUR)?, &via(PUBLISHER_LINK)?, "0")?;
+    // What comes by another way than it went is no mistake here.
+    for node in [client, server, pair.stranger] {
+        node.enter(|| {
+            for name in ["all", "default"] {
+                let _ = std::fs::write(format!("/proc/sys/net/ipv4/conf/{name}/rp_filter"), "0");
+            }
+        })?;
+    }
+    Ok(())
+}
+
+/// The client's interface on the link is down, its address with it, and then there again.
+pub fn path_change(case: &Case<'_>) -> anyhow::Result<Outcome> {
+    let (mut outcome, kinds) = (case.outcome(), [case.kind]);
+    let pair = Pair::new(&case.site, &Setting { more: "window-kib = 512", ..Setting::of(&kinds) })?;
+    be_impatient(&pair, case.kind)?;
+    detour(&pair)?;
+    let _daemons = pair.start()?;
+    let traffic = Traffic::new(&pair)?;
+    let batch = traffic.begin(Load::steady(CONNECTIONS))?;
+    flowing(&pair, 1 << 20)?;
+    let (node, device) = (pair.client.node, device(pair.client.node, SUBSCRIBERS_LINK)?);
+    let near = address(node, SUBSCRIBERS_LINK)?;
+    let start = Instant::now();
+    run(node, "ip", &["address", "del", &format!("{near}/24"), "dev", &device])?;
+    flowing(&pair, 1 << 20).context("after the address went")?;
+    outcome
+        .seen
+        .push(format!("1 MiB more had come {:.1} s after the address went", start.elapsed().as_secs_f64()));
+    // New ones come from the address that is left, as soon as the daemon has looked: it does once a second.
+    let mut reports = Vec::new();
+    pair.wait("connections from the address that is left", || {
+        let after = traffic.whole(Load::of(3, 300_000))?;
+        outcome.check(all_whole(&after), || "a new connection was not whole".into());
+        let is_gone = |own: SocketAddr| own.ip() == near;
+        let gone = after.values().filter(|it| it.own.is_some_and(is_gone)).count();
+        reports.push(after);
+        Ok(gone == 0)
+    })?;
+    reports.push(batch.end()?);
+    finish(&pair, traffic, reports, &mut outcome)?;
+    Ok(outcome)
+}
+
+/// The server's broker is called by two addresses, of which the first goes.
+pub fn address_change(case: &Case<'_>) -> anyhow::Result<Outcome> {
+    let (mut outcome, kinds) = (case.outcome(), [case.kind]);
+    let mut setting = Setting { more: "window-kib = 512", ..Setting::of(&kinds) };
+    let pair = Pair::new(&case.site, &setting)?;
+    be_impatient(&pair, case.kind)?;
+    detour(&pair)?;
+    // Applications know the server by the address that stays.
+    let [goes, stays] = [pair.other_address()?, pair.address()?].map(|it| (it, CARRIERS).into());
+    setting.carry = vec![goes, stays];
+    pair.configure(&setting, 0)?;
+    let _daemons = pair.start()?;
+    let way = || anyhow::Ok(pair.carrier(0, "way")?.unwrap_or_default());
+    pair.wait("the first address", || Ok(way()?.contains(&goes.to_string())))?;
+    pair.wait("both addresses", || Ok(pair.carrier(1, "state")?.as_deref() == Some("warm")))?;
+    let traffic = Traffic::new(&pair)?;
+    let batch = traffic.begin(Load::steady(CONNECTIONS))?;
+    flowing(&pair, 1 << 20)?;
+    let device = device(pair.server.node, PUBLISHER_LINK)?;
+    let start = Instant::now();
+    run(pair.server.node, "ip", &["address", "del", &format!("{}/24", goes.ip()), "dev", &device])?;
+    pair.wait("the other address", || Ok(way()?.contains(&stays.to_string())))?;
+    pair.wait("resumptions", || Ok(count(&pair.client, "resumed")? >= CONNECTIONS))?;
+    outcome
+        .seen
+        .push(format!("all went on {:.0} ms after the address went", start.elapsed().as_secs_f64() * 1e3));
+    flowing(&pair, 1 << 20)?;
+    let after = traffic.whole(Load::of(3, 300_000))?;
+    outcome.check(all_whole(&after), || "a new connection was not whole".into());
+    let reports = vec![batch.end()?, after];
+    finish(&pair, traffic, reports, &mut outcome)?;
+    Ok(outcome)
+}
+
+/// Ports of this host's carriers, as the kernel gave them.
+fn ports(pair: &Pair<'_>, kind: Kind) -> anyhow::Result<Vec<u16>> {
+    let local = |line: &str, at: usize| {
+        let field = line.split_whitespace().nth(at)?;
+        field.rsplit_once(':')?.1.parse::<u16>().ok()
+    };
+    let (arguments, at) = match kind {
+        Kind::Quic => (vec!["-Huan".to_owned()], 3),
+        _ => (vec!["-Htn".to_owned(), format!("dport = :{CARRIERS}")], 3),
+    };
+    let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+    let said = run(pair.client.node, "ss", &arguments)?;
+    Ok(said.lines().filter_map(|line| local(line, at)).collect())
+}
+
+/// A translator of addresses between the hosts gives the flow another port. To QUIC that is the same connection by another path. TCP's connections are unknown to
+/// it from then on: what comes of them is dropped, and new ones pass.
+pub fn nat_rebinding(case: &Case<'_>) -> anyhow::Result<Outcome> {
+    let (mut outcome, kinds) = (case.outcome(), [case.kind]);
+    let pair = Pair::new(&case.site, &Setting { more: "window-kib = 512", ..Setting::of(&kinds) })?;
+    be_impatient(&pair, case.kind)?;
+    let _daemons = pair.start()?;
+    let traffic = Traffic::new(&pair)?;
+    let batch = traffic.begin(Load::steady(CONNECTIONS))?;
+    flowing(&pair, 1 << 20)?;
+    let mut translator = None;
+    for number in 1..=REBINDINGS {
+        let (known, before) = (ports(&pair, case.kind)?, count(&pair.client, "resumed")?);
+        let rules = match case.kind {
+            Kind::Quic => {
+                ensure!(known.len() == 1, "one UDP socket was expected, and not {known:?}");
+                let (own, other) = (known[0], TRANSLATED + u16::try_from(number)?);
+                vec![
+                    ("postrouting", format!("udp dport {CARRIERS} udp sport {own} udp sport set {other}")),
+                    // What comes to another port than the latest finds nobody.
+                    ("prerouting", format!("udp sport {CARRIERS} udp dport != {other} drop")),
+                    ("prerouting", format!("udp sport {CARRIERS} udp dport {other} udp dport set {own}")),
+                ]
+            }
+            Kind::Tcp | Kind::Mptcp => {
+                let known: Vec<_> = known.iter().map(u16::to_string).collect();
+                let known = known.join(", ");
+                vec![
+                    ("postrouting", format!("tcp dport {CARRIERS} tcp sport {{ {known} }} drop")),
+                    ("prerouting", format!("tcp sport {CARRIERS} tcp dport {{ {known} }} drop")),
+                ]
+            }
+        };
+        drop(translator.take());
+        let rules: Vec<_> = rules.iter().map(|(hook, rule)| (*hook, rule.as_str())).collect();
+        translator = Some(Middlebox::new(pair.client.node, &rules)?);
+        if case.kind != Kind::Quic {
+            let start = Instant::now();
+            pair.wait("resumptions", || Ok(count(&pair.client, "resumed")? >= before + CONNECTIONS))?;
+            outcome.seen.push(format!("all went on after {:.0} ms", start.elapsed().as_secs_f64() * 1e3));
+        }
+        flowing(&pair, 4 << 20)?;
+    }
+    let resumed = count(&pair.client, "resumed")?;
+    match case.kind {
+        Kind::Quic => {
+            outcome.check(resumed == 0, || format!("{resumed} resumptions: the carrier did not live on"))
+        }
+        _ => outcome.check(resumed >= REBINDINGS * CONNECTIONS, || format!("{resumed} resumptions")),
+    }
+    outcome.runs = REBINDINGS;
+    let reports = vec![batch.end()?];
+    finish(&pair, traffic, reports, &mut outcome)?;
+    drop(translator);
+    Ok(outcome)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_dropped_is_dropped_both_ways() {
+        let rules = drops(&["udp", "tcp"]);
+        let text: Vec<_> = rules.iter().map(|(hook, rule)| format!("{hook} {rule}")).collect();
+        assert_eq!(
+            text,
+            [
+                "prerouting udp dport 9188 drop",
+                "postrouting udp sport 9188 drop",
+                "prerouting tcp dport 9188 drop",
+                "postrouting tcp sport 9188 drop"
+            ]
+        );
+    }
+}

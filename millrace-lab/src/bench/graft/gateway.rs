@@ -1,0 +1,290 @@
+//! `bench graft gateway`: hosts that have nothing installed, behind two gateways: what these add on a link that needs none, and what
+//! they gain on one that is long and loses packets.
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Context as _, anyhow, bail, ensure};
+use nix::sys::socket::{setsockopt, sockopt};
+use serde_json::{Value, json};
+
+use super::host::{Host, LIMIT};
+use super::network::{self, Network};
+use crate::bench::process::Process;
+use crate::bench::site::{PUBLISHER_LINK, Site};
+use crate::bench::stats::{Percentiles, Spread};
+use crate::bench::table::{columns, write_json};
+use crate::bench::usage::warn_if_busy;
+use crate::lab::{Directions, Node, Topology};
+use crate::progress::Progress;
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Of each way, one after another and again
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Messages of 64 bytes there and back, of each round
+    #[arg(long, default_value_t = 2000)]
+    messages: usize,
+    /// Of a transfer from the server
+    #[arg(long, value_name = "MIB", default_value_t = 8)]
+    size: usize,
+    /// Loss and round trip between the gateways for transfers
+    #[arg(long, value_name = "PERCENT:MS", default_value = "1:100")]
+    network: Network,
+    /// Rate between the gateways for transfers
+    #[arg(long, value_name = "MBIT", default_value_t = 100)]
+    rate: u32,
+    /// Write the rows here
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+const CARRIED: u16 = 7300;
+const FORWARDED: u16 = 7301;
+const CARRIERS: u16 = 9188;
+const BETWEEN: &str = "relay-relay2";
+const BEHIND: &str = "relay2-sub1";
+const MESSAGE: usize = 64;
+/// Before anything is timed.
+const UNTIMED: usize = 100;
+/// Of servers, by both ways.
+const CONTROL: &str = "cubic";
+
+#[derive(Clone, Copy, PartialEq)]
+enum Way {
+    Forwarded,
+    Carried,
+}
+
+impl Way {
+    const ALL: [Self; 2] = [Self::Forwarded, Self::Carried];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Forwarded => "forwarded",
+            Self::Carried => "carried",
+        }
+    }
+
+    fn port(self) -> u16 {
+        match self {
+            Self::Forwarded => FORWARDED,
+            Self::Carried => CARRIED,
+        }
+    }
+}
+
+/// Of one way: microseconds one way, and milliseconds of transfers from the connection to the last byte.
+#[derive(Default)]
+struct Row {
+    one_way_us: Vec<f64>,
+    transfer_ms: Vec<f64>,
+}
+
+pub fn run(args: Args) -> anyhow::Result<()> {
+    ensure!(
+        args.rounds > 0 && args.messages > 0 && args.size > 0,
+        "--rounds, --messages and --size are at least 1"
+    );
+    args.network.check()?;
+    warn_if_busy()?;
+    let mut rows = [Row::default(), Row::default()];
+    let progress = Progress::of(2 * args.rounds * Way::ALL.len());
+    {
+        let site = Site::new(&Topology::standard(2, 1))?;
+        let hosts = Hosts::start(&site)?;
+        hosts.each(&args, &progress, &mut rows, |(stream, _), row| exchange(stream, args.messages, row))?;
+    }
+    let site = Site::new(&between(&args)?)?;
+    let hosts = Hosts::start(&site)?;
+    hosts.each(&args, &progress, &mut rows, |stream, row| transfer(stream, args.size << 20, row))?;
+    drop(progress);
+    print!("{}", render(&args, &rows));
+    let json: Vec<_> = Way::ALL.iter().zip(&rows).map(|(way, row)| row.json(*way, &args)).collect();
+    args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))
+}
+
+/// Client, gateway, gateway, server.
+fn between(args: &Args) -> anyhow::Result<Topology> {
+    let (Network { loss, burst, rtt_ms }, rate) = (args.network, args.rate);
+    let loss = network::loss(loss, burst);
+    let queue = (u64::from(rate) * 125 * u64::from(rtt_ms)).max(64 << 10);
+    let mut topology = Topology::standard(2, 1);
+    topology.netem = false;
+    let settings = format!("delay={}us rate={rate}mbit queue-bytes={queue} {loss}", rtt_ms * 500);
+    topology.impair(BETWEEN, Directions::Both, &settings)?;
+    Ok(topology)
+}
+
+struct Hosts<'a> {
+    client: &'a Node,
+    server: SocketAddr,
+    near: Host<'a>,
+    _processes: [Process; 2],
+}
+
+impl<'a> Hosts<'a> {
+    fn start(site: &'a Site) -> anyhow::Result<Self> {
+        let (client, server) = (site.node("pub")?, site.subscribers()?);
+        let host = |name, node| Host::new(name, node, &site.directory().join(name));
+        let (near, far) = (host("near", site.relay()?)?, host("far", site.node("relay2")?)?);
+        let keys = [near.key()?, far.key()?];
+        let at = SocketAddr::new(far.node.addr_v4().into(), CARRIERS);
+        let settings = |host: &Host<'_>, behind: (&str, &Node), listen: &str| -> anyhow::Result<String> {
+            let interface = host.node.interface(behind.0).with_context(|| format!("no link {}", behind.0))?;
+            let (interface, network) = (&interface.device, behind.1.addr_v4());
+            Ok(format!(
+                "[agreement]\nkey = \"host.key\"\n[carry]\n{listen}[gateway]\ninterface = \"{interface}\"\nnetworks = [\"{network}\"]\n"
+            ))
+        };
+        let peer = |key: &str, behind: &Node, side: &str| {
+            format!(
+                "[[peer]]\nname = \"p\"\nkey = \"{key}\"\nnetworks = [\"{}\"]\n{}[[rule]]\nname = \"r\"\nside = \"{side}\"\n\
+                 port = {CARRIED}\ntier = \"carried\"\nagree = false\n",
+                behind.addr_v4(),
+                if side == "client" { format!("carry = \"{at}\"\n") } else { String::new() }
+            )
+        };
+        let ours = settings(&near, (PUBLISHER_LINK, client), "")?;
+        let theirs = settings(&far, (BEHIND, server), &format!("listen = \"{at}\"\n"))?;
+        near.configure(&(ours + &peer(&keys[1], server, "client")))?;
+        far.configure(&(theirs + &peer(&keys[0], client, "server")))?;
+        for way in Way::ALL {
+            let listener = server.enter(|| TcpListener::bind((server.addr_v4(), way.port())))??;
+            setsockopt(&listener, sockopt::TcpCongestion, &CONTROL.into())
+                .map_err(|error| anyhow!("TCP with {CONTROL}: {error}"))?;
+            std::thread::spawn(move || serve(&listener));
+        }
+        let processes = [far.start()?, near.start()?];
+        let hosts =
+            Self { client, server: SocketAddr::new(server.addr_v4().into(), 0), near, _processes: processes };
+        hosts.wait_warm()?;
+        Ok(hosts)
+    }
+
+    fn wait_warm(&self) -> anyhow::Result<()> {
+        self.near.wait_for("a warm carrier", |status| {
+            let of = |what: &str| status.pointer(&format!("/status/carry/carriers/0/{what}"));
+            // What opens the window of the servers' direction has come, too.
+            let came = of("received_bytes").and_then(Value::as_u64);
+            of("state").and_then(Value::as_str) == Some("warm") && came > Some(256 << 10)
+        })
+    }
+
+    fn carried(&self) -> anyhow::Result<u64> {
+        let status = self.near.status()?;
+        let count = status.pointer("/status/carry/gateway/verdicts/let-in").and_then(Value::as_u64);
+        count.context("the gateway counts nothing")
+    }
+
+    /// Every way of every round, over a new connection.
+    fn each(
+        &self,
+        args: &Args,
+        progress: &Progress,
+        rows: &mut [Row; 2],
+        measure: impl Fn((TcpStream, Instant), &mut Row) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        for round in 1..=args.rounds {
+            for (way, row) in Way::ALL.iter().zip(rows.iter_mut()) {
+                progress.begin(format!("round {round}, {}", way.name()));
+                let to = SocketAddr::new(self.server.ip(), way.port());
+                let start = Instant::now();
+                let stream = self.client.enter(|| TcpStream::connect_timeout(&to, LIMIT))??;
+                stream.set_nodelay(true)?;
+                stream.set_read_timeout(Some(LIMIT))?;
+                measure((stream, start), row)?;
+                progress.end("")?;
+            }
+        }
+        let carried = self.carried()?;
+        ensure!(carried == args.rounds as u64, "{carried} connections were carried, and not {}", args.rounds);
+        Ok(())
+    }
+}
+
+/// Each says by its first eight bytes how many it is to get; 0: what it sends comes back.
+fn serve(listener: &TcpListener) {
+    for stream in listener.incoming().map_while(Result::ok) {
+        std::thread::spawn(move || {
+            let _ = answer(stream);
+        });
+    }
+}
+
+fn answer(mut stream: TcpStream) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    let mut wanted = [0; 8];
+    stream.read_exact(&mut wanted)?;
+    let mut left = usize::try_from(u64::from_be_bytes(wanted)).unwrap_or_default();
+    if left == 0 {
+        let mut message = [0; MESSAGE];
+        loop {
+            stream.read_exact(&mut message)?;
+            stream.write_all(&message)?;
+        }
+    }
+    let block = vec![7; 1 << 16];
+    while left > 0 {
+        let now = left.min(block.len());
+        stream.write_all(&block[..now])?;
+        left -= now;
+    }
+    Ok(())
+}
+
+fn exchange(mut stream: TcpStream, messages: usize, row: &mut Row) -> anyhow::Result<()> {
+    stream.write_all(&0_u64.to_be_bytes())?;
+    let mut message = [7; MESSAGE];
+    for count in 0..UNTIMED + messages {
+        let start = Instant::now();
+        stream.write_all(&message)?;
+        stream.read_exact(&mut message)?;
+        if count >= UNTIMED {
+            row.one_way_us.push(super::micros(start.elapsed()) / 2.0);
+        }
+    }
+    Ok(())
+}
+
+fn transfer((mut stream, start): (TcpStream, Instant), bytes: usize, row: &mut Row) -> anyhow::Result<()> {
+    stream.write_all(&(bytes as u64).to_be_bytes())?;
+    let (mut got, mut block) = (0, vec![0; 1 << 17]);
+    while got < bytes {
+        match stream.read(&mut block)? {
+            0 => bail!("{got} bytes came, and not {bytes}"),
+            length => got += length,
+        }
+    }
+    row.transfer_ms.push(super::micros(start.elapsed()) / 1e3);
+    Ok(())
+}
+
+impl Row {
+    fn json(&self, way: Way, args: &Args) -> Value {
+        json!({
+            "way": way.name(), "one_way_us": Percentiles::of(self.one_way_us.clone()),
+            "messages": self.one_way_us.len(), "transfer_ms": Spread::of(&self.transfer_ms),
+            "transfers": self.transfer_ms.len(), "mib": args.size, "loss_percent": args.network.loss,
+            "rtt_ms": args.network.rtt_ms, "rate_mbit": args.rate, "control": CONTROL,
+        })
+    }
+}
+
+fn render(args: &Args, rows: &[Row; 2]) -> String {
+    let transfer = format!("{} MiB at {} %, {} ms: ms", args.size, args.network.loss, args.network.rtt_ms);
+    let head = ["way", "one way, p50 us", "p99", &transfer, "least", "most"];
+    let mut lines = vec![head.map(str::to_owned).to_vec()];
+    for (way, row) in Way::ALL.iter().zip(rows) {
+        let times = Percentiles::of(row.one_way_us.clone()).zip(Spread::of(&row.transfer_ms));
+        let Some((delay, transfer)) = times else { continue };
+        let whole = |value: f64| format!("{value:.0}");
+        let [p50, p99] = [delay.p50, delay.p99].map(whole);
+        let [median, least, most] = [transfer.median, transfer.min, transfer.max].map(whole);
+        lines.push(vec![way.name().to_owned(), p50, p99, median, least, most]);
+    }
+    columns(&lines)
+}

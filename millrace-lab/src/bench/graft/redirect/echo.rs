@@ -1,0 +1,28 @@
+//! The far end of many connections: a process of its own, so that each end has all descriptors that a process may have.
+
+use std::net::SocketAddr;
+
+use anyhow::Context as _;
+use tokio::net::TcpListener;
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Where it listens
+    #[arg(long)]
+    at: SocketAddr,
+}
+
+/// Sends everything back, until it is ended.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    runtime.block_on(async {
+        let listener = TcpListener::bind(args.at).await.with_context(|| args.at.to_string())?;
+        loop {
+            let (mut stream, _) = listener.accept().await?;
+            tokio::spawn(async move {
+                let (mut from, mut to) = stream.split();
+                let _ = tokio::io::copy(&mut from, &mut to).await;
+            });
+        }
+    })
+}

@@ -1,0 +1,193 @@
+//! The ways of a connection from the one host to the other, and what each needs on both.
+
+use std::fs;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, ensure};
+
+use crate::bench::graft::carrying::{Carrying, Wanted};
+use crate::bench::graft::host::LIMIT;
+use crate::bench::process::Process;
+use crate::bench::site::Site;
+use crate::lab::Node;
+
+const DIRECT: u16 = 7201;
+const PROXY: u16 = 7202;
+/// Of pairs of daemons, one after the other: their servers, and their brokers.
+const SERVERS: u16 = 7210;
+const BROKERS: u16 = 9190;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Way {
+    /// As without Millrace
+    Tcp,
+    /// By haproxy in TCP mode, on the client's host
+    Haproxy,
+    /// A daemon on each host, whose rule leaves it in place
+    InPlace,
+    /// Carried by QUIC
+    Quic,
+    /// Carried by TCP
+    CarriedTcp,
+    /// Carried by MPTCP
+    CarriedMptcp,
+    /// Carried by QUIC, past TCP on loopback
+    Sockmap,
+    /// Carried by TCP, past TCP on loopback
+    SockmapTcp,
+}
+
+impl Way {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "TCP",
+            Self::Haproxy => "haproxy",
+            Self::InPlace => "in place",
+            Self::Quic => "carried",
+            Self::CarriedTcp => "carried, TCP",
+            Self::CarriedMptcp => "carried, MPTCP",
+            Self::Sockmap => "carried, sockmap",
+            Self::SockmapTcp => "carried, TCP, sockmap",
+        }
+    }
+
+    /// On which something takes part that bytes go through.
+    pub fn hosts(self) -> Option<f64> {
+        match self {
+            Self::Tcp | Self::InPlace => None,
+            Self::Haproxy => Some(1.0),
+            _ => Some(2.0),
+        }
+    }
+
+    /// Lines of both daemons' `[carry]`. `None`: without daemons.
+    fn carry(self) -> Option<&'static str> {
+        match self {
+            Self::Tcp | Self::Haproxy => None,
+            Self::InPlace | Self::Quic => Some(""),
+            Self::CarriedTcp => Some("carrier = \"tcp\"\n"),
+            Self::CarriedMptcp => Some("carrier = \"mptcp\"\n"),
+            Self::Sockmap => Some("loopback = \"sockmap\"\n"),
+            Self::SockmapTcp => Some("carrier = \"tcp\"\nloopback = \"sockmap\"\n"),
+        }
+    }
+
+    /// Why it cannot be here.
+    pub fn lacks(self) -> Option<&'static str> {
+        let has_mptcp =
+            || fs::read_to_string("/proc/sys/net/mptcp/enabled").is_ok_and(|text| text.trim() == "1");
+        match self {
+            Self::Haproxy if Command::new("haproxy").arg("-v").output().is_err() => {
+                Some("apt-get install haproxy")
+            }
+            Self::CarriedMptcp if !has_mptcp() => Some("net.mptcp.enabled is 0, or the kernel has none"),
+            _ => None,
+        }
+    }
+}
+
+/// A way, with all that it needs, for as long as this lives.
+pub struct Route<'a> {
+    pub way: Way,
+    client: &'a Node,
+    to: SocketAddr,
+    pair: Option<Carrying<'a>>,
+    processes: Vec<Process>,
+}
+
+impl<'a> Route<'a> {
+    /// `serve` gets the server's listener. `number`: which of the routes it is.
+    pub fn new(
+        site: &'a Site,
+        way: Way,
+        number: u16,
+        serve: impl FnOnce(TcpListener),
+    ) -> anyhow::Result<Self> {
+        let (client, server) = (site.relay()?, site.subscribers()?);
+        let directory = site.directory().join(format!("route{number}"));
+        fs::create_dir_all(&directory)?;
+        let mut route =
+            Self { way, client, to: (server.addr_v4(), DIRECT).into(), pair: None, processes: Vec::new() };
+        match way.carry() {
+            None if way == Way::Haproxy => route.proxy(&directory)?,
+            None => serve(server.enter(|| TcpListener::bind((server.addr_v4(), DIRECT)))??),
+            Some(carry) => {
+                let port = SERVERS + number;
+                route.to.set_port(port);
+                let control = default_control(client)?;
+                let is_in_place = way == Way::InPlace;
+                let wanted = Wanted {
+                    carry,
+                    listen: Some(BROKERS + number),
+                    in_place: is_in_place.then_some((port, &control)),
+                };
+                let ports = if is_in_place { &[][..] } else { &[port] };
+                let pair = Carrying::wanted(client, server, &directory, ports, &wanted)?;
+                let bind = || TcpListener::bind(route.to);
+                serve(pair.server.cgroup.enter(|| server.enter(bind))???);
+                let (far, near) = pair.start()?;
+                route.processes.extend([far, near]);
+                route.pair = Some(pair);
+            }
+        }
+        Ok(route)
+    }
+
+    /// Debian's, as it comes, to the server that is reached directly.
+    fn proxy(&mut self, directory: &Path) -> anyhow::Result<()> {
+        let path = directory.join("haproxy.cfg");
+        let server = self.to;
+        fs::write(
+            &path,
+            format!(
+                "defaults\n  mode tcp\n  timeout connect 5s\n  timeout client 60s\n  timeout server 60s\n\
+                 listen p\n  bind 127.0.0.1:{PROXY}\n  server s {server}\n"
+            ),
+        )?;
+        self.to = SocketAddr::from(([127, 0, 0, 1], PROXY));
+        let mut command = self.client.command("haproxy");
+        command.arg("-db").arg("-f").arg(path);
+        let mut process = Process::start("haproxy", command, directory)?;
+        process.wait_until("its port", LIMIT, || self.connect().is_ok())?;
+        self.processes.push(process);
+        Ok(())
+    }
+
+    pub fn connect(&self) -> anyhow::Result<TcpStream> {
+        let connect = || TcpStream::connect_timeout(&self.to, LIMIT);
+        let stream = match &self.pair {
+            Some(pair) => pair.client.cgroup.enter(|| self.client.enter(connect))???,
+            None => self.client.enter(connect)??,
+        };
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(LIMIT))?;
+        stream.set_write_timeout(Some(LIMIT))?;
+        Ok(stream)
+    }
+
+    /// Whether connections went this way, of which there were so many.
+    pub fn check(&self, connections: usize) -> anyhow::Result<()> {
+        let Some(pair) = &self.pair else { return Ok(()) };
+        if self.way == Way::InPlace {
+            let led = pair.client.led()?;
+            ensure!(led == 0, "{led} connections were carried that were to stay in place");
+            return Ok(());
+        }
+        pair.check_led(connections)?;
+        if matches!(self.way, Way::Sockmap | Way::SockmapTcp) {
+            let status = pair.client.status()?;
+            let passed = status.pointer("/status/carry/sockmap/verdicts/passed-on");
+            let passed = passed.and_then(serde_json::Value::as_u64).context("no verdicts of sockmap")?;
+            ensure!(passed > 0, "nothing went past TCP");
+        }
+        Ok(())
+    }
+}
+
+/// What a node's sockets have without a rule.
+fn default_control(node: &Node) -> anyhow::Result<String> {
+    let read = || fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control");
+    Ok(node.enter(read)??.trim().to_owned())
+}

@@ -1,0 +1,360 @@
+//! Child processes for hostile bytes: this binary once more, with nothing but the descriptors that it is given.
+//!
+//! What a peer or a stranger has written is taken apart by libraries in C there. Whoever takes such a process over has a socket to the daemon,
+//! what the daemon has sent through it, and a bounded part of the memory: no file, no network, no other process, no right.
+//!
+//! | layer | what |
+//! | --- | --- |
+//! | descriptors | standard input, which is a socket to the daemon; what was open besides is closed |
+//! | system calls | a list (seccomp): to read and write, to wait, memory that is not executable. All others fail |
+//! | rights | a user of its own where the daemon may change users, no capability, none to be had (`no_new_privs`) |
+//! | namespaces | where the daemon may make them: a network without interfaces, a file system that is empty |
+//! | limits | memory, descriptors; no process, no file, no core |
+//! | life | it dies with the daemon, and reads the end of its socket |
+//!
+//! The layers of rights and namespaces need CAP_SETUID, CAP_SETGID and CAP_SYS_ADMIN. Where the daemon has less, the child says what it goes without.
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    fs, io,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::process::ExitStatusExt as _,
+    },
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::{Arc, OnceLock, mpsc},
+    thread,
+};
+
+use anyhow::{Context as _, anyhow};
+use millrace_graft::message::control::{Control, Received};
+use nix::{
+    mount::{MsFlags, mount},
+    sched::{CloneFlags, unshare},
+    sys::resource::{Resource, setrlimit},
+    unistd::{Gid, Uid, chdir, chroot, close, geteuid, getpid, setgroups, setresgid, setresuid},
+};
+use rustix::{
+    net::{SendFlags, send},
+    process::{
+        DumpableBehavior, Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal, set_dumpable_behavior,
+        set_parent_process_death_signal,
+    },
+    thread::{CapabilitySet, CapabilitySets, remove_capability_from_bounding_set, set_capabilities},
+};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+    apply_filter_all_threads,
+};
+use serde::{Deserialize, Serialize};
+
+/// A user for each process, so that none can touch another: this and its number. Above what systems give to anybody.
+const USERS_BASE: u32 = 0x6d00_0000;
+
+/// What a child may have.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Bytes, beyond what it has when it is confined.
+    pub memory: u64,
+    /// With the three that each process has.
+    pub descriptors: u64,
+}
+
+/// The first that a child says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "confined", rename_all = "snake_case")]
+pub enum Hello {
+    /// It is confined, but for these layers.
+    Yes { without: Vec<String> },
+    /// It is not, and has ended.
+    No { why: String },
+}
+
+/// The daemon's side of a child, which is killed when this is dropped. The descriptor is readable when the child has ended.
+pub struct Confined {
+    process: OwnedFd,
+    pid: u32,
+    ended: Arc<OnceLock<String>>,
+}
+
+impl Confined {
+    /// `arguments`: of this binary, for what calls [`enter`] at once. The socket's first record is a [`Hello`].
+    pub fn start(arguments: impl IntoIterator<Item = impl Into<OsString>>) -> io::Result<(Self, Control)> {
+        let (control, theirs) = Control::pair()?;
+        let mut command = Command::new("/proc/self/exe");
+        command.args(arguments.into_iter().map(Into::into)).env_clear().current_dir("/");
+        // What it would print nobody has asked for, and it may be a stranger's text.
+        command.stdin(theirs.as_fd().try_clone_to_owned()?).stdout(Stdio::null()).stderr(Stdio::null());
+        let ended = Arc::new(OnceLock::new());
+        let (tell, told) = mpsc::sync_channel(1);
+        // The kernel takes the end of the thread that started it for the end of the parent: this one lives as long.
+        let last = Arc::clone(&ended);
+        thread::Builder::new().name("confined".to_owned()).stack_size(128 << 10).spawn(move || {
+            let (child, outcome) = match started(command) {
+                Ok((child, process)) => {
+                    let pid = child.id();
+                    (Some(child), Ok((process, pid)))
+                }
+                Err(error) => (None, Err(error)),
+            };
+            let _ = tell.send(outcome);
+            if let Some(status) = child.map(|mut child| child.wait()) {
+                let _ = last.set(status.map_or_else(|error| error.to_string(), how));
+            }
+        })?;
+        let (process, pid) = told.recv().map_err(io::Error::other)??;
+        Ok((Self { process, pid, ended }, control))
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// How it has ended, some moments after the descriptor has become readable.
+    pub fn ended(&self) -> Option<&str> {
+        self.ended.get().map(String::as_str)
+    }
+}
+
+impl AsFd for Confined {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.process.as_fd()
+    }
+}
+
+impl Drop for Confined {
+    fn drop(&mut self) {
+        // It may be gone.
+        let _ = pidfd_send_signal(&self.process, Signal::KILL);
+    }
+}
+
+fn started(mut command: Command) -> io::Result<(Child, OwnedFd)> {
+    let mut child = command.spawn()?;
+    // Until it has been waited for, the number is this child's.
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    match pid.ok_or(rustix::io::Errno::SRCH).and_then(|pid| pidfd_open(pid, PidfdFlags::empty())) {
+        Ok(process) => Ok((child, process)),
+        Err(error) => {
+            let _ = child.kill();
+            let _ = child.wait();
+            Err(error.into())
+        }
+    }
+}
+
+fn how(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(0), _) => "it has ended".to_owned(),
+        (Some(code), _) => format!("it has ended with {code}"),
+        (None, Some(signal)) => format!("signal {signal} has ended it"),
+        (None, None) => status.to_string(),
+    }
+}
+
+/// Whether a child has said [`Hello`], as the first record of its socket.
+///
+/// # Errors
+/// It said something else, or is gone.
+pub fn hello(control: &Control) -> anyhow::Result<Option<Hello>> {
+    match control.receive() {
+        Received::Record(hello, _) => Ok(Some(hello)),
+        Received::Nothing => Ok(None),
+        Received::Malformed(why) => Err(anyhow!("the confined process does not say hello: {why}")),
+        Received::End => Err(anyhow!("the confined process is gone before it has said anything")),
+    }
+}
+
+/// As the child, which has one thread yet: `prepare` loads what is needed, and everything that follows is confined. Says [`Hello`] to the daemon.
+///
+/// # Errors
+/// What `prepare` has said, and what the kernel refuses of what is never gone without. The daemon has been told.
+pub fn enter<T>(bounds: Bounds, prepare: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<(T, Control)> {
+    let control = Control::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let entered = close_others(&control).and_then(|()| {
+        let mut without = Vec::new();
+        // Threads that libraries start are in them, too.
+        let has_own = own_namespaces();
+        bound_capabilities().context("capabilities")?;
+        let prepared = prepare()?;
+        let has = address_space()?;
+        note(&mut without, "namespaces", has_own.and_then(|()| empty_file_system()));
+        confine(Bounds { memory: has.saturating_add(bounds.memory), ..bounds }, &mut without)?;
+        Ok((prepared, without))
+    });
+    let (hello, entered) = match entered {
+        Ok((prepared, without)) => (Hello::Yes { without }, Ok(prepared)),
+        Err(error) => (Hello::No { why: format!("{error:#}") }, Err(error)),
+    };
+    say(&control, &hello).context("cannot say hello")?;
+    Ok((entered?, control))
+}
+
+/// A record without descriptors. As the child: `Control::send` may carry addresses and descriptors, so its system call is not on the list.
+pub fn say(control: &Control, record: &impl Serialize) -> io::Result<()> {
+    let text = serde_json::to_vec(record)?;
+    send(control, &text, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
+    Ok(())
+}
+
+/// Whatever is open by mistake: everything that this project opens is closed by exec.
+fn close_others(control: &Control) -> anyhow::Result<()> {
+    use std::os::fd::AsRawFd as _;
+    let own = control.as_fd().as_raw_fd();
+    let open: Vec<i32> = fs::read_dir("/proc/self/fd")
+        .context("/proc/self/fd")?
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .collect();
+    // The directory's own was among them.
+    for fd in open.into_iter().filter(|fd| *fd > 2 && *fd != own) {
+        let _ = close(fd);
+    }
+    Ok(())
+}
+
+fn note(without: &mut Vec<String>, what: &str, done: nix::Result<()>) {
+    without.extend(done.err().map(|error| format!("{what}: {error}")));
+}
+
+/// With all of the memory.
+fn confine(bounds: Bounds, without: &mut Vec<String>) -> anyhow::Result<()> {
+    let program = filter().context("the list of system calls")?;
+    note(without, "a user of its own", own_user());
+    drop_capabilities().context("capabilities")?;
+    for (what, resource, most) in [
+        ("memory", Resource::RLIMIT_AS, bounds.memory),
+        ("descriptors", Resource::RLIMIT_NOFILE, bounds.descriptors),
+        ("processes", Resource::RLIMIT_NPROC, 0),
+        ("files", Resource::RLIMIT_FSIZE, 0),
+        ("core", Resource::RLIMIT_CORE, 0),
+        ("locked memory", Resource::RLIMIT_MEMLOCK, 0),
+        ("queues", Resource::RLIMIT_MSGQUEUE, 0),
+    ] {
+        setrlimit(resource, most, most).with_context(|| format!("limit of {what}"))?;
+    }
+    set_dumpable_behavior(DumpableBehavior::NotDumpable).context("not to be traced")?;
+    // Behind the change of the user, which resets it. Who is gone by now has closed the socket.
+    set_parent_process_death_signal(Some(Signal::KILL)).context("to die with the daemon")?;
+    // Sets `no_new_privs` as well.
+    apply_filter_all_threads(&program).context("the list of system calls")
+}
+
+/// No interface but loopback that is down.
+fn own_namespaces() -> nix::Result<()> {
+    let all = CloneFlags::CLONE_NEWNET
+        | CloneFlags::CLONE_NEWNS
+        | CloneFlags::CLONE_NEWIPC
+        | CloneFlags::CLONE_NEWUTS;
+    unshare(all)
+}
+
+fn empty_file_system() -> nix::Result<()> {
+    let none: Option<&str> = None;
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
+    let flags = MsFlags::MS_RDONLY | MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    mount(Some("none"), "/proc", Some("tmpfs"), flags, Some("size=4k,mode=0"))?;
+    chdir("/proc")?;
+    chroot(".")?;
+    chdir("/")
+}
+
+/// Who is not root stays who it is: another user's processes are protected by the list of system calls, and this one by not being dumpable.
+fn own_user() -> nix::Result<()> {
+    if !geteuid().is_root() {
+        return Err(nix::Error::EPERM);
+    }
+    let number = USERS_BASE.saturating_add(getpid().as_raw().unsigned_abs());
+    let (user, group) = (Uid::from_raw(number), Gid::from_raw(number));
+    setgroups(&[])?;
+    setresgid(group, group, group)?;
+    setresuid(user, user, user)
+}
+
+/// What nothing could get any more. Newer ones than this kernel's are none of its, and who may not change the set has no right to lose.
+fn bound_capabilities() -> rustix::io::Result<()> {
+    for capability in CapabilitySet::all().iter() {
+        match remove_capability_from_bounding_set(capability) {
+            Ok(()) | Err(rustix::io::Errno::INVAL | rustix::io::Errno::PERM) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn drop_capabilities() -> rustix::io::Result<()> {
+    let none = CapabilitySet::empty();
+    set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })
+}
+
+/// Bytes.
+fn address_space() -> anyhow::Result<u64> {
+    let status = fs::read_to_string("/proc/self/status").context("/proc/self/status")?;
+    let kib = status.lines().find_map(|line| line.strip_prefix("VmSize:")?.trim().strip_suffix("kB"));
+    let kib: u64 = kib.and_then(|kib| kib.trim().parse().ok()).context("no VmSize in /proc/self/status")?;
+    Ok(kib << 10)
+}
+
+/// What may be called, whatever it is called with. Sending is not among it: see [`filter`].
+const CALLS: &[libc::c_long] = &[
+    libc::SYS_read,
+    libc::SYS_readv,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_recvmmsg,
+    libc::SYS_write,
+    libc::SYS_writev,
+    libc::SYS_shutdown,
+    libc::SYS_close,
+    libc::SYS_ppoll,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_nanosleep,
+    libc::SYS_gettimeofday,
+    libc::SYS_getrandom,
+    libc::SYS_futex,
+    libc::SYS_sched_yield,
+    libc::SYS_brk,
+    libc::SYS_munmap,
+    libc::SYS_madvise,
+    libc::SYS_getpid,
+    libc::SYS_gettid,
+    libc::SYS_sigaltstack,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_restart_syscall,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_poll,
+];
+
+/// All that is not on it fails with EPERM: libraries that ask for more than they need live on.
+fn filter() -> anyhow::Result<BpfProgram> {
+    let must = |argument, operation, value| {
+        SeccompCondition::new(argument, SeccompCmpArgLen::Qword, operation, value)
+    };
+    let no_code = |argument| must(argument, SeccompCmpOp::MaskedEq(flag(libc::PROT_EXEC)), 0);
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = CALLS.iter().map(|call| (*call, Vec::new())).collect();
+    // To who is at the other end of the socket, and to no address.
+    rules.insert(libc::SYS_sendto, vec![SeccompRule::new(vec![must(4, SeccompCmpOp::Eq, 0)?])?]);
+    let anonymous = flag(libc::MAP_ANONYMOUS);
+    let memory = vec![no_code(2)?, must(3, SeccompCmpOp::MaskedEq(anonymous), anonymous)?];
+    rules.insert(libc::SYS_mmap, vec![SeccompRule::new(memory)?]);
+    rules.insert(libc::SYS_mprotect, vec![SeccompRule::new(vec![no_code(2)?])?]);
+    rules.insert(libc::SYS_mremap, Vec::new());
+    // A copy of a descriptor is one more of the few.
+    let copy = must(1, SeccompCmpOp::Eq, flag(libc::F_DUPFD_CLOEXEC))?;
+    rules.insert(libc::SYS_fcntl, vec![SeccompRule::new(vec![copy])?]);
+    // A library that aborts ends this process.
+    let own = u64::from(getpid().as_raw().unsigned_abs());
+    rules.insert(libc::SYS_tgkill, vec![SeccompRule::new(vec![must(0, SeccompCmpOp::Eq, own)?])?]);
+    let refused = SeccompAction::Errno(libc::EPERM.unsigned_abs());
+    let filter =
+        SeccompFilter::new(rules, refused, SeccompAction::Allow, std::env::consts::ARCH.try_into()?)?;
+    Ok(filter.try_into()?)
+}
+
+fn flag(flag: i32) -> u64 {
+    u64::from(flag.unsigned_abs())
+}

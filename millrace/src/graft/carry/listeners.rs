@@ -1,0 +1,92 @@
+//! Where the kernel has connections come in for the broker.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::fd::{AsFd, BorrowedFd},
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use millrace_bpf::graft::hook::Ports;
+use nix::sys::socket::{setsockopt, sockopt};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tracing::warn;
+
+const BACKLOG: u32 = 4096;
+
+/// On loopback, IPv6 where there is any.
+pub struct Listeners {
+    v4: TcpListener,
+    v6: Option<TcpListener>,
+}
+
+impl Listeners {
+    pub fn bind() -> anyhow::Result<Self> {
+        Self::with(false)
+    }
+
+    /// They take what is given to them whatever its addresses are.
+    pub fn transparent() -> anyhow::Result<Self> {
+        Self::with(true)
+    }
+
+    fn with(transparent: bool) -> anyhow::Result<Self> {
+        let at = |address: IpAddr| listen((address, 0).into(), transparent);
+        let v4 = at(Ipv4Addr::LOCALHOST.into()).context("cannot listen on 127.0.0.1: is lo up?")?;
+        Ok(Self { v4, v6: at(Ipv6Addr::LOCALHOST.into()).ok() })
+    }
+
+    pub fn ports(&self) -> io::Result<Ports> {
+        let v6 = self.v6.as_ref().map(TcpListener::local_addr).transpose()?;
+        Ok(Ports { v4: self.v4.local_addr()?.port(), v6: v6.map(|at| at.port()) })
+    }
+
+    pub fn sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        [Some(&self.v4), self.v6.as_ref()].into_iter().flatten().map(AsFd::as_fd)
+    }
+
+    /// Where connections from there arrive.
+    pub fn at(&self, from: SocketAddr) -> io::Result<SocketAddr> {
+        match &self.v6 {
+            Some(v6) if from.is_ipv6() => v6.local_addr(),
+            _ => self.v4.local_addr(),
+        }
+    }
+
+    /// The next one, whatever goes wrong with those before.
+    pub async fn next(&self) -> (TcpStream, SocketAddr) {
+        loop {
+            match self.accept().await {
+                Ok((local, from)) => return (local, canonical(from)),
+                Err(error) => {
+                    warn!("an application's connection cannot be taken: {error}");
+                    // Mostly for want of descriptors.
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+    }
+
+    async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
+        match &self.v6 {
+            Some(v6) => tokio::select! {
+                accepted = self.v4.accept() => accepted,
+                accepted = v6.accept() => accepted,
+            },
+            None => self.v4.accept().await,
+        }
+    }
+}
+
+fn listen(at: SocketAddr, transparent: bool) -> io::Result<TcpListener> {
+    let socket = if at.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    setsockopt(&socket, sockopt::IpTransparent, &transparent)?;
+    socket.bind(at)?;
+    socket.listen(BACKLOG)
+}
+
+/// As the kernel knows it.
+pub fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}

@@ -1,0 +1,108 @@
+//! The first bytes of a connection, as a record for the process that looks at them.
+
+use millrace_bpf::ndpi::SEGMENT_MAX;
+
+/// Segments of both directions.
+pub const SEGMENTS_MAX: usize = 10;
+/// Bytes of all of them.
+pub const BYTES_MAX: usize = 4096;
+const PORT: usize = 2;
+/// Whose it is, and its length.
+const HEAD: usize = 3;
+/// Of a record.
+pub const RECORD_MAX: usize = PORT + SEGMENTS_MAX * HEAD + BYTES_MAX;
+
+/// The server's port; then of each segment 1 (the client's) or 0, its length, its bytes. Numbers are in network order.
+pub struct Sample {
+    record: Vec<u8>,
+    segments: usize,
+    bytes: usize,
+}
+
+impl Sample {
+    pub fn new(port: u16) -> Self {
+        Self { record: port.to_be_bytes().to_vec(), segments: 0, bytes: 0 }
+    }
+
+    /// Takes as much as there is room for. Returns whether it is full.
+    pub fn take(&mut self, by_client: bool, bytes: &[u8]) -> bool {
+        for piece in bytes.chunks(SEGMENT_MAX) {
+            let room = BYTES_MAX - self.bytes;
+            if room == 0 || self.segments == SEGMENTS_MAX {
+                return true;
+            }
+            let piece = piece.get(..room).unwrap_or(piece);
+            self.record.push(u8::from(by_client));
+            // At most SEGMENT_MAX.
+            self.record.extend((piece.len() as u16).to_be_bytes());
+            self.record.extend(piece);
+            self.segments += 1;
+            self.bytes += piece.len();
+        }
+        self.bytes == BYTES_MAX || self.segments == SEGMENTS_MAX
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.segments == 0
+    }
+
+    pub fn record(&self) -> &[u8] {
+        &self.record
+    }
+}
+
+/// Each with whether the client sent it.
+type Segments<'a> = Vec<(bool, &'a [u8])>;
+
+/// The port and the segments of a record. `None`: it is none.
+pub fn parse(record: &[u8]) -> Option<(u16, Segments<'_>)> {
+    let (port, mut rest) = record.split_first_chunk::<PORT>()?;
+    let mut segments = Vec::new();
+    while let Some((head, behind)) = rest.split_first_chunk::<HEAD>() {
+        let [by_client @ 0..=1, high, low] = *head else { return None };
+        let (bytes, behind) = behind.split_at_checked(usize::from(u16::from_be_bytes([high, low])))?;
+        if segments.len() == SEGMENTS_MAX {
+            return None;
+        }
+        segments.push((by_client == 1, bytes));
+        rest = behind;
+    }
+    rest.is_empty().then_some((u16::from_be_bytes(*port), segments))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn what_was_taken_is_read(pieces in prop::collection::vec((any::<bool>(), 1_usize..5000), 0..20)) {
+            let mut sample = Sample::new(443);
+            let mut taken = Vec::new();
+            for (by_client, length) in pieces {
+                let is_full = sample.take(by_client, &vec![7; length]);
+                taken.extend(vec![by_client; length]);
+                prop_assert!(sample.record().len() <= RECORD_MAX);
+                if is_full {
+                    break;
+                }
+            }
+            let (port, segments) = parse(sample.record()).expect("a record");
+            prop_assert_eq!(port, 443);
+            let all: Vec<bool> = segments.iter().flat_map(|(by_client, bytes)| vec![*by_client; bytes.len()]).collect();
+            prop_assert!(all.len() <= BYTES_MAX && segments.len() <= SEGMENTS_MAX);
+            prop_assert!(taken.starts_with(&all));
+            prop_assert!(segments.iter().all(|(_, bytes)| bytes.iter().all(|byte| *byte == 7)));
+        }
+
+        #[test]
+        fn what_is_no_record_is_none(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
+            if let Some((_, segments)) = parse(&bytes) {
+                let length: usize = segments.iter().map(|(_, bytes)| HEAD + bytes.len()).sum();
+                prop_assert_eq!(length + PORT, bytes.len());
+            }
+        }
+    }
+}

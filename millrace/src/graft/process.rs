@@ -1,0 +1,303 @@
+//! As the process that a function is: messages of one session, between the application's socket and the session's own.
+//!
+//! Whoever has written what comes by the wire, it is taken apart here, where nothing can be reached but these two sockets and the daemon's.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::{AsFd as _, OwnedFd},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use millrace_bpf::usrsctp::{Association, Connected, ERROR, Got, READ, Usrsctp, WRITE};
+use millrace_graft::message::control::{Control, Received};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rustix::{
+    io::Errno,
+    net::{RecvFlags, SendFlags, recv, send},
+};
+use serde::{Deserialize, Serialize};
+
+use crate::confine::{Bounds, enter, say};
+
+const BOUNDS: Bounds = Bounds { memory: 64 << 20, descriptors: 16 };
+/// More than any datagram of a session.
+const DATAGRAM_MAX: usize = 2048;
+/// Of one socket, before the others have their turn.
+const TURN: usize = 64;
+/// Between two looks at the clock, while something goes on and while nothing does.
+const BUSY: Duration = Duration::from_millis(10);
+const IDLE: Duration = Duration::from_millis(100);
+const IDLE_AFTER: Duration = Duration::from_secs(1);
+/// Until what was not acknowledged is sent again the first time: before a round trip is known.
+const RTO_INITIAL_MS: u32 = 500;
+
+/// What the daemon says once, with the session's socket and one whose other end the application has.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Serve {
+    pub packet_bytes: usize,
+    pub parameters: BTreeMap<String, u64>,
+}
+
+/// What the process says at its end.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "tell", rename_all = "snake_case")]
+pub enum Tell {
+    /// Both ends have everything, and send no more.
+    Done,
+    Failed {
+        why: String,
+    },
+}
+
+pub fn run(program: &str) -> anyhow::Result<()> {
+    match program {
+        "sctp" => sctp(),
+        other => bail!("there is no program {other}"),
+    }
+}
+
+fn sctp() -> anyhow::Result<()> {
+    let (library, control) = enter(BOUNDS, || Usrsctp::load().map_err(anyhow::Error::msg))?;
+    let Some((serve, wire, application)) = served(&control)? else { return Ok(()) };
+    let tell = match Link::begin(library, &serve, wire, application).and_then(|mut link| link.run(&control)) {
+        Ok(()) => Tell::Done,
+        Err(error) => Tell::Failed { why: error.to_string() },
+    };
+    // The daemon may be gone.
+    let _ = say(&control, &tell);
+    Ok(())
+}
+
+/// `None`: the daemon is gone.
+fn served(control: &Control) -> anyhow::Result<Option<(Serve, OwnedFd, OwnedFd)>> {
+    loop {
+        match control.receive() {
+            Received::Record(serve, descriptors) => {
+                let [wire, application] =
+                    <[OwnedFd; 2]>::try_from(descriptors).ok().context("a session without its sockets")?;
+                return Ok(Some((serve, wire, application)));
+            }
+            Received::Malformed(why) => bail!("the daemon cannot be understood: {why}"),
+            Received::End => return Ok(None),
+            Received::Nothing => {
+                poll(&mut [PollFd::new(control.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE)?;
+            }
+        }
+    }
+}
+
+/// One session. Of each direction no more than one message is held here: behind that the sockets and the association are full, and whoever
+/// sends has to wait.
+struct Link {
+    association: Connected,
+    wire: OwnedFd,
+    application: OwnedFd,
+    /// Of the application, that the association has no room for.
+    outgoing: Option<Vec<u8>>,
+    /// For the application, whose socket has no room.
+    incoming: Option<Vec<u8>>,
+    /// The application sends no more.
+    is_left: bool,
+    has_finished: bool,
+    ticked: Instant,
+    busy: Instant,
+}
+
+/// What came of an attempt at a socket.
+enum Tried {
+    Bytes(usize),
+    Later,
+    End,
+}
+
+impl Link {
+    fn begin(library: Usrsctp, serve: &Serve, wire: OwnedFd, application: OwnedFd) -> io::Result<Self> {
+        let value = |name: &str, default: u32| {
+            serve.parameters.get(name).and_then(|value| u32::try_from(*value).ok()).unwrap_or(default)
+        };
+        let how = Association {
+            packet_bytes: u32::try_from(serve.packet_bytes).unwrap_or(1200),
+            buffer_bytes: value("buffer_kib", 1024).saturating_mul(1024),
+            is_ordered: value("ordered", 1) != 0,
+            streams: u16::try_from(value("streams", 1)).unwrap_or(1),
+            rto_initial_ms: RTO_INITIAL_MS,
+            rto_min_ms: value("rto_min_ms", 200),
+        };
+        let association = library.connect(wire.try_clone()?, how)?;
+        let now = Instant::now();
+        Ok(Self {
+            association,
+            wire,
+            application,
+            outgoing: None,
+            incoming: None,
+            is_left: false,
+            has_finished: false,
+            ticked: now,
+            busy: now,
+        })
+    }
+
+    /// Until both ends have finished, or the daemon is gone.
+    fn run(&mut self, control: &Control) -> io::Result<()> {
+        loop {
+            self.tick();
+            self.take_from_wire()?;
+            self.give_to_association()?;
+            if self.give_to_application()? {
+                return Ok(());
+            }
+            if self.is_left && self.outgoing.is_none() && !std::mem::replace(&mut self.has_finished, true) {
+                self.association.finish();
+            }
+            if self.wait(control)? {
+                return Ok(());
+            }
+        }
+    }
+
+    fn tick(&mut self) {
+        let ms = u32::try_from(self.ticked.elapsed().as_millis()).unwrap_or(u32::MAX);
+        if ms > 0 {
+            self.ticked += Duration::from_millis(ms.into());
+            self.association.tick(ms);
+        }
+    }
+
+    fn take_from_wire(&mut self) -> io::Result<()> {
+        let mut packet = [0; DATAGRAM_MAX];
+        for _ in 0..TURN {
+            match received(&self.wire, &mut packet) {
+                Ok(Tried::Bytes(bytes)) => {
+                    self.busy = Instant::now();
+                    self.association.input(packet.get(..bytes).unwrap_or_default());
+                }
+                Ok(Tried::Later) => return Ok(()),
+                Ok(Tried::End) => return Err(io::Error::other("the session's socket was shut down")),
+                // What ICMP says of an earlier one; it is taken by this.
+                Err(Errno::CONNREFUSED | Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::NOBUFS) => {
+                    // Each is in a queue, too, for which the socket would be ready for ever.
+                    let errors = RecvFlags::DONTWAIT | RecvFlags::ERRQUEUE;
+                    while recv(&self.wire, &mut packet[..], errors).is_ok() {}
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// As long as there is room.
+    fn give_to_association(&mut self) -> io::Result<()> {
+        for _ in 0..TURN {
+            if self.association.events() & WRITE == 0 {
+                return Ok(());
+            }
+            let message = match self.outgoing.take() {
+                Some(message) => message,
+                None => match self.next_outgoing()? {
+                    Some(message) => message,
+                    None => return Ok(()),
+                },
+            };
+            self.busy = Instant::now();
+            match self.association.send(&message) {
+                Ok(true) => {}
+                Ok(false) => {
+                    self.outgoing = Some(message);
+                    return Ok(());
+                }
+                // The other end has everything that it wants; what it has sent is still to be read.
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => self.is_left = true,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn next_outgoing(&mut self) -> io::Result<Option<Vec<u8>>> {
+        if self.is_left {
+            return Ok(None);
+        }
+        let mut message = [0; DATAGRAM_MAX];
+        loop {
+            match received(&self.application, &mut message) {
+                Ok(Tried::Bytes(bytes)) => return Ok(message.get(..bytes).map(<[u8]>::to_vec)),
+                Ok(Tried::Later) => return Ok(None),
+                Ok(Tried::End) => {
+                    self.is_left = true;
+                    return Ok(None);
+                }
+                // It went without having read everything. What it has sent stands behind that.
+                Err(Errno::CONNRESET) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Whether nothing more comes, and everything is delivered.
+    fn give_to_application(&mut self) -> io::Result<bool> {
+        let mut buffer = [0; DATAGRAM_MAX];
+        for _ in 0..TURN {
+            if let Some(message) = self.incoming.take() {
+                match send(&self.application, &message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                    Ok(_) => {}
+                    Err(Errno::AGAIN | Errno::NOBUFS) => {
+                        self.incoming = Some(message);
+                        return Ok(false);
+                    }
+                    // Nobody is there to read: what comes is read from the association all the same, so that it comes to an end.
+                    Err(Errno::PIPE | Errno::CONNRESET) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            if self.association.events() & (READ | ERROR) == 0 {
+                return Ok(false);
+            }
+            match self.association.receive(&mut buffer)? {
+                Got::Bytes(bytes) => self.incoming = buffer.get(..bytes).map(<[u8]>::to_vec),
+                Got::Nothing => return Ok(false),
+                Got::End => return Ok(true),
+            }
+        }
+        Ok(false)
+    }
+
+    /// For something to do. Whether the daemon is gone.
+    fn wait(&self, control: &Control) -> io::Result<bool> {
+        let mut wanted = PollFlags::empty();
+        wanted.set(PollFlags::POLLIN, !self.is_left && self.association.events() & WRITE != 0);
+        wanted.set(PollFlags::POLLOUT, self.incoming.is_some());
+        let patience = match self.busy.elapsed() > IDLE_AFTER {
+            // No descriptor says that.
+            _ if self.incoming.is_none() && self.association.events() & (READ | ERROR) != 0 => Duration::ZERO,
+            true => IDLE,
+            false => BUSY,
+        };
+        let timeout = PollTimeout::try_from(patience).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let mut of = vec![
+            PollFd::new(control.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.wire.as_fd(), PollFlags::POLLIN),
+        ];
+        // One whose other end is gone would be ready for ever.
+        if !wanted.is_empty() {
+            of.push(PollFd::new(self.application.as_fd(), wanted));
+        }
+        poll(&mut of, timeout)?;
+        // Nothing else is said on it.
+        Ok(of.first().and_then(PollFd::any).unwrap_or(false))
+    }
+}
+
+fn received(socket: &OwnedFd, buffer: &mut [u8]) -> Result<Tried, Errno> {
+    loop {
+        match recv(socket, &mut *buffer, RecvFlags::DONTWAIT) {
+            Ok((_, 0)) => return Ok(Tried::End),
+            Ok((_, bytes)) => return Ok(Tried::Bytes(bytes.min(buffer.len()))),
+            Err(Errno::AGAIN) => return Ok(Tried::Later),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! What the commands print of what is chosen.
+
+use millrace_graft::status::{Chosen, Connection, Selection};
+
+use crate::render::{
+    Fit::{self, Name, Text, Whole},
+    bytes, line, span, table,
+};
+
+/// Connections by what they got and why, and the paths with the most.
+pub fn status(out: &mut String, selection: &Selection, width: usize) {
+    let gain = match selection.gain {
+        Some(gain) => format!(
+            "; of {} it is known that {} takes {gain:.2} times as long",
+            selection.gain_paths, selection.plain
+        ),
+        None => String::new(),
+    };
+    line(out, width, &format!("chosen for {} paths{gain}", selection.chosen));
+    let counts =
+        [("by", &selection.connections), ("why", &selection.reasons), ("ended", &selection.outcomes)];
+    let counts = counts.into_iter().flat_map(|(what, all)| all.iter().map(move |it| (what, it)));
+    let rows: Vec<_> = counts
+        .filter(|(_, (_, count))| **count > 0)
+        .map(|(what, (name, count))| {
+            let live = selection.live.get(name).filter(|_| what == "by");
+            let live = live.map_or("-".to_owned(), u64::to_string);
+            vec![what.to_owned(), name.clone(), count.to_string(), live]
+        })
+        .collect();
+    if !rows.is_empty() {
+        const COUNTS: [(&str, Fit); 4] =
+            [("CHOSEN", Whole), ("WHAT", Text), ("COUNT", Whole), ("NOW", Whole)];
+        table(out, width, &COUNTS, rows.into_iter());
+    }
+    const SHOWN: usize = 10;
+    let rows: Vec<_> = selection
+        .paths
+        .iter()
+        .take(SHOWN)
+        .map(|it| {
+            vec![
+                it.peer.map_or("-".to_owned(), |peer| peer.to_string()),
+                it.rule.clone(),
+                it.arm.clone(),
+                it.why.clone(),
+                it.connections.to_string(),
+                it.gain.map_or("-".to_owned(), |gain| format!("{gain:.2}")),
+            ]
+        })
+        .collect();
+    if !rows.is_empty() {
+        const PATHS: [(&str, Fit); 6] = [
+            ("PATH TO", Whole),
+            ("RULE", Name),
+            ("ARM", Name),
+            ("WHY", Whole),
+            ("ENDED", Whole),
+            ("GAIN", Whole),
+        ];
+        table(out, width, &PATHS, rows.into_iter());
+    }
+}
+
+/// Names and values of the lines on what was chosen for a path.
+pub fn chosen(chosen: &Chosen, say: &mut impl FnMut(&'static str, String)) {
+    let (right, way) = (chosen.right * 100.0, chosen.way.join("; "));
+    let why = match chosen.why.as_str() {
+        "learned" => String::new(),
+        why => format!("{why}: {}, ", reason(why)),
+    };
+    say(
+        "by the model",
+        format!("{} for {}, {why}right for {right:.0} % of such cases: {way}", chosen.arm, chosen.rule),
+    );
+    let (ended, explored) = (chosen.connections, chosen.explored);
+    say("learned from", format!("{ended} connections, of which {explored} tried another way"));
+    for tried in &chosen.tried {
+        let cost = tried.cost.map_or("too few to compare".to_owned(), |cost| {
+            format!("{cost:.1} times what the path would allow")
+        });
+        say("outcomes", format!("{}: {} of the latest {} bad, {cost}", tried.arm, tried.bad, tried.outcomes));
+    }
+}
+
+/// Why one connection goes as it does.
+pub fn connection(it: &Connection, width: usize) -> String {
+    let mut out = String::new();
+    let end = |end: Option<std::net::SocketAddr>| end.map_or("-".to_owned(), |end| end.to_string());
+    let how = if it.tier == "carried" { "carried" } else { "in place" };
+    line(&mut out, width, &format!("{}-{}: {how}, {}", end(it.local), end(it.remote), it.arm));
+    let mut say = |name: &str, value: String| line(&mut out, width, &format!("  {name}: {value}"));
+    say("why", format!("{}: {}", it.why, reason(&it.why)));
+    say("rule", format!("{}, at the {}'s side", it.rule, it.side));
+    if let Some(carrier) = &it.carrier {
+        say("carrier", carrier.clone());
+    }
+    say("begun", format!("{} ago", span(it.age_s)));
+    if let Some(ended) = &it.ended {
+        let judged = match (ended.cost, ended.is_bad) {
+            (Some(cost), Some(is_bad)) => {
+                let verdict = if is_bad { "bad" } else { "good" };
+                format!("{verdict}, {cost:.1} times what the path would allow")
+            }
+            _ => "not judged".to_owned(),
+        };
+        let (sent, received, ms) = (bytes(ended.sent), bytes(ended.received), ended.duration_ms);
+        say("ended", format!("after {ms:.0} ms, {sent} sent, {received} received: {judged}"));
+    }
+    let gain = match it.gain {
+        _ if it.arm == it.plain => format!("none: it is plain TCP, {}", it.plain),
+        Some(gain) => format!("{} takes {gain:.2} times as long here, of what was tried", it.plain),
+        None => format!("not known: too few connections to this peer have gone by {}", it.plain),
+    };
+    say("gain", gain);
+    if let Some(purpose) = &it.purpose {
+        say("profile", purpose.to_string());
+    }
+    if let Some(choice) = &it.chosen {
+        say("known", choice.known.clone());
+        chosen(choice, &mut |name, value| say(name, value));
+    }
+    out
+}
+
+fn reason(why: &str) -> &'static str {
+    match why {
+        "learned" => "as the model has it for such a path",
+        "explored" => "to find out whether another way is better here",
+        "doubted" => "what the model has was bad here, so plain TCP until more is known",
+        "found" => "it was better here than what the model has",
+        "first" => "nothing was known of the path, or nothing could be chosen",
+        "fallback" => "it was to be carried, and no carrier would have it",
+        "rule" => "the rule says so, whatever a model has",
+        _ => "not known",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use millrace_graft::status::{Ended, Purpose, Tried};
+
+    fn path() -> Chosen {
+        let tried = |arm: &str, cost| Tried { arm: arm.into(), outcomes: 8, bad: 1, cost };
+        Chosen {
+            rule: "web".into(),
+            peer: Some("2001:db8:0:1234:5678:9abc:def0:1234".parse().unwrap()),
+            arm: "carried-warm".into(),
+            why: "found".into(),
+            profile: "time-and-loss".into(),
+            right: 0.934,
+            way: vec!["rtt is 300 ms: more than 50 ms".into(), "offer is carrier".into()],
+            known: "rtt 300 ms, loss 1 %, size 64 KiB".into(),
+            connections: 12_345,
+            explored: 246,
+            tried: vec![tried("bbr", Some(3.21)), tried("mr_longhaul", None)],
+            gain: Some(2.5),
+        }
+    }
+
+    #[test]
+    fn lines_fit_and_say_why() {
+        let connection = Connection {
+            local: Some("192.0.2.1:54321".parse().unwrap()),
+            remote: Some("[2001:db8::1]:443".parse().unwrap()),
+            side: "client".into(),
+            rule: "web".into(),
+            tier: "carried".into(),
+            arm: "carried-warm".into(),
+            carrier: Some("quic to 203.0.113.7:9188".into()),
+            why: "explored".into(),
+            age_s: 3.0,
+            ended: Some(Ended {
+                sent: 1,
+                received: 65_536,
+                duration_ms: 812.4,
+                cost: Some(1.2),
+                is_bad: Some(false),
+            }),
+            gain: Some(2.5),
+            plain: "cubic".into(),
+            purpose: Some(Purpose {
+                profile: "time".into(),
+                size_kib: Some(64),
+                source: "classified".into(),
+                why: "the latest that was looked at spoke SSH".into(),
+                ..Purpose::default()
+            }),
+            chosen: Some(path()),
+        };
+        let text = super::connection(&connection, 80);
+        for wanted in [
+            "carried, carried-warm",
+            "to find out",
+            "cubic takes 2.50 times as long",
+            "offer is carrier",
+            "profile: time, 64 KiB (classified): the latest that was looked at spoke SSH",
+            "good, 1.2",
+        ] {
+            let said = text.split_whitespace().collect::<Vec<_>>().join(" ");
+            assert!(said.contains(wanted), "{wanted}: {text}");
+        }
+        let unknown = Connection { gain: None, chosen: None, ..connection };
+        assert!(super::connection(&unknown, 80).contains("gain: not known"));
+        let mut out = String::new();
+        let selection = Selection {
+            plain: "cubic".into(),
+            chosen: 3,
+            gain: Some(1.5),
+            gain_paths: 1,
+            live: [("in-place/bbr".to_owned(), 4)].into(),
+            connections: [("in-place/bbr".to_owned(), u64::MAX)].into(),
+            reasons: [("explored".to_owned(), 2)].into(),
+            paths: vec![path()],
+            ..Selection::default()
+        };
+        status(&mut out, &selection, 80);
+        assert!(out.contains("in-place/bbr") && out.contains("2.50"), "{out}");
+        for line in text.lines().chain(out.lines()) {
+            assert!(line.chars().count() <= 80, "{} wide: {line}", line.chars().count());
+        }
+    }
+}

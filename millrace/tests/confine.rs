@@ -1,0 +1,310 @@
+//! A confined process that tries to get out, for real: this program is its own child.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{self, IoSliceMut, Read as _},
+    net::UdpSocket,
+    os::{
+        fd::{AsFd, AsRawFd as _},
+        unix::process::CommandExt as _,
+    },
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use millrace::confine::{Bounds, Confined, Hello, enter, hello, say};
+use millrace_graft::message::control::{Control, Received};
+use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::{
+        ptrace,
+        signal::{Signal, kill},
+        socket::{AddressFamily, SockFlag, SockType, socket},
+        uio::{RemoteIoVec, process_vm_readv},
+    },
+    unistd::{Pid, geteuid},
+};
+use serde::{Deserialize, Serialize};
+
+const BOUNDS: Bounds = Bounds { memory: 32 << 20, descriptors: 8 };
+const LONG: Duration = Duration::from_secs(60);
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "snake_case")]
+enum Order {
+    /// With a UDP socket; where one listens, and whom to touch.
+    Escape {
+        at: String,
+        parent: i32,
+        witness: i32,
+    },
+    Abort,
+}
+
+/// What was tried, and what came of it: nothing where it worked.
+type Tried = BTreeMap<String, Option<String>>;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.first().map(String::as_str) {
+        Some("confined-child") => child(),
+        Some("confined-failing") => drop(enter::<()>(BOUNDS, || anyhow::bail!("nothing to load"))),
+        Some("parent-to-be-killed") => parent(),
+        Some("--list") => {}
+        _ => all(),
+    }
+}
+
+fn all() {
+    let tests: [(&str, fn()); 5] = [
+        ("nothing_can_be_reached", nothing_can_be_reached),
+        ("what_it_has_is_what_it_was_given", what_it_has_is_what_it_was_given),
+        ("what_cannot_be_prepared_is_said", what_cannot_be_prepared_is_said),
+        ("it_dies_with_its_parent", it_dies_with_its_parent),
+        ("how_it_ends_is_known", how_it_ends_is_known),
+    ];
+    println!("\nrunning {} tests", tests.len());
+    for (name, test) in tests {
+        test();
+        println!("test {name} ... ok");
+    }
+    println!("\ntest result: ok. {} passed; 0 failed", tests.len());
+}
+
+// --- the child
+
+fn child() {
+    let Ok(((), control)) = enter(BOUNDS, || Ok(())) else { return };
+    loop {
+        match control.receive() {
+            Received::Record(Order::Escape { at, parent, witness }, sockets) => {
+                let socket = sockets.into_iter().next().map(UdpSocket::from).expect("a socket");
+                say(&control, &escape(&socket, &at, parent, witness)).expect("said");
+            }
+            Received::Record(Order::Abort, _) => std::process::abort(),
+            Received::Nothing => {
+                poll(&mut [PollFd::new(control.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE)
+                    .expect("polled");
+            }
+            Received::Malformed(_) | Received::End => return,
+        }
+    }
+}
+
+fn escape(given: &UdpSocket, at: &str, parent: i32, witness: i32) -> Tried {
+    let mut tried = Tried::new();
+    let mut note =
+        |what: &str, outcome: Result<(), String>| drop(tried.insert(what.to_owned(), outcome.err()));
+    note("read a file", said(fs::read("/etc/passwd")));
+    note("list a directory", said(fs::read_dir("/")));
+    note("make a file", said(fs::write("/tmp/escaped", "")));
+    note("remove a file", said(fs::remove_file("/tmp/escaped")));
+    for (what, family) in
+        [("inet", AddressFamily::Inet), ("unix", AddressFamily::Unix), ("netlink", AddressFamily::Netlink)]
+    {
+        note(what, said(socket(family, SockType::Datagram, SockFlag::empty(), None)));
+    }
+    note("send to an address", said(given.send_to(b"out", at)));
+    note("connect", said(given.connect(at)));
+    note("fork", said(Command::new("/bin/true").spawn()));
+    note("exec", said(Err::<(), _>(Command::new("/bin/true").exec())));
+    note("thread", said(thread::Builder::new().spawn(|| ())));
+    note("ptrace", said(ptrace::attach(Pid::from_raw(witness))));
+    note("kill the parent", said(kill(Pid::from_raw(parent), Signal::SIGKILL)));
+    note("kill another", said(kill(Pid::from_raw(witness), Signal::SIGKILL)));
+    let mut byte = [0];
+    let remote = RemoteIoVec { base: parent as usize, len: 1 };
+    note(
+        "read memory",
+        said(process_vm_readv(Pid::from_raw(parent), &mut [IoSliceMut::new(&mut byte)], &[remote])),
+    );
+    note("unshare", said(nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWUSER)));
+    note("chroot", said(nix::unistd::chroot("/..")));
+    note("root again", said(nix::unistd::setuid(nix::unistd::Uid::from_raw(0))));
+    note("memory", said(Vec::<u8>::new().try_reserve_exact(2 * BOUNDS.memory as usize)));
+    // What it may: otherwise nothing is shown by the rest.
+    let may = Vec::<u8>::new().try_reserve_exact(BOUNDS.memory as usize / 4);
+    note("may have memory", said(may));
+    tried
+}
+
+fn said<T, E: ToString>(outcome: Result<T, E>) -> Result<(), String> {
+    outcome.map(drop).map_err(|error| error.to_string())
+}
+
+/// Has a child, says which, and waits to be killed.
+fn parent() {
+    let (child, control) = Confined::start(["confined-child"]).expect("started");
+    greeted(&control);
+    println!("{}", child.pid());
+    thread::sleep(2 * LONG);
+}
+
+// --- tests
+
+fn nothing_can_be_reached() {
+    let (child, control) = started();
+    let listens = UdpSocket::bind("127.0.0.1:0").expect("bound");
+    listens.set_nonblocking(true).expect("set");
+    let given = UdpSocket::bind("127.0.0.1:0").expect("bound");
+    let mut witness = Command::new("/bin/sleep").arg("600").spawn().expect("a witness");
+    let order = Order::Escape {
+        at: listens.local_addr().expect("bound").to_string(),
+        parent: std::process::id().cast_signed(),
+        witness: witness.id().cast_signed(),
+    };
+    control.send(&order, &[given.as_fd()]).expect("ordered");
+    let mut tried: Tried = record(&control);
+    assert_eq!(tried.remove("may have memory"), Some(None));
+    assert_eq!(tried.len(), 20, "{tried:?}");
+    for (what, outcome) in &tried {
+        assert!(outcome.is_some(), "a confined process can {what}");
+    }
+    // By the list, not by chance: what is asked for is there, and the parent may do it.
+    const BY_THE_LIST: [&str; 11] = [
+        "read a file",
+        "remove a file",
+        "inet",
+        "exec",
+        "ptrace",
+        "read memory",
+        "kill the parent",
+        "kill another",
+        "unshare",
+        "chroot",
+        "send to an address",
+    ];
+    for what in BY_THE_LIST {
+        let outcome = tried.get(what).cloned().flatten().unwrap_or_default();
+        assert!(outcome.contains("not permitted"), "{what}: {outcome}");
+    }
+    assert!(matches!(listens.recv(&mut [0; 8]), Err(error) if error.kind() == io::ErrorKind::WouldBlock));
+    assert!(matches!(witness.try_wait(), Ok(None)), "the witness lives");
+    assert!(child.ended().is_none(), "{:?}", child.ended());
+    witness.kill().expect("killed");
+    witness.wait().expect("waited for");
+}
+
+fn what_it_has_is_what_it_was_given() {
+    // Inherited by mistake, as a careless library has it.
+    let leaked = fs::File::open("/etc/passwd").expect("a file");
+    rustix::io::fcntl_setfd(&leaked, rustix::io::FdFlags::empty()).expect("set");
+    let (child, control) = Confined::start(["confined-child"]).expect("started");
+    let without = greeted(&control);
+    let of = |what: &str| format!("/proc/{}/{what}", child.pid());
+    let status = fs::read_to_string(of("status")).expect("a status");
+    let has = |line: &str| {
+        status
+            .lines()
+            .find_map(|own| own.strip_prefix(line))
+            .map(|value| value.trim().to_owned())
+            .unwrap_or_default()
+    };
+    assert_eq!((has("Seccomp:").as_str(), has("NoNewPrivs:").as_str()), ("2", "1"));
+    for set in ["CapInh:", "CapPrm:", "CapEff:", "CapAmb:"] {
+        assert_eq!(has(set), "0000000000000000", "{set}");
+    }
+    if !geteuid().is_root() {
+        println!("SKIP: not root: without {without:?}");
+        return;
+    }
+    assert_eq!(without, Vec::<String>::new());
+    assert_eq!(has("CapBnd:"), "0000000000000000");
+    let open: Vec<_> = fs::read_dir(of("fd")).expect("its descriptors").collect();
+    assert_eq!(open.len(), 4, "standard ones and its socket: {open:?}, without {}", leaked.as_raw_fd());
+    let users = has("Uid:");
+    let users: Vec<&str> = users.split_whitespace().collect();
+    assert!(users.iter().all(|user| *user == (0x6d00_0000 + child.pid()).to_string()), "{users:?}");
+    assert_eq!(has("Groups:"), "");
+    assert_ne!(fs::read_link(of("ns/net")).ok(), fs::read_link("/proc/self/ns/net").ok());
+    assert_eq!(fs::read_dir(of("root")).expect("its root").count(), 0);
+}
+
+fn what_cannot_be_prepared_is_said() {
+    let (_child, control) = Confined::start(["confined-failing"]).expect("started");
+    wait(&control);
+    assert_eq!(hello(&control).expect("a word"), Some(Hello::No { why: "nothing to load".to_owned() }));
+    wait(&control);
+    assert!(hello(&control).is_err());
+}
+
+fn it_dies_with_its_parent() {
+    let mut parent = Command::new("/proc/self/exe")
+        .arg("parent-to-be-killed")
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("a parent");
+    let mut line = String::new();
+    let mut said = parent.stdout.take().expect("its output");
+    while !line.ends_with('\n') {
+        let mut byte = [0];
+        said.read_exact(&mut byte).expect("a line");
+        line.push(char::from(byte[0]));
+    }
+    let pid = line.trim().parse().ok().and_then(rustix::process::Pid::from_raw).expect("a number");
+    let child = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).expect("the child");
+    parent.kill().expect("killed");
+    parent.wait().expect("waited for");
+    wait(&child);
+}
+
+fn how_it_ends_is_known() {
+    let (child, control) = started();
+    control.send(&Order::Abort, &[]).expect("ordered");
+    assert_eq!(end(&child), "signal 6 has ended it");
+    let (child, control) = started();
+    drop(control);
+    assert_eq!(end(&child), "it has ended");
+    let (child, _control) = started();
+    kill(Pid::from_raw(child.pid().cast_signed()), Signal::SIGKILL).expect("killed");
+    assert_eq!(end(&child), "signal 9 has ended it");
+    let (child, control) = started();
+    drop(child);
+    wait(&control);
+    assert!(matches!(control.receive::<Tried>(), Received::End));
+}
+
+// --- helpers
+
+fn started() -> (Confined, Control) {
+    let (child, control) = Confined::start(["confined-child"]).expect("started");
+    greeted(&control);
+    (child, control)
+}
+
+/// What it goes without.
+fn greeted(control: &Control) -> Vec<String> {
+    wait(control);
+    match hello(control).expect("a word") {
+        Some(Hello::Yes { without }) => without,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn record(control: &Control) -> Tried {
+    wait(control);
+    match control.receive() {
+        Received::Record(record, _) => record,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn wait(descriptor: impl AsFd) {
+    let timeout = PollTimeout::try_from(LONG).expect("a minute");
+    let ready = poll(&mut [PollFd::new(descriptor.as_fd(), PollFlags::POLLIN)], timeout).expect("polled");
+    assert_eq!(ready, 1, "nothing in a minute");
+}
+
+fn end(child: &Confined) -> String {
+    wait(child);
+    let until = Instant::now() + LONG;
+    loop {
+        if let Some(how) = child.ended() {
+            return how.to_owned();
+        }
+        assert!(Instant::now() < until, "not waited for");
+        thread::sleep(Duration::from_millis(1));
+    }
+}

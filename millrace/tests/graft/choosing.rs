@@ -1,0 +1,305 @@
+//! Connections of rules that leave it to a model: by what they go, what is learned from how they went, and what is said of each.
+
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+};
+
+use millrace_graft::status::{Connection, Selection};
+use millrace_lab::lab::{Directions, Topology};
+
+use crate::{
+    agreement::key,
+    carried::{CARRIERS, carry},
+    site::{Daemon, LONG, PORT, Site, congestion, ours, wait_for},
+};
+
+/// A leaf with these arms, the best first; `usual`: what a good connection costs at most.
+pub fn leaf(number: u32, arms: &[&str], usual: Option<f64>) -> String {
+    let rank = |(at, arm): (usize, &&str)| {
+        let right = 1.0 / (at + 1) as f64;
+        format!("{{\"arm\":\"{arm}\",\"right\":{right},\"utility\":{right}}}")
+    };
+    let ranking: Vec<_> = arms.iter().enumerate().map(rank).collect();
+    let usual = usual.map_or_else(String::new, |usual| format!("\"usual\":{usual},"));
+    format!("{{\"leaf\":{{\"number\":{number},\"examples\":1,{usual}\"ranking\":[{}]}}}}", ranking.join(","))
+}
+
+pub fn model(site: &Site, arms: &[&str], tree: &str) {
+    let names: Vec<_> = arms.iter().map(|arm| format!("\"{arm}\"")).collect();
+    let text =
+        format!("{{\"version\":1,\"about\":\"a test\",\"arms\":[{}],\"tree\":{tree}}}", names.join(","));
+    fs::write(site.path("model.json"), text).unwrap();
+}
+
+fn rule(tier: &str) -> String {
+    format!(
+        "[[rule]]\nname = \"web\"\nside = \"client\"\nport = {PORT}\nagree = false\nselect = \"loss\"\nsize-kib = 256\n\
+         tier = \"{tier}\"\n"
+    )
+}
+
+fn selection(daemon: &Daemon<'_>) -> Selection {
+    daemon.status().selection.unwrap()
+}
+
+/// Sends so much, and ends when all of it has come. Returns the congestion control, and the ends.
+fn send(site: &Site, listener: &TcpListener, length: usize) -> (String, [SocketAddr; 2]) {
+    let near = site.try_connect(listener.local_addr().unwrap()).unwrap();
+    let (mut far, _) = listener.accept().unwrap();
+    for stream in [&near, &far] {
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream.set_write_timeout(Some(LONG)).unwrap();
+    }
+    let used = congestion(&near);
+    let ends = [near.local_addr().unwrap(), near.peer_addr().unwrap()];
+    let sender = std::thread::spawn(move || finish(near, &vec![7; length]));
+    let mut got = Vec::new();
+    far.read_to_end(&mut got).unwrap();
+    drop(far);
+    sender.join().unwrap();
+    assert_eq!(got.len(), length);
+    (used, ends)
+}
+
+fn finish(mut near: TcpStream, bytes: &[u8]) {
+    near.write_all(bytes).unwrap();
+    near.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(near.read(&mut [0]).unwrap(), 0);
+}
+
+pub fn why(daemon: &Daemon<'_>, [local, remote]: [SocketAddr; 2]) -> Connection {
+    let said = daemon.succeed(&["why", &format!("{local}-{remote}"), "--json"]);
+    serde_json::from_str(&said).unwrap()
+}
+
+fn default_control() -> String {
+    fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").unwrap().trim().to_owned()
+}
+
+fn available_controls() -> String {
+    fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control").unwrap()
+}
+
+/// One of the kernel's that is not what sockets have anyway, and is bad where packets are lost.
+fn other_control() -> Option<&'static str> {
+    let there = available_controls();
+    let usual = default_control();
+    ["reno", "cubic"]
+        .into_iter()
+        .find(|it| *it != usual && there.split_whitespace().any(|known| known == *it))
+}
+
+fn lossy_pair() -> Topology {
+    let mut topology = Topology { netem: false, ..Topology::default() };
+    topology.connect("client", "far");
+    topology.impair("client-far", Directions::Both, "delay=30ms").unwrap();
+    topology.impair("client-far", Directions::Forward, "loss=3% rate=20mbit").unwrap();
+    topology
+}
+
+/// The model has what halves its window with each loss, on a path that loses three packets of a hundred.
+#[test]
+fn a_model_that_is_wrong_here_is_left_within_fifty_connections() {
+    const TEST: &str = "a_model_that_is_wrong_here_is_left_within_fifty_connections";
+    if default_control() != "bbr" {
+        println!("SKIP {TEST}: plain TCP is not BBR here, so it would be as bad");
+        return;
+    }
+    let Some(wrong) = other_control() else {
+        return println!("SKIP {TEST}: there is no other congestion control");
+    };
+    let Some(site) = Site::in_lab("wrong", &lossy_pair()) else { return };
+    model(&site, &[wrong, "bbr"], &leaf(0, &[wrong, "bbr"], Some(2.0)));
+    site.configure(&format!("model = \"model.json\"\n{}", rule("in-place")));
+    let daemon = Daemon::start(&site);
+    let listener = site.listen_on(SocketAddr::new(site.address("far"), PORT));
+    let (first, ends) = send(&site, &listener, 256 << 10);
+    assert_eq!(first, "bbr", "nothing is known of the path");
+    let told = why(&daemon, ends);
+    assert_eq!((told.why.as_str(), told.tier.as_str()), ("first", "in-place"), "{told:?}");
+    let told = told.ended.unwrap();
+    assert!(told.sent >= 256 << 10, "{told:?}");
+    wait_for("a choice", || (selection(&daemon).chosen == 1).then_some(()));
+
+    let mut used = Vec::new();
+    while used.len() < 50 {
+        let (control, ends) = send(&site, &listener, 256 << 10);
+        let told = why(&daemon, ends);
+        assert_eq!(told.arm, control, "{told:?}");
+        used.push(control);
+        if used.iter().rev().take(4).filter(|control| *control == "bbr").count() == 4 {
+            break;
+        }
+    }
+    let now = selection(&daemon);
+    assert!(used.iter().any(|control| control == wrong), "it was never tried: {now:?}");
+    assert!(used.len() < 50 && used.last().is_some_and(|it| it == "bbr"), "{used:?}: {now:?}");
+    println!("recovered within {} connections", used.len());
+    assert!(["doubted", "found"].contains(&now.paths[0].why.as_str()), "{now:?}");
+    assert_eq!(
+        now.outcomes.values().sum::<u64>(),
+        used.len() as u64 + 1,
+        "each has come to something: {now:?}"
+    );
+    let words = daemon.succeed(&["why", &site.address("far").to_string()]);
+    assert!(words.contains("bbr for web, ") && words.contains(&format!("outcomes: {wrong}: ")), "{words}");
+    daemon.kill();
+    assert_eq!(send(&site, &listener, 1000).0, "bbr");
+    assert_eq!(ours(), Vec::<String>::new());
+}
+
+/// No outcome counts here, so whoever has another congestion control than the model's was to try it.
+#[test]
+fn at_most_two_of_a_hundred_connections_try_another_arm() {
+    const TEST: &str = "at_most_two_of_a_hundred_connections_try_another_arm";
+    let Some(learned) = other_control() else {
+        return println!("SKIP {TEST}: there is no other congestion control");
+    };
+    let Some(site) = Site::new("explore") else { return };
+    model(&site, &[learned], &leaf(0, &[learned], None));
+    site.configure(&format!("model = \"model.json\"\n{}", rule("in-place")));
+    let listener = site.listen();
+    let daemon = Daemon::start(&site);
+    wait_for("a choice", || (send(&site, &listener, 10).0 == learned).then_some(()));
+    let (mut connections, mut explored) = (0_u64, 0_u64);
+    while explored < 3 {
+        assert!(connections < 5000, "{explored} of {connections}: {:?}", selection(&daemon));
+        connections += 1;
+        let (used, ends) = send(&site, &listener, 10);
+        if used != learned {
+            explored += 1;
+            let told = why(&daemon, ends);
+            assert_eq!((told.why.as_str(), &told.arm), ("explored", &used), "{told:?}");
+            assert!(daemon.succeed(&["why", &format!("{} {}", ends[0], ends[1])]).contains("to find out"));
+        }
+        // One was made before, at least.
+        assert!(explored * 100 <= (connections + 1) * 2, "{explored} of {connections}");
+    }
+    let now = selection(&daemon);
+    // The next one may be planned by now.
+    let planned = now.paths[0].explored;
+    assert!(now.reasons["explored"] == explored && (explored..=explored + 1).contains(&planned), "{now:?}");
+    let other = daemon.fail(&["why", "192.0.2.1:1-192.0.2.2:2"]);
+    assert!(other.contains("nothing is known of a connection 192.0.2.1:1-192.0.2.2:2"), "{other}");
+    assert!(daemon.fail(&["why", "192.0.2.1:1"]).contains("its other end is missing"));
+}
+
+/// A daemon that is stopped reads nothing, and connections go on.
+#[test]
+fn what_nobody_reads_is_lost_and_counted() {
+    const TEST: &str = "what_nobody_reads_is_lost_and_counted";
+    let Some(learned) = other_control() else {
+        return println!("SKIP {TEST}: there is no other congestion control");
+    };
+    let Some(site) = Site::new("untold") else { return };
+    model(&site, &[learned], &leaf(0, &[learned], None));
+    site.configure(&format!("model = \"model.json\"\n{}", rule("in-place")));
+    let listener = site.listen();
+    let daemon = Daemon::start(&site);
+    wait_for("a choice", || (send(&site, &listener, 10).0 == learned).then_some(()));
+    let before: u64 = selection(&daemon).reasons.values().sum();
+    daemon.pause();
+    const CROWD: u64 = 4000;
+    for _ in 0..CROWD {
+        drop(site.connect(&listener));
+    }
+    daemon.go_on();
+    let status = daemon.status();
+    let (untold, now) = (status.outcomes["untold"], status.selection.unwrap());
+    let begun = now.reasons.values().sum::<u64>() - before;
+    assert!(untold > 0 && begun < CROWD, "{untold} lost, {begun} told");
+    assert!(
+        2 * CROWD >= begun + untold && begun + untold >= CROWD,
+        "each is told or counted: {begun}, {untold}"
+    );
+    // What was lost sight of is not thought to live.
+    wait_for("the end of all", || selection(&daemon).live.is_empty().then_some(()));
+}
+
+fn far_and_near() -> Topology {
+    let mut topology = Topology { netem: false, ..Topology::default() };
+    topology.connect("client", "far");
+    topology.connect("client", "near");
+    topology.impair("client-far", Directions::Both, "delay=40ms").unwrap();
+    topology.impair("client-far", Directions::Forward, "loss=2% rate=20mbit").unwrap();
+    topology
+}
+
+/// Two hosts with warm carriers, one rule: the long path that loses packets is carried, the short one stays in place.
+#[test]
+fn the_tier_is_chosen_by_path() {
+    if !available_controls().split_whitespace().any(|known| known == "bbr") {
+        return println!("SKIP the_tier_is_chosen_by_path: there is no BBR");
+    }
+    let Some(site) = Site::in_lab("tiers", &far_and_near()) else { return };
+    let keys = ["host0.key", "host1.key", "host2.key"].map(|name| key(&site, name));
+    let short = leaf(0, &["bbr", "carried-warm"], Some(50.0));
+    let long = leaf(1, &["carried-warm", "bbr"], Some(50.0));
+    let tree = format!(
+        "{{\"split\":{{\"by\":\"rtt\",\"at\":40.0,\"unknown\":\"below\",\"below\":{short},\"above\":{long}}}}}"
+    );
+    model(&site, &["bbr", "carried-warm"], &tree);
+    let servers = ["far", "near"];
+    let peers: String = (1..)
+        .zip(servers)
+        .map(|(at, name)| {
+            format!(
+                "[[peer]]\nname = \"{name}\"\nkey = \"{}\"\ncarry = \"{}:{CARRIERS}\"\n",
+                keys[at],
+                site.address(name)
+            )
+        })
+        .collect();
+    site.configure(&format!(
+        "model = \"model.json\"\n[agreement]\nkey = \"host0.key\"\n[carry]\n{peers}{}",
+        rule("chosen")
+    ));
+    for (side, name) in (1..).zip(servers) {
+        let rule = crate::carried::rule("server", PORT).replace("carried", "chosen");
+        site.configure_on(side, &format!(
+            "[agreement]\nkey = \"host{side}.key\"\n[carry]\nlisten = \"{}:{CARRIERS}\"\n[[peer]]\nname = \"client\"\n\
+             key = \"{}\"\n{rule}",
+            site.address(name), keys[0]
+        ));
+    }
+    let _servers = [Daemon::start_on(&site, 1), Daemon::start_on(&site, 2)];
+    let daemon = Daemon::start(&site);
+    wait_for("warm carriers", || carry(&daemon).carriers.iter().all(|it| it.state == "warm").then_some(()));
+    let listeners: Vec<_> = (1..)
+        .zip(servers)
+        .map(|(side, name)| site.listen_at(side, SocketAddr::new(site.address(name), PORT)))
+        .collect();
+    let tier = |listener: &TcpListener| {
+        let (_, ends) = send(&site, listener, 64 << 10);
+        why(&daemon, ends)
+    };
+    for listener in &listeners {
+        let first = tier(listener);
+        assert_eq!((first.tier.as_str(), first.why.as_str()), ("in-place", "first"), "{first:?}");
+    }
+    assert_eq!(carry(&daemon).verdicts["unknown"], 2);
+    wait_for("choices", || (selection(&daemon).chosen == 2).then_some(()));
+    for _ in 0..5 {
+        let [far, near] = [&listeners[0], &listeners[1]].map(tier);
+        assert_eq!((far.tier.as_str(), far.arm.as_str()), ("carried", "carried-warm"), "{far:?}");
+        assert_eq!((far.why.as_str(), far.carrier.is_some()), ("learned", true), "{far:?}");
+        assert_eq!(
+            (near.tier.as_str(), near.arm.as_str(), near.why.as_str()),
+            ("in-place", "bbr", "learned")
+        );
+        assert!(far.chosen.unwrap().way[0].contains("more than 40 ms"));
+    }
+    let carry = carry(&daemon);
+    assert_eq!((carry.verdicts["led"], carry.verdicts["in-place"]), (5, 5), "{:?}", carry.verdicts);
+    let now = selection(&daemon);
+    // The first two were as the host has it.
+    let in_place = if default_control() == "bbr" { 7 } else { 5 };
+    let connections = (now.connections["carried/carried-warm"], now.connections["in-place/bbr"]);
+    assert_eq!(connections, (5, in_place), "{now:?}");
+    assert!(now.outcomes["good"] + now.outcomes["bad"] > 0, "carried ones are judged, too: {now:?}");
+    // Without the daemon nothing is led, and nothing is left.
+    daemon.kill();
+    listeners.iter().for_each(|listener| drop(send(&site, listener, 64 << 10)));
+}

@@ -1,0 +1,663 @@
+//! Gateways: connections of hosts that have nothing installed are carried between the gateways that they are behind, and forwarded when
+//! anything is missing.
+
+use std::{
+    fs,
+    io::{ErrorKind, Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
+    process::{Child, Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+use millrace_bpf::tc::{self, Hook};
+use socket2::SockRef;
+
+use crate::{
+    agreement::keys,
+    carried::{
+        CARRIERS, accepted, at, carrier, carry, ended, exchange, fill, hash, noise, read_all, rule,
+        wait_for_end, wait_for_state,
+    },
+    site::{CLIENT, Daemon, LONG, PORT, SERVER, Site, inside, ip, wait_for},
+};
+
+const SERVER_HOST: &str = "10.98.0.2";
+const SERVER_HOST6: &str = "fd98::2";
+const CLIENT_HOST: &str = "10.97.0.2";
+const CLIENT_HOST6: &str = "fd97::2";
+const NEAR: &str = "\"10.97.0.0/24\", \"fd97::/64\"";
+const FAR: &str = "\"10.98.0.0/24\", \"fd98::/64\"";
+
+/// The hosts of a site are gateways here, and each has one host behind it:
+/// client - `lan0` gateway `eth` - `eth` gateway `lan0` - server.
+struct Sites {
+    hosts: [String; 2],
+    site: Site,
+}
+
+impl Sites {
+    fn new(test: &str) -> Option<Self> {
+        let site = Site::new(&format!("gw-{test}"))?;
+        let hosts = [0, 1].map(|side| format!("{}h", site.namespaces[side]));
+        let sites = Self { hosts, site };
+        for side in [0, 1] {
+            let (gateway, host, net) = (&sites.site.namespaces[side], &sites.hosts[side], 97 + side);
+            let (other, via) = (98 - side, 1 + side);
+            ip(&format!("netns add {host}"));
+            ip(&format!("-n {gateway} link add lan0 type veth peer name eth netns {host}"));
+            ip(&format!("-n {host} link set lo up"));
+            for (namespace, interface, number) in [(gateway, "lan0", 1), (host, "eth", 2)] {
+                ip(&format!("-n {namespace} addr add 10.{net}.0.{number}/24 dev {interface}"));
+                ip(&format!("-n {namespace} addr add fd{net}::{number}/64 dev {interface} nodad"));
+                ip(&format!("-n {namespace} link set {interface} up"));
+            }
+            ip(&format!("-n {host} route add default via 10.{net}.0.1"));
+            ip(&format!("-n {host} -6 route add default via fd{net}::1"));
+            inside(gateway, || {
+                fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap();
+                fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1").unwrap();
+            });
+            ip(&format!("-n {gateway} route add 10.{other}.0.0/24 via 10.96.0.{via}"));
+            ip(&format!("-n {gateway} -6 route add fd{other}::/64 via fd96::{via}"));
+        }
+        Some(sites)
+    }
+
+    /// On the server's host.
+    fn listen_on(&self, at: SocketAddr) -> TcpListener {
+        inside(&self.hosts[1], || TcpListener::bind(at).unwrap())
+    }
+
+    fn listen(&self) -> TcpListener {
+        self.listen_on(at(SERVER_HOST, PORT))
+    }
+
+    /// From the client's host.
+    fn try_connect(&self, to: SocketAddr) -> std::io::Result<TcpStream> {
+        inside(&self.hosts[0], || TcpStream::connect_timeout(&to, LONG))
+    }
+
+    fn connect(&self, listener: &TcpListener) -> (TcpStream, TcpStream) {
+        let near = self.try_connect(listener.local_addr().unwrap()).unwrap();
+        let (near, far, seen) = accepted(near, listener);
+        assert_eq!((seen, near.local_addr().unwrap()), (far.peer_addr().unwrap(), seen));
+        assert_eq!(near.peer_addr().unwrap(), far.local_addr().unwrap());
+        (near, far)
+    }
+
+    fn configure(&self, more: [&str; 2]) {
+        let known = keys(&self.site);
+        self.site.configure_on(0, &near(&known[1], more[0]));
+        self.site.configure_on(1, &far(&known[0], more[1]));
+    }
+
+    fn start(&self) -> [Daemon<'_>; 2] {
+        let far = Daemon::start_on(&self.site, 1);
+        let near = Daemon::start_on(&self.site, 0);
+        wait_for_state(&near, "warm");
+        [near, far]
+    }
+
+    fn warm(&self, more: [&str; 2]) -> [Daemon<'_>; 2] {
+        self.configure(more);
+        self.start()
+    }
+
+    /// What gateways leave in the kernel of one of the hosts: programs, rules, routes.
+    fn left(&self, side: usize) -> Vec<String> {
+        let namespace = &self.site.namespaces[side];
+        let programs = inside(namespace, || {
+            let count = |name| tc::count(index(name), Hook::Ingress).unwrap_or_default();
+            count("lan0") + count("lo")
+        });
+        let mut left = vec![format!("{programs} programs")];
+        left.retain(|it| it != "0 programs");
+        for show in ["rule show", "-6 rule show", "route show table all", "-6 route show table all"] {
+            let shown =
+                Command::new("ip").args(["-N", "-n", namespace]).args(show.split(' ')).output().unwrap();
+            let shown = String::from_utf8(shown.stdout).unwrap();
+            let ours = |line: &&str| line.contains("0x4d5") || line.contains("proto 91");
+            left.extend(shown.lines().filter(ours).map(str::to_owned));
+        }
+        left
+    }
+}
+
+impl Drop for Sites {
+    fn drop(&mut self) {
+        for host in &self.hosts {
+            let _ = Command::new("ip").args(["netns", "del", host]).status();
+        }
+    }
+}
+
+fn index(name: &str) -> i32 {
+    nix::net::if_::if_nametoindex(name).unwrap().try_into().unwrap()
+}
+
+fn near(far: &str, more: &str) -> String {
+    format!(
+        "[agreement]\nkey = \"host0.key\"\n[carry]\n{more}\n[gateway]\ninterface = \"lan0\"\nnetworks = [{NEAR}]\n\
+         [[peer]]\nname = \"far\"\nkey = \"{far}\"\ncarry = \"{SERVER}:{CARRIERS}\"\nnetworks = [{FAR}]\n{}",
+        rule("client", PORT)
+    )
+}
+
+fn far(near: &str, more: &str) -> String {
+    format!(
+        "[agreement]\nkey = \"host1.key\"\n[carry]\nlisten = \"{SERVER}:{CARRIERS}\"\n{more}\n[gateway]\n\
+         interface = \"lan0\"\nnetworks = [{FAR}]\n[[peer]]\nname = \"near\"\nkey = \"{near}\"\n\
+         networks = [{NEAR}]\n{}",
+        rule("server", PORT)
+    )
+}
+
+/// Packets at a gateway.
+fn packets(daemon: &Daemon<'_>, verdict: &str) -> u64 {
+    carry(daemon).gateway.unwrap().verdicts[verdict]
+}
+
+#[test]
+fn hosts_that_know_nothing_see_each_other_and_all_bytes() {
+    let Some(sites) = Sites::new("carried") else { return };
+    let ends = sites.warm(["", ""]);
+    let [near, far] = &ends;
+    for (server, client) in [(SERVER_HOST, CLIENT_HOST), (SERVER_HOST6, CLIENT_HOST6)] {
+        let listener = sites.listen_on(at(server, PORT));
+        let (here, there) = sites.connect(&listener);
+        assert_eq!(here.local_addr().unwrap().ip().to_string(), client);
+        assert_eq!(here.peer_addr().unwrap(), at(server, PORT));
+        exchange(&here, &there, 3_000_000);
+    }
+    wait_for_end(&ends[0], &ends[1]);
+    assert_eq!((ended(near, "done"), ended(far, "done")), (2, 2), "{:?}", carry(near));
+    for end in [near, far] {
+        let carried = carry(end);
+        assert_eq!(
+            (carried.sent_bytes, carried.received_bytes, carried.kept_bytes),
+            (6_000_000, 6_000_000, 0)
+        );
+        assert!(packets(end, "taken") > 10, "{carried:?}");
+    }
+    assert!(packets(near, "let-in") >= 2 && packets(near, "no-socket") == 0);
+    assert_eq!(packets(near, "asked"), 2);
+    let why = near.succeed(&["why", SERVER_HOST]);
+    assert!(why.contains(&format!("{SERVER_HOST}: carried by far")), "{why}");
+    let status = near.succeed(&["status"]);
+    assert!(status.contains("gateway of 10.97.0.0/24, fd97::/64 behind lan0: 0 wait"), "{status}");
+    assert_eq!(near.status().trouble, Vec::<String>::new());
+}
+
+/// A connection that was there before goes on, and what nothing is said about is forwarded.
+#[test]
+fn what_is_not_carried_is_forwarded_as_it_was() {
+    let Some(sites) = Sites::new("plain") else { return };
+    let (listener, other) = (sites.listen(), sites.listen_on(at(SERVER_HOST, PORT + 1)));
+    let before = sites.connect(&listener);
+    (&before.0).write_all(b"before").unwrap();
+    (&before.1).read_exact(&mut [0; 6]).unwrap();
+    sites.configure(["", ""]);
+    let near = Daemon::start_on(&sites.site, 0);
+    // Nobody is at the other end.
+    let (here, there) = sites.connect(&listener);
+    exchange(&here, &there, 100_000);
+    assert!(packets(&near, "cold") >= 1 && carrier(&near).state == "cold");
+    let far = Daemon::start_on(&sites.site, 1);
+    wait_for_state(&near, "warm");
+    exchange(&before.0, &before.1, 100_000);
+    let (here, there) = sites.connect(&other);
+    exchange(&here, &there, 100_000);
+    assert!(packets(&near, "no-rule") >= 1 && packets(&near, "asked") == 0);
+    // ICMP, and servers' hosts as clients.
+    let mut ping = Command::new("ip");
+    ping.args(["netns", "exec", &sites.hosts[0], "ping", "-c1", "-W60", SERVER_HOST]);
+    if let Ok(output) = ping.output() {
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    }
+    let (here, there) = sites.connect(&listener);
+    exchange(&here, &there, 100_000);
+    assert!(packets(&near, "let-in") >= 1);
+    wait_for_end(&near, &far);
+    // The other one goes away in the midst of it.
+    let (mut here, _there) = sites.connect(&listener);
+    far.kill();
+    wait_for_state(&near, "cold");
+    let (next, there) = sites.connect(&listener);
+    exchange(&next, &there, 100_000);
+    assert_eq!(here.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+}
+
+#[test]
+fn through_gateways_a_client_hears_what_the_server_says() {
+    let Some(sites) = Sites::new("said") else { return };
+    let ends = sites.warm(["", ""]);
+    for server in [SERVER_HOST, SERVER_HOST6] {
+        for _ in 0..2 {
+            let error = sites.try_connect(at(server, PORT)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "nobody listens");
+        }
+        let listener = sites.listen_on(at(server, PORT));
+        for resets_here in [true, false] {
+            let (mut here, mut there) = sites.connect(&listener);
+            here.write_all(b"before").unwrap();
+            there.read_exact(&mut [0; 6]).unwrap();
+            let (resets, mut other) = if resets_here { (here, there) } else { (there, here) };
+            SockRef::from(&resets).set_linger(Some(Duration::ZERO)).unwrap();
+            drop(resets);
+            assert_eq!(other.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+        }
+    }
+    wait_for_end(&ends[0], &ends[1]);
+    let resets = |daemon: &Daemon<'_>| ended(daemon, "reset") + ended(daemon, "peer-reset");
+    let [near, far] = &ends;
+    assert_eq!((ended(near, "refused"), ended(far, "refused"), resets(near), resets(far)), (4, 4, 4, 4));
+}
+
+#[test]
+fn through_gateways_a_slow_reader_costs_one_window() {
+    let Some(sites) = Sites::new("slow") else { return };
+    let ends = sites.warm(["window-kib = 256", "window-kib = 256"]);
+    let (mut here, there) = sites.connect(&sites.listen());
+    let sent = noise(3, 32 << 20);
+    let written = fill(&mut here, &sent, || carry(&ends[0]).kept_bytes > 200 << 10);
+    assert!(written < sent.len(), "it does not end by itself");
+    for end in &ends {
+        assert!(carry(end).kept_bytes <= 256 << 10, "{:?}", carry(end));
+    }
+    here.shutdown(std::net::Shutdown::Write).unwrap();
+    assert_eq!(hash(&read_all(&there)), hash(&sent[..written]));
+}
+
+#[test]
+fn through_gateways_carriers_that_die_take_no_byte_along() {
+    let Some(sites) = Sites::new("cut") else { return };
+    let ends = sites.warm(["carrier = \"tcp\"\nwindow-kib = 512", "carrier = \"tcp\"\nwindow-kib = 512"]);
+    let (here, there) = sites.connect(&sites.listen());
+    let sent = [noise(1, 24 << 20), noise(2, 24 << 20)];
+    thread::scope(|scope| {
+        for (mut stream, bytes) in [(&here, &sent[0]), (&there, &sent[1])] {
+            scope.spawn(move || {
+                stream.write_all(bytes).unwrap();
+                stream.shutdown(std::net::Shutdown::Write).unwrap();
+            });
+        }
+        // Nobody reads: it is not over before it was cut.
+        for cut in 0..3 {
+            let before = carry(&ends[0]).resumed;
+            let filter = format!("( dport = :{CARRIERS} or sport = :{CARRIERS} )");
+            let killed = sites.site.command(cut % 2, "ss").args(["-K", "-t", &filter]).output().unwrap();
+            assert!(killed.status.success(), "{}", String::from_utf8_lossy(&killed.stderr));
+            wait_for("resumption", || (carry(&ends[0]).resumed > before).then_some(()));
+        }
+        let got = [&here, &there].map(|stream| scope.spawn(move || hash(&read_all(stream))));
+        let [to_here, to_there] = got.map(|it| it.join().unwrap());
+        assert_eq!([to_there, to_here], [hash(&sent[0]), hash(&sent[1])]);
+    });
+    wait_for_end(&ends[0], &ends[1]);
+    assert_eq!((ended(&ends[0], "done"), ended(&ends[0], "lost")), (1, 0));
+}
+
+#[test]
+fn many_connections_at_once_go_through_gateways() {
+    let Some(sites) = Sites::new("many") else { return };
+    let ends = sites.warm(["", ""]);
+    let (listener, count) = (sites.listen(), 200);
+    let data = noise(4, 20_000);
+    let connect = || TcpStream::connect_timeout(&at(SERVER_HOST, PORT), LONG).unwrap();
+    let (ours, theirs) = thread::scope(|scope| {
+        let theirs = scope.spawn(|| (0..count).map(|_| listener.accept().unwrap()).collect::<Vec<_>>());
+        let ours = inside(&sites.hosts[0], || {
+            thread::scope(|scope| {
+                let begun: Vec<_> = (0..count).map(|_| scope.spawn(connect)).collect();
+                begun.into_iter().map(|it| it.join().unwrap()).collect::<Vec<_>>()
+            })
+        });
+        (ours, theirs.join().unwrap())
+    });
+    for mut stream in &ours {
+        stream.write_all(&data).unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+    }
+    theirs.iter().for_each(|(there, _)| assert_eq!(hash(&read_all(there)), hash(&data)));
+    let mut seen: Vec<_> = theirs.iter().map(|(_, from)| *from).collect();
+    let mut true_ends: Vec<_> = ours.iter().map(|stream| stream.local_addr().unwrap()).collect();
+    seen.sort();
+    true_ends.sort();
+    assert_eq!(seen, true_ends);
+    assert_eq!(ended(&ends[1], "busy"), 0);
+    drop((ours, theirs));
+    wait_for_end(&ends[0], &ends[1]);
+    assert_eq!(carry(&ends[0]).sent_bytes, 200 * 20_000);
+}
+
+/// Its keys hold for what is listed, and for nothing else. What is refused is forwarded, where the far network's own firewall judges it.
+#[test]
+fn a_gateway_is_no_open_proxy() {
+    let Some(sites) = Sites::new("proxy") else { return };
+    let known = keys(&sites.site);
+    let outside = "10.97.1.0/24";
+    // The near one claims more than the far one grants.
+    let claims = near(&known[1], "")
+        .replace(NEAR, &format!("{NEAR}, \"{outside}\""))
+        .replace(FAR, &format!("{FAR}, \"10.99.0.0/24\""))
+        + &rule("client", PORT + 1).replace("name = \"client\"", "name = \"more\"");
+    sites.site.configure_on(0, &claims);
+    sites.site.configure_on(1, &far(&known[0], ""));
+    let [near, far] = sites.start();
+    let [gateway, other] = &sites.site.namespaces[..] else { unreachable!("two") };
+    let [client, server] = &sites.hosts;
+
+    // Another port.
+    let listener = sites.listen_on(at(SERVER_HOST, PORT + 1));
+    let (here, there) = sites.connect(&listener);
+    exchange(&here, &there, 100_000);
+    assert_eq!((ended(&far, "not-listed"), ended(&near, "not-listed")), (1, 1));
+    let (here, there) = sites.connect(&listener);
+    exchange(&here, &there, 1000);
+    assert_eq!(
+        (ended(&far, "not-listed"), packets(&near, "refused")),
+        (1, 1),
+        "it is not asked again at once"
+    );
+
+    // Another network, which is there.
+    ip(&format!("-n {server} addr add 10.99.0.2/24 dev eth"));
+    ip(&format!("-n {other} route add 10.99.0.0/24 dev lan0"));
+    ip(&format!("-n {gateway} route add 10.99.0.0/24 via {SERVER}"));
+    let listener = sites.listen_on(at("10.99.0.2", PORT));
+    let (here, there) = sites.connect(&listener);
+    exchange(&here, &there, 100_000);
+    assert_eq!(ended(&far, "not-here"), 1);
+
+    // A client whose address the key does not stand for.
+    let listener = sites.listen();
+    ip(&format!("-n {client} addr add 10.97.1.2/24 dev eth"));
+    ip(&format!("-n {gateway} route add {outside} dev lan0"));
+    ip(&format!("-n {other} route add {outside} via 10.96.0.2"));
+    let (here, there) = from(&sites, "10.97.1.2", &listener);
+    exchange(&here, &there, 100_000);
+    assert_eq!(ended(&far, "client"), 1);
+
+    // One that this gateway knows nothing of.
+    ip(&format!("-n {client} addr add 10.97.3.2/24 dev eth"));
+    ip(&format!("-n {gateway} route add 10.97.3.0/24 dev lan0"));
+    ip(&format!("-n {other} route add 10.97.3.0/24 via 10.96.0.2"));
+    let (here, there) = from(&sites, "10.97.3.2", &listener);
+    exchange(&here, &there, 1000);
+    assert!(packets(&near, "outside") >= 1);
+
+    // One that takes the address of a host which is reached elsewhere.
+    ip(&format!("-n {gateway} link add other0 type veth peer name other1"));
+    ip(&format!("-n {gateway} link set other1 up"));
+    ip(&format!("-n {gateway} link set other0 up"));
+    ip(&format!("-n {gateway} route add 10.97.0.77/32 dev other0"));
+    ip(&format!("-n {client} addr add 10.97.0.77/32 dev eth"));
+    let asked = packets(&near, "asked");
+    let spoofs = inside(client, || {
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        socket.bind(&at("10.97.0.77", 0).into()).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        let _ = socket.connect(&at(SERVER_HOST, PORT).into());
+        socket
+    });
+    wait_for("a verdict", || (packets(&near, "wrong-way") > 0).then_some(()));
+    assert_eq!(packets(&near, "asked"), asked);
+    drop(spoofs);
+    assert_eq!((ended(&far, "done"), carry(&far).sent_bytes, carry(&far).received_bytes), (0, 0, 0));
+}
+
+/// From an address of the client's host.
+fn from(sites: &Sites, client: &str, listener: &TcpListener) -> (TcpStream, TcpStream) {
+    from_end(sites, at(client, 0), listener)
+}
+
+fn from_end(sites: &Sites, client: SocketAddr, listener: &TcpListener) -> (TcpStream, TcpStream) {
+    let to = listener.local_addr().unwrap();
+    let here: TcpStream = inside(&sites.hosts[0], || {
+        let domain = socket2::Domain::for_address(to);
+        let socket = socket2::Socket::new(domain, socket2::Type::STREAM, None).unwrap();
+        socket.set_reuse_address(true).unwrap();
+        socket.bind(&client.into()).unwrap();
+        socket.connect_timeout(&to.into(), LONG).unwrap();
+        socket.into()
+    });
+    let (there, seen) = listener.accept().unwrap();
+    assert_eq!((seen.ip(), here.local_addr().unwrap()), (client.ip(), seen));
+    for stream in [&here, &there] {
+        stream.set_read_timeout(Some(LONG)).unwrap();
+    }
+    (here, there)
+}
+
+/// A client takes the same port again, and the gateway's socket of the connection before is still there.
+#[test]
+fn a_port_that_is_used_again_is_another_connection() {
+    let Some(sites) = Sites::new("again") else { return };
+    let ends = sites.warm(["", ""]);
+    let (listener, client) = (sites.listen(), at(CLIENT_HOST, 40_123));
+    let waits = || {
+        let shown = sites.site.command(0, "ss").args(["-tanH", "state", "time-wait"]).output().unwrap();
+        String::from_utf8(shown.stdout).unwrap().contains(":40123")
+    };
+    let (here, mut there) = from_end(&sites, client, &listener);
+    there.write_all(b"all").unwrap();
+    // The server closes first, and so does the gateway.
+    drop(there);
+    assert_eq!(read_all(&here), b"all");
+    drop(here);
+    wait_for_end(&ends[0], &ends[1]);
+    wait_for("an old socket", || waits().then_some(()));
+    let (here, there) = from_end(&sites, client, &listener);
+    exchange(&here, &there, 3_000_000);
+    drop((here, there));
+    wait_for("both", || (ended(&ends[0], "done") == 2).then_some(()));
+    assert_eq!((packets(&ends[0], "asked"), packets(&ends[0], "old")), (2, 0));
+}
+
+/// A gateway at one end, and a host with a daemon of its own at the other.
+#[test]
+fn a_gateway_and_a_host_go_together() {
+    let Some(sites) = Sites::new("host") else { return };
+    let known = keys(&sites.site);
+    let knows = |text: String, network: &str, address: &str| {
+        text.replace(
+            &format!("networks = [{network}]\n[[rule]]"),
+            &format!("networks = [{network}]\naddresses = [\"{address}\"]\n[[rule]]"),
+        )
+    };
+    sites.site.configure_on(0, &knows(near(&known[1], ""), FAR, SERVER_HOST));
+    sites.site.configure_on(1, &knows(far(&known[0], ""), NEAR, CLIENT));
+    let ends = sites.start();
+    // A server on the far gateway.
+    let listener = sites.site.listen();
+    let here = sites.try_connect(at(SERVER, PORT)).unwrap();
+    let (there, seen) = listener.accept().unwrap();
+    assert_eq!((seen, there.peer_addr().unwrap()), (here.local_addr().unwrap(), seen));
+    exchange(&here, &there, 1_000_000);
+    // A client on the near one.
+    let listener = sites.listen();
+    let here = sites.site.try_connect(at(SERVER_HOST, PORT)).unwrap();
+    let (there, seen) = listener.accept().unwrap();
+    assert_eq!(seen, here.local_addr().unwrap());
+    assert_eq!(here.peer_addr().unwrap(), at(SERVER_HOST, PORT));
+    exchange(&here, &there, 1_000_000);
+    wait_for_end(&ends[0], &ends[1]);
+    let [near, far] = &ends;
+    assert_eq!((ended(near, "done"), ended(far, "done")), (2, 2));
+    assert_eq!((carry(near).verdicts["led"], packets(near, "asked")), (1, 1));
+}
+
+/// Interfaces go and come.
+#[test]
+fn an_interface_that_is_there_again_is_served_again() {
+    let Some(sites) = Sites::new("interface") else { return };
+    let [near, _far] = sites.warm(["", ""]);
+    let [gateway, _] = &sites.site.namespaces[..] else { unreachable!("two of them") };
+    ip(&format!("-n {gateway} link del lan0"));
+    let said = || near.status().trouble.into_iter().find(|it| it.contains("there is no interface lan0"));
+    wait_for("trouble", said);
+    let host = &sites.hosts[0];
+    ip(&format!("-n {gateway} link add lan0 type veth peer name eth netns {host}"));
+    for (namespace, interface, number) in [(gateway, "lan0", 1), (host, "eth", 2)] {
+        ip(&format!("-n {namespace} addr add 10.97.0.{number}/24 dev {interface}"));
+        ip(&format!("-n {namespace} link set {interface} up"));
+    }
+    ip(&format!("-n {host} route add default via 10.97.0.1"));
+    wait_for("its end", || near.status().trouble.is_empty().then_some(()));
+    let (here, there) = sites.connect(&sites.listen());
+    exchange(&here, &there, 100_000);
+    assert!(packets(&near, "let-in") >= 1);
+}
+
+/// Processes whose parent is the daemon.
+fn children(daemon: &Daemon<'_>) -> Vec<i32> {
+    let tasks = fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
+    let text =
+        tasks.map(|task| fs::read_to_string(task.unwrap().path().join("children")).unwrap_or_default());
+    text.collect::<String>().split_whitespace().map(|it| it.parse().unwrap()).collect()
+}
+
+#[test]
+fn nothing_is_left_of_a_gateway_however_it_ends() {
+    let Some(sites) = Sites::new("left") else { return };
+    let listener = sites.listen();
+    let plain = || {
+        let (here, there) = sites.connect(&listener);
+        exchange(&here, &there, 100_000);
+    };
+    let half = || {
+        let (here, there) = sites.connect(&listener);
+        (&here).write_all(b"half of ").unwrap();
+        (&there).read_exact(&mut [0; 8]).unwrap();
+        [here, there]
+    };
+    let is_reset = |mut stream: TcpStream| {
+        assert_eq!(stream.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    };
+    let [near, far] = sites.warm(["", ""]);
+    assert!(sites.left(0).len() >= 7, "{:?}", sites.left(0));
+    // Others take away what they do not know.
+    let rule = sites.left(0).into_iter().find(|line| line.contains("iif lan0")).unwrap();
+    assert!(rule.starts_with("91:"), "{rule}");
+    ip(&format!("-n {} rule del pref 91 iif lan0", sites.site.namespaces[0]));
+    wait_for("the rule", || sites.left(0).contains(&rule).then_some(()));
+
+    let [here, later] = half();
+    near.kill();
+    is_reset(here);
+    wait_for("nothing", || sites.left(0).is_empty().then_some(()));
+    plain();
+
+    let near = Daemon::start_on(&sites.site, 0);
+    wait_for_state(&near, "warm");
+    let [here, _there] = half();
+    near.end();
+    assert_eq!(sites.left(0), Vec::<String>::new());
+    is_reset(here);
+    plain();
+
+    // At the other end it was kept for another carrier.
+    is_reset(later);
+
+    // The keeper was ended first.
+    let near = Daemon::start_on(&sites.site, 0);
+    let [keeper] = children(&near)[..] else { panic!("{:?}", children(&near)) };
+    let keeper = nix::unistd::Pid::from_raw(keeper);
+    nix::sys::signal::kill(keeper, nix::sys::signal::Signal::SIGKILL).unwrap();
+    near.kill();
+    assert!(sites.left(0).iter().any(|line| line.contains("fwmark")), "{:?}", sites.left(0));
+    plain();
+    let near = Daemon::start_on(&sites.site, 0);
+    assert!(near.log().contains("a killed gateway left were taken back"), "{}", near.log());
+    wait_for_state(&near, "warm");
+    plain();
+    assert!(packets(&near, "let-in") >= 1);
+    near.kill();
+    far.kill();
+    for side in [0, 1] {
+        wait_for("nothing", || sites.left(side).is_empty().then_some(()));
+    }
+}
+
+/// A daemon that does not run any more, and is there, keeps nobody from the server.
+#[test]
+fn a_gateway_that_hangs_is_no_longer_asked() {
+    let Some(sites) = Sites::new("hangs") else { return };
+    let [near, _far] = sites.warm(["", ""]);
+    let listener = sites.listen();
+    near.pause();
+    let (here, there) = sites.connect(&listener);
+    exchange(&here, &there, 100_000);
+    near.go_on();
+    assert!(packets(&near, "asleep") >= 1);
+    assert_eq!(packets(&near, "let-in"), 0);
+}
+
+/// An ICMP error about what is carried reaches the gateway's socket, which it is about.
+#[test]
+fn errors_about_what_is_carried_are_the_gateways() {
+    let Some(sites) = Sites::new("icmp") else { return };
+    let [near, _far] = sites.warm(["", ""]);
+    let (here, there) = sites.connect(&sites.listen());
+    let (from, to) = (here.local_addr().unwrap().port().to_be_bytes(), PORT.to_be_bytes());
+    // Fragmentation needed, about a segment from the server to the client.
+    let mut error = vec![3, 4, 0, 0, 0, 0, 5, 0];
+    error.extend([0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, 6, 0, 0, 10, 98, 0, 2, 10, 97, 0, 2]);
+    error.extend([to, from].concat());
+    error.extend([0; 4]);
+    let sum = error.chunks(2).map(|it| u32::from(u16::from_be_bytes([it[0], it[1]]))).sum::<u32>();
+    let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
+    error[2..4].copy_from_slice(&sum.to_be_bytes());
+    inside(&sites.hosts[0], || {
+        let icmp = Some(socket2::Protocol::ICMPV4);
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::RAW, icmp).unwrap();
+        socket.send_to(&error, &at(SERVER_HOST, 0).into()).unwrap();
+    });
+    wait_for("the error", || (packets(&near, "told") == 1).then_some(()));
+    exchange(&here, &there, 100_000);
+}
+
+/// The command that names interfaces, beside the settings, and what it says where something is missing.
+#[test]
+fn interfaces_are_named_by_the_command_too() {
+    let Some(sites) = Sites::new("named") else { return };
+    let known = keys(&sites.site);
+    let all = near(&known[1], "");
+    let unnamed = all.replace("interface = \"lan0\"\n", "");
+    let start = |text: &str, arguments: &[&str]| -> Child {
+        sites.site.configure_on(0, text);
+        let mut command = sites.site.command(0, env!("CARGO_BIN_EXE_millrace"));
+        command.args(["graft", arguments[0], "--http=off", "--config"]).arg(sites.site.path("graft0.toml"));
+        command.arg("--socket").arg(sites.site.path("graft0.sock")).args(&arguments[1..]);
+        sites.site.spawn(0, {
+            command.stderr(Stdio::piped());
+            command
+        })
+    };
+    for (text, arguments, wanted) in [
+        (&unnamed, &["run"][..], "gateway: interface names none, nor does --interface"),
+        (&unnamed, &["gateway", "--interface", "none0"], "there is no interface none0"),
+        (
+            &all.replace(
+                "[gateway]\ninterface = \"lan0\"\nnetworks = [\"10.97.0.0/24\", \"fd97::/64\"]\n",
+                "",
+            ),
+            &["gateway", "--interface", "lan0"],
+            "--interface wants [gateway] with networks",
+        ),
+    ] {
+        let output = start(text, arguments).wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(wanted), "{wanted}: {said}");
+    }
+    assert_eq!(sites.left(0), Vec::<String>::new());
+    sites.site.configure_on(1, &far(&known[0], ""));
+    let _far = Daemon::start_on(&sites.site, 1);
+    sites.site.configure_on(0, &unnamed);
+    let near = Daemon::start_as(&sites.site, 0, "gateway", &["--interface", "lan0"]);
+    wait_for_state(&near, "warm");
+    let (here, there) = sites.connect(&sites.listen());
+    exchange(&here, &there, 100_000);
+    assert!(packets(&near, "let-in") >= 1);
+}

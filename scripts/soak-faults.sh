@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Every fault of carried connections, with each kind of carrier: carriers cut 200 times each, 1,000 connections a second; every
+# byte compared, and both ends asked how each connection ended.
+#
+#   FAULTS_CUTS (200), FAULTS_SECONDS (5, of connections), MILLRACE (target/release/millrace)
+. "$(dirname "$0")/lib.sh"
+
+millrace=${MILLRACE:-$ROOT/target/release/millrace}
+dir=$ROOT/target/soak-faults
+
+[ -x "$millrace" ] || die "no $millrace: make build"
+if [ "$(id -u)" != 0 ]; then
+    say "SKIP: not root, no network namespaces"
+    exit 0
+fi
+have nft || die "no nft: make soak"
+mkdir -p "$dir"
+"$millrace" bench graft faults --cuts "${FAULTS_CUTS:-200}" --seconds "${FAULTS_SECONDS:-5}" --json "$dir/faults.json" ||
+    die "FAIL: not all is as it should be (see ${dir#"$ROOT"/})"
+say "PASS: every connection was whole, or both its ends were told"
