@@ -240,7 +240,10 @@ fn sessions_take_what_is_stated() {
     let Some(rows) = rows("sessions_take_what_is_stated", arguments) else { return };
     let of = |part: &str| rows.iter().filter(|row| row["part"] == part).collect::<Vec<_>>();
     let (delays, received, memory, room) = (of("delay"), of("receive"), of("memory"), of("room"));
-    assert_eq!([delays.len(), received.len(), memory.len(), room.len(), rows.len()], [2 * 7, 4, 2, 2 * 2, 24]);
+    assert_eq!(
+        [delays.len(), received.len(), memory.len(), room.len(), rows.len()],
+        [2 * 7, 4, 2, 2 * 2, 24]
+    );
     let ways: Vec<_> = received.iter().map(|row| (row["receives"].clone(), row["sealed"].clone())).collect();
     assert!((1..4).all(|at| !ways[..at].contains(&ways[at])), "{ways:?}");
     for row in delays.into_iter().chain(received) {

@@ -347,22 +347,24 @@ static __always_inline void put_time(struct __sk_buff *skb, const struct graft_w
 		bpf_skb_set_tstamp(skb, work->leaves_ns, BPF_SKB_TSTAMP_DELIVERY_MONO);
 }
 
-/* In the form that it has on the wire, and by a path where the session has some: the verdict. It is counted as `reason` then. */
+/* By a path where the session has some, and last of all in the form that it has on the wire: the verdict. It is counted as `reason`
+ * then.
+ */
 static __always_inline int leave(struct __sk_buff *skb, const struct graft_work *work,
 				 const struct seal_call *what, __u32 *reason)
 {
 	int verdict = PASS_ON;
 
-	if (what->protocol != IPPROTO_UDP && wire_out(skb, work)) {
-		*reason = GRAFT_NO_ROOM;
-		return TC_ACT_SHOT;
-	}
 	if (what->has_paths)
 		verdict = what->path ? path_leave(skb, work, what->session, what->path - 1,
 						  config.path_mark + JOINT_PATHS)
 				     : path_out(skb, work, what->session, config.path_mark);
 	if (verdict == TC_ACT_SHOT)
 		*reason = GRAFT_NO_PATH;
+	else if (what->protocol != IPPROTO_UDP && wire_out(skb, work)) {
+		*reason = GRAFT_NO_ROOM;
+		verdict = TC_ACT_SHOT;
+	}
 	return verdict;
 }
 
@@ -401,28 +403,36 @@ static __always_inline int pass_own(struct __sk_buff *skb, const struct joint_se
 	return verdict;
 }
 
-/* Whole already: the copy of a packet that is to leave by one of the session's paths. */
+/* Framed and sealed already: the copy of a packet that is to leave by one of the session's paths. What leaves is counted by path. */
 static __always_inline int pass_copy(struct __sk_buff *skb, const struct joint_session *session)
 {
 	const struct graft_work *work = graft_work(GRAFT_TX);
-	__u32 number = skb->mark - config.path_mark;
+	struct seal_call what = {
+		.session = session->index,
+		.protocol = session->protocol,
+		.has_paths = session->paths,
+		.path = 1 + (skb->mark & (MARKS - 1)),
+	};
+	__u32 reason = GRAFT_NO_PATH;
 	int verdict = TC_ACT_SHOT;
 
 	skb->mark = 0;
 	if (work && session->paths)
-		verdict = path_leave(skb, work, session->index, number, config.path_mark + JOINT_PATHS);
+		verdict = leave(skb, work, &what, &reason);
 	if (verdict == TC_ACT_SHOT)
-		count(session->index, GRAFT_NO_PATH);
+		count(session->index, reason);
 	return verdict;
 }
 
 static __always_inline int is_too_long(struct __sk_buff *skb, const struct graft_work *work)
 {
-	__u32 mtu = 0;
+	__u32 mtu = 0, more = graft_more_bytes(work);
 
 	if (work->is_sealed && work->payload_bytes + GRAFT_FRAME_BYTES > QUIC_TEXT_MAX)
 		return 1;
-	return bpf_check_mtu(skb, 0, &mtu, graft_more_bytes(work), 0) != 0;
+	if (work->has_paths && path_is_too_narrow(skb, work->session, more))
+		return 1;
+	return bpf_check_mtu(skb, 0, &mtu, more, 0) != 0;
 }
 
 SEC("tcx/egress")

@@ -10,6 +10,7 @@
 #include "graft_packet.h"
 #include "joint_frame.h"
 #include "joint_intf.h"
+#include "joint_wire.h"
 #include <linux/pkt_cls.h>
 
 #define PATH_SESSIONS 100 /* that have paths: as many as there are, whatever GRAFT_SESSIONS is made */
@@ -113,6 +114,22 @@ static __noinline int path_rewrite(struct __sk_buff *skb, const struct graft_wor
 	return bpf_l4_csum_replace(skb, CHECK_AT(work), 0, change, BPF_F_PSEUDO_HDR | BPF_F_MARK_MANGLED_0);
 }
 
+/* Whether an interface of the session's paths cannot take the packet when it has `more` bytes: the next one may go by that. */
+static __noinline int path_is_too_narrow(struct __sk_buff *skb, __u32 session, __u32 more)
+{
+	struct joint_paths *of = bpf_map_lookup_elem(&paths, &session);
+	__u32 mtu;
+
+	if (!of)
+		return 0;
+	for (int i = 0; i < JOINT_PATHS; i++) {
+		mtu = 0;
+		if (of->each[i].ifindex && bpf_check_mtu(skb, of->each[i].ifindex, &mtu, more, 0) > 0)
+			return 1;
+	}
+	return 0;
+}
+
 /* By the path of this number: its verdict. Where the session's own addresses leave by the interface that it is at, it goes on; anything
  * else is redirected there, and by its mark passes this program untouched.
  */
@@ -196,7 +213,7 @@ static __noinline int path_restore(struct xdp_md *ctx, const struct graft_work *
 		if (bpf_xdp_store_bytes(ctx, at, &check, sizeof(check)))
 			return -1;
 	}
-	at = CHECK_AT(work);
+	at = wire_check_at(work);
 	if (bpf_xdp_load_bytes(ctx, at, &check, sizeof(check)))
 		return -1;
 	if (!check)

@@ -30,7 +30,9 @@ static __always_inline int is_same_place(const struct joint_place *one, const st
 	return one->ifindex == other->ifindex && one->queue == other->queue;
 }
 
-/* Whether the kernel will take it: a packet in one buffer, of the ring's own queue. Of what is authentic it is noted where it has come. */
+/* Whether the kernel will take it: a packet in one buffer, of the ring's own queue. Of what is authentic it is noted where it has come, unless by another path than
+ * the session's own: a ring does not follow each packet.
+ */
 static __always_inline int ring_fits(struct xdp_md *ctx, const struct graft_work *work)
 {
 	__u32 session = work->session, bytes = work->payload_bytes + GRAFT_FRAME_BYTES;
@@ -39,7 +41,7 @@ static __always_inline int ring_fits(struct xdp_md *ctx, const struct graft_work
 
 	if (!ring)
 		return 0;
-	if (!is_same_place(&ring->seen, &here))
+	if (!work->path && !is_same_place(&ring->seen, &here))
 		ring->seen = here;
 	return work->is_for_ring && is_same_place(&ring->place, &here) && bytes <= JOINT_RING_BYTES &&
 	       (long)ctx->data_end - (long)ctx->data == bpf_xdp_get_buff_len(ctx) &&

@@ -134,6 +134,13 @@ static __noinline int wire_out(struct __sk_buff *skb, const struct graft_work *w
 
 /* --- In --- */
 
+/* Of a packet in the form that it came in. */
+static __always_inline __u32 wire_check_at(const struct graft_work *work)
+{
+	return work->udp_at + (work->protocol == IPPROTO_UDP ? __builtin_offsetof(struct udphdr, check)
+							     : __builtin_offsetof(struct wire_header, check));
+}
+
 static __noinline int wire_in_xdp(struct xdp_md *ctx, const struct graft_work *work, __u32 udp_bytes)
 {
 	__u32 check_at = work->ip_at + __builtin_offsetof(struct iphdr, check);

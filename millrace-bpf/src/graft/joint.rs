@@ -36,7 +36,7 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle, num_possible_cpus};
 
 pub use function::Function;
 pub use known::{Progress, Times};
-pub use path::{PATHS_MAX, Path, PathCount};
+pub use path::{PATH_SESSIONS, PATHS_MAX, Path, PathCount};
 pub use protocol::Protocol;
 pub use reason::Reason;
 pub use ring::Lent;

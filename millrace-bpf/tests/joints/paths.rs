@@ -3,13 +3,14 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use millrace_bpf::graft::joint::{Ends, Joint, Path, Reason};
+use millrace_bpf::graft::joint::{Ends, Joint, Path, Protocol, Reason};
 
 use crate::datagrams::{PASS_ON, REDIRECT, SHOT, XDP_DROP, XDP_PASS, datagram, v4, v6};
 use crate::frames::{reason, run};
 use crate::net::{check_frame, root};
 use crate::rings::with_two_queues;
-use crate::{count, joints, open, other_side};
+use crate::wire::{as_udp, on_the_wire};
+use crate::{count, joints, open, open_over, other_side};
 
 /// Of a run without a network.
 const LOOPBACK: u32 = 1;
@@ -40,6 +41,11 @@ fn addresses(ends: &Ends, frame: &[u8]) -> [IpAddr; 2] {
     }
 }
 
+/// By both families, and both protocols on the wire.
+fn kinds() -> impl Iterator<Item = (Ends, Protocol)> {
+    [v4(), v6()].into_iter().flat_map(|ends| [Protocol::Udp, Protocol::Ip253].map(|over| (ends, over)))
+}
+
 /// With the paths' addresses outside and the session's inside, and every checksum right.
 #[test]
 fn a_datagram_goes_by_each_path() {
@@ -47,11 +53,11 @@ fn a_datagram_goes_by_each_path() {
         return;
     }
     with_two_queues(|ifindex| {
-        for ends in [v4(), v6()] {
+        for (ends, over) in kinds() {
             let there = other_side(&ends);
             let (mut sender, mut receiver) = (joints(), joints());
-            open(&mut sender, ends, &["number"]);
-            open(&mut receiver, there, &["number"]);
+            open_over(&mut sender, ends, &["number"], over);
+            open_over(&mut receiver, there, &["number"], over);
             let near = paths(&ends, [LOOPBACK, ifindex], [1, 1]);
             sender.set_paths(&ends, &near, false).expect("paths");
             let far = turned(paths(&ends, [ifindex, ifindex], [1, 1]));
@@ -64,7 +70,8 @@ fn a_datagram_goes_by_each_path() {
                 assert_eq!(why, Reason::Sent);
                 assert_eq!(verdict, if at % 2 == 0 { PASS_ON } else { REDIRECT });
                 assert_eq!(addresses(&ends, &frame), [path.local, path.remote]);
-                assert!(check_frame(&frame), "{at}");
+                let udp = if over == Protocol::Ip253 { as_udp(&frame) } else { frame.clone() };
+                assert!(check_frame(&udp), "{at}");
                 let came = receiver.run_at((ifindex, 0), &frame).expect("a run");
                 assert_eq!(came.verdict, XDP_PASS);
                 assert_eq!(addresses(&ends, &came.frame), [ends.local.ip(), ends.remote.ip()]);
@@ -88,11 +95,11 @@ fn a_path_lets_in_its_session_only() {
         return;
     }
     with_two_queues(|ifindex| {
-        for ends in [v4(), v6()] {
+        for (ends, over) in kinds() {
             let there = other_side(&ends);
             let (mut sender, mut receiver) = (joints(), joints());
-            open(&mut sender, ends, &["number"]);
-            open(&mut receiver, there, &["number"]);
+            open_over(&mut sender, ends, &["number"], over);
+            open_over(&mut receiver, there, &["number"], over);
             sender.set_paths(&ends, &paths(&ends, [LOOPBACK, ifindex], [0, 1]), false).expect("paths");
             let far = turned(paths(&ends, [ifindex, ifindex], [1, 1]));
             receiver.set_paths(&there, &far, false).expect("paths");
@@ -116,8 +123,13 @@ fn a_path_lets_in_its_session_only() {
             let others = receiver.others().expect("others");
             assert_eq!(receiver.run_at((ifindex, 0), &frame).expect("a run").frame, frame);
             assert_eq!(receiver.others().expect("others"), others + 1);
-            open(&mut receiver, there, &["number"]);
+            open_over(&mut receiver, there, &["number"], over);
             receiver.set_paths(&there, &far, false).expect("the same again");
+            // By the other protocol nothing is the session's.
+            let (_, frame) = run(&sender, Joint::Tx, &datagram(&ends, b"by the second"));
+            let other = if over == Protocol::Ip253 { as_udp(&frame) } else { on_the_wire(&frame) };
+            assert_eq!(receiver.run_at((ifindex, 0), &other).expect("a run").verdict, XDP_DROP);
+            assert_eq!(count(&mut receiver, &there, Reason::OtherProtocol), 1);
         }
     });
 }

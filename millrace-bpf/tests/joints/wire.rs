@@ -46,6 +46,21 @@ pub fn on_the_wire(frame: &[u8]) -> Vec<u8> {
     wire
 }
 
+/// The other way: its length is what IP says.
+pub fn as_udp(wire: &[u8]) -> Vec<u8> {
+    let mut frame = wire.to_vec();
+    let at = ETHERNET + ip_bytes(wire);
+    let protocol_at = protocol_at(wire);
+    frame[protocol_at] = UDP;
+    frame.copy_within(at + 4..at + 6, at + 6);
+    let bytes = (wire.len() - at) as u16;
+    frame[at + 4..at + 6].copy_from_slice(&bytes.to_be_bytes());
+    if ip_bytes(wire) == 20 {
+        sum_header(&mut frame);
+    }
+    frame
+}
+
 /// With so many bytes of options in front of what is carried.
 fn behind_options(frame: &[u8], options: usize) -> Vec<u8> {
     let mut longer = frame.to_vec();

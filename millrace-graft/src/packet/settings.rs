@@ -159,8 +159,7 @@ struct RawSession {
     when: Vec<RawWhen>,
     #[serde(default)]
     path: Vec<Path>,
-    #[serde(default)]
-    paths: paths::Division,
+    paths: Option<paths::Division>,
 }
 
 /// What is on the wire.
@@ -560,7 +559,7 @@ impl RawSession {
         let cipher = (!self.clear).then(|| self.cipher.unwrap_or_default());
         let when = self.when.into_iter().map(|when| when.checked(&self.name)).collect::<Result<_, _>>()?;
         let protocol = self.protocol.into();
-        let paths = Paths::checked(self.path, self.paths, &ends, protocol)
+        let paths = Paths::checked(self.path, self.paths, &ends)
             .map_err(|message| Error::Settings(format!("session {}: {message}", self.name)))?;
         Ok(Session { name: self.name, ends, key, graft: self.graft, cipher, protocol, when, paths })
     }
@@ -669,7 +668,7 @@ mod tests {
             (own.repeat(2), "is there twice"),
             (format!("{own}{}", path("fd00::1", "fd00::2", "eth0")), "of another family"),
             (format!("{own}{}", path("10.1.0.1", "10.1.0.2", "eth9")), "eth9 is not one of `interface`"),
-            (format!("protocol = \"253\"\n{own}{second}"), "needs protocol = \"udp\""),
+            ("paths = \"redundant\"\n".to_owned(), "2 to 4 of them"),
             (format!("paths = \"both\"\n{own}{second}"), "unknown variant `both`"),
         ] {
             let refused = parse(&format!("{TEXT}{lines}")).expect_err(want);
@@ -796,11 +795,11 @@ mod tests {
         assert_eq!(settings.sessions[1].name, "station/41000");
         let table = [
             (format!("{TEXT}\n{PEER}{PEER}"), "two peers are called station"),
-            (format!("{TEXT}\n{PEER}paths = \"redundant\"\n"), "several paths are for [[session]]"),
             (
-                format!("{TEXT}\n{PEER}[[peer.path]]\nlocal = \"10.0.0.1\"\n"),
-                "peer station: several paths are for [[session]]",
+                format!("{TEXT}\n{PEER}paths = \"redundant\"\n"),
+                "peer station: path: there are 2 to 4 of them",
             ),
+            (format!("{TEXT}\n{PEER}[[peer.path]]\nlocal = \"10.0.0.1\"\n"), "missing field `remote`"),
             (
                 format!("{TEXT}\n{PEER}")
                     .replace("10.0.0.1:7000", "10.0.0.1:41001")
@@ -811,6 +810,36 @@ mod tests {
             (format!("{TEXT}\n{PEER}").replace("41008", "41090"), "are more than sessions = 64"),
         ];
         for (text, wanted) in table {
+            let error = parse(&text).expect_err(wanted);
+            assert!(error.contains(wanted), "{error}");
+        }
+    }
+
+    #[test]
+    fn sessions_of_a_pool_have_the_peers_paths() {
+        let path = |local: &str, remote: &str| {
+            format!("[[peer.path]]\nlocal = \"{local}\"\nremote = \"{remote}\"\ninterface = \"eth0\"\n")
+        };
+        let (own, second) = (path("10.0.0.1", "10.0.0.7"), path("10.1.0.1", "10.1.0.7"));
+        let settings = parse(&format!("{TEXT}\n{PEER}{second}{own}")).expect("paths");
+        assert_eq!(settings.sessions[0].paths, None);
+        for session in &settings.sessions[1..] {
+            let paths = session.paths.as_ref().expect("paths");
+            assert_eq!(
+                paths.each.iter().map(|path| path.local.to_string()).collect::<Vec<_>>(),
+                ["10.0.0.1", "10.1.0.1"]
+            );
+        }
+        let many = PEER.replace("41008", "41100");
+        for (text, wanted) in [
+            (format!("{PEER}{own}"), "peer station: path: there are 2 to 4 of them"),
+            (format!("{PEER}{second}{second}"), "the session's own addresses, local = \"10.0.0.1\""),
+            (
+                format!("sessions = 200\nmemory-mib = 300\n{TEXT}\n{many}{second}{own}"),
+                "101 sessions have several paths",
+            ),
+        ] {
+            let text = if text.starts_with("sessions") { text } else { format!("{TEXT}\n{text}") };
             let error = parse(&text).expect_err(wanted);
             assert!(error.contains(wanted), "{error}");
         }

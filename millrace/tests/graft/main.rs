@@ -10,6 +10,7 @@ mod go;
 mod messages;
 mod messages_c;
 mod messages_ends;
+mod messages_paths;
 mod packets;
 mod pools;
 mod purposes;

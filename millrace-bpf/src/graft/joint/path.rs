@@ -11,7 +11,8 @@ use crate::object::write;
 
 /// Of one session.
 pub const PATHS_MAX: usize = intf::PATHS;
-const SESSIONS_MAX: usize = 100;
+/// Sessions that have paths.
+pub const PATH_SESSIONS: usize = 100;
 
 /// By which a session's packets go, with its ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,7 +49,7 @@ impl Joints {
     /// of another, by its interface, is the session's. `is_redundant`: everything goes by all that have a weight.
     pub fn set_paths(&mut self, ends: &Ends, paths: &[Path], is_redundant: bool) -> Result<(), Error> {
         let others = self.sessions.values().filter(|open| open.raw.paths != 0).count();
-        let (have, room) = (others + 1, SESSIONS_MAX);
+        let (have, room) = (others + 1, PATH_SESSIONS);
         if have > room {
             return Err(Error::Room { what: "sessions with paths", have, room });
         }

@@ -48,7 +48,7 @@ pub(super) fn check(settings: &Settings) -> Result<(), Error> {
                     .is_ok_and(|text| text.trim() == "2");
             if strict && !loose {
                 return Err(Error::Settings(format!(
-                    "session {}: [[session.path]]: interface {} drops what comes with addresses of another one: \
+                    "session {}: path: interface {} drops what comes with addresses of another one: \
                      sysctl -w net.ipv4.conf.{}.rp_filter=2",
                     session.name, path.interface, path.interface
                 )));

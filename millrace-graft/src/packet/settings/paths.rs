@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use millrace_bpf::graft::joint::{Ends, PATHS_MAX, Protocol};
+use millrace_bpf::graft::joint::{Ends, PATH_SESSIONS, PATHS_MAX};
 use serde::Deserialize;
 
 use super::{Session, Settings};
@@ -27,10 +27,9 @@ pub struct Path {
 }
 
 /// How packets are divided.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Division {
-    #[default]
     Spread,
     Redundant,
 }
@@ -40,23 +39,19 @@ impl Paths {
     /// In words: what is wrong with them.
     pub(super) fn checked(
         mut each: Vec<Path>,
-        division: Division,
+        division: Option<Division>,
         ends: &Ends,
-        protocol: Protocol,
     ) -> Result<Option<Self>, String> {
-        if each.is_empty() {
+        if each.is_empty() && division.is_none() {
             return Ok(None);
         }
         if !(2..=PATHS_MAX).contains(&each.len()) {
-            return Err(format!("[[session.path]]: there are 2 to {PATHS_MAX} of them, or none"));
-        }
-        if protocol != Protocol::Udp {
-            return Err("[[session.path]] needs protocol = \"udp\"".to_owned());
+            return Err(format!("path: there are 2 to {PATHS_MAX} of them, or none"));
         }
         let is_own = |path: &Path| (path.local, path.remote) == (ends.local.ip(), ends.remote.ip());
         let Some(own) = each.iter().position(is_own) else {
             return Err(format!(
-                "[[session.path]]: one of them has the session's own addresses, local = \"{}\" and remote = \"{}\", and their interface",
+                "path: one of them has the session's own addresses, local = \"{}\" and remote = \"{}\", and their interface",
                 ends.local.ip(),
                 ends.remote.ip()
             ));
@@ -66,15 +61,13 @@ impl Paths {
         for path in &each {
             let Path { local, remote, .. } = path;
             if local.is_ipv4() != ends.local.is_ipv4() || remote.is_ipv4() != ends.local.is_ipv4() {
-                return Err(format!(
-                    "[[session.path]] {local} - {remote} is of another family than the session"
-                ));
+                return Err(format!("path {local} - {remote} is of another family than the session"));
             }
             if !pairs.insert((*local, *remote)) {
-                return Err(format!("[[session.path]] {local} - {remote} is there twice"));
+                return Err(format!("path {local} - {remote} is there twice"));
             }
         }
-        Ok(Some(Self { each, is_redundant: division == Division::Redundant }))
+        Ok(Some(Self { each, is_redundant: division == Some(Division::Redundant) }))
     }
 }
 
@@ -94,20 +87,23 @@ impl Session {
 
 impl Settings {
     pub(super) fn check_paths(&self) -> Result<(), Error> {
+        let with = self.sessions.iter().filter(|session| session.paths.is_some()).count();
+        if with > PATH_SESSIONS {
+            return Err(Error::Settings(format!(
+                "{with} sessions have several paths, those of each peer's pool among them: at most {PATH_SESSIONS} may"
+            )));
+        }
         let mut taken: BTreeSet<_> = self.sessions.iter().map(|session| session.ends).collect();
         for session in &self.sessions {
             let wrong =
                 |message: String| Err(Error::Settings(format!("session {}: {message}", session.name)));
             let Some(paths) = &session.paths else { continue };
             if let Some(path) = paths.each.iter().find(|path| !self.interfaces.contains(&path.interface)) {
-                return wrong(format!(
-                    "[[session.path]]: interface {} is not one of `interface`",
-                    path.interface
-                ));
+                return wrong(format!("path: interface {} is not one of `interface`", path.interface));
             }
             if let Some(ends) = session.outside().find(|ends| !taken.insert(*ends)) {
                 return wrong(format!(
-                    "[[session.path]] {} - {}: another session has them, with these ports",
+                    "path {} - {}: another session has them, with these ports",
                     ends.local.ip(),
                     ends.remote.ip()
                 ));

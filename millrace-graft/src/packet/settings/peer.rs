@@ -8,9 +8,9 @@ use millrace_bpf::graft::joint::{Ends, Protocol};
 use nix::unistd::{Gid, Group, Uid, User};
 use ring::hmac;
 use serde::Deserialize;
-use serde::de::IgnoredAny;
 
 use super::super::keys::Cipher;
+use super::paths::{self, Division, Paths};
 use super::{CANONICAL, RawProtocol, Session, read_key};
 use crate::Error;
 
@@ -38,6 +38,7 @@ pub struct Peer {
     pub datagram_bytes: usize,
     /// Applications get rings, where there can be some.
     pub rings: bool,
+    paths: Option<Paths>,
     key: [u8; 16],
 }
 
@@ -62,10 +63,10 @@ pub struct Raw {
     rings: bool,
     #[serde(default)]
     protocol: RawProtocol,
-    /// Of a session only: known here, so that it is said where it belongs.
+    /// Of each session of the pool.
     #[serde(default)]
-    path: Vec<IgnoredAny>,
-    paths: Option<IgnoredAny>,
+    path: Vec<paths::Path>,
+    paths: Option<Division>,
 }
 
 impl Peer {
@@ -100,7 +101,7 @@ impl Peer {
             cipher: self.cipher,
             protocol: self.protocol,
             when: Vec::new(),
-            paths: None,
+            paths: self.paths.clone(),
         })
     }
 }
@@ -110,11 +111,6 @@ impl Raw {
         let wrong = |message: String| Error::Settings(format!("peer {}: {message}", self.name));
         if self.name.is_empty() || self.name.contains('/') {
             return Err(wrong("its name has at least one character, and no slash".to_owned()));
-        }
-        if self.paths.is_some() || !self.path.is_empty() {
-            return Err(wrong(
-                "several paths are for [[session]], not for what applications ask for".to_owned(),
-            ));
         }
         if self.local.is_ipv4() != self.remote.is_ipv4() {
             return Err(wrong("local and remote are of different families".to_owned()));
@@ -129,15 +125,19 @@ impl Raw {
         if !(DATAGRAM_MIN..=DATAGRAM_MAX).contains(&datagram_bytes) {
             return Err(wrong(format!("datagram-bytes is from {DATAGRAM_MIN} to {DATAGRAM_MAX}")));
         }
-        let ends = ports(&self.ports).map_err(&wrong)?.map(|port| Ends {
+        let pool = ports(&self.ports).map_err(&wrong)?;
+        let with = |port| Ends {
             local: SocketAddr::new(self.local, port),
             remote: SocketAddr::new(self.remote, port),
-        });
+        };
+        let own = with(*pool.start());
+        let ends = pool.map(with);
         let users = self.users.iter().map(|name| user(name)).collect::<Result<_, _>>().map_err(&wrong)?;
         let groups = self.groups.iter().map(|name| group(name)).collect::<Result<_, _>>().map_err(&wrong)?;
         let cipher = (!self.clear).then(|| self.cipher.unwrap_or_default());
         let sessions_per_user = self.sessions_per_user.unwrap_or(SESSIONS_PER_USER);
         let (ends, key) = (ends.collect(), read_key(directory, &self.key_file)?);
+        let paths = Paths::checked(self.path, self.paths, &own).map_err(&wrong)?;
         let Self { name, rings, .. } = self;
         let protocol = self.protocol.into();
         Ok(Peer {
@@ -150,6 +150,7 @@ impl Raw {
             sessions_per_user,
             datagram_bytes,
             rings,
+            paths,
             key,
         })
     }

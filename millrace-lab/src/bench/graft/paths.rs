@@ -31,6 +31,9 @@ pub struct Args {
     /// Runs of each
     #[arg(long, default_value_t = 5)]
     rounds: usize,
+    /// On the wire: UDP, or IP protocol 253
+    #[arg(long, default_value = "udp", value_parser = ["udp", "253"])]
+    protocol: String,
     /// Write the rows here
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -93,7 +96,8 @@ impl Args {
             "[parameters.window]\npackets = 256\n[parameters.repair]\ntries = 0\nretry_us = {}\n",
             u64::from(self.links.rtt_ms) * 1500 + 50_000
         );
-        let graft = Graft { functions: FUNCTIONS, parameters, session: arm.session, ways: arm.ways };
+        let session = format!("protocol = \"{}\"\n{}", self.protocol, arm.session);
+        let graft = Graft { functions: FUNCTIONS, parameters, session: &session, ways: arm.ways };
         let sending = Duration::from_secs(self.seconds);
         let run = Run { pace: Pace::Window, bytes: BYTES, sending, grace: Duration::ZERO };
         let outcome = thread::scope(|scope| {
@@ -140,7 +144,7 @@ impl Arm {
             .collect();
         let links = &args.links;
         json!({
-            "paths": self.name, "rate_mbit": links.rate_mbit, "rtt_ms": links.rtt_ms, "loss_percent": links.loss,
+            "paths": self.name, "protocol": args.protocol, "rate_mbit": links.rate_mbit, "rtt_ms": links.rtt_ms, "loss_percent": links.loss,
             "seconds": args.seconds, "times_one": median(figures, |it| it.mbit_s) / one, "rounds": rounds,
         })
     }

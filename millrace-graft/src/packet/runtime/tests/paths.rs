@@ -206,7 +206,13 @@ fn message(number: u32) -> Vec<u8> {
 fn two_paths_carry_a_session() {
     let Some(hosts) = Twofold::new("paths") else { return };
     let sockets = hosts.site.sockets();
-    for line in ["clear = true", "", "cipher = \"aes-128-gcm\""] {
+    for line in [
+        "clear = true",
+        "",
+        "cipher = \"aes-128-gcm\"",
+        "protocol = \"253\"",
+        "protocol = \"253\"\nclear = true",
+    ] {
         let mut traffic = Traffic::new(&hosts, &sockets, line);
         traffic.all(1000);
         let paths = paths_of(&mut traffic.runtimes[0]);
@@ -266,7 +272,8 @@ fn a_sessions_own_addresses_may_be_on_no_path() {
 fn redundant_paths_lose_nothing_that_one_of_them_brings() {
     let Some(hosts) = Twofold::new("twice") else { return };
     let sockets = hosts.site.sockets();
-    for line in ["paths = \"redundant\"\nclear = true", "paths = \"redundant\""] {
+    for more in ["clear = true", "", "protocol = \"253\"", "protocol = \"253\"\nclear = true"] {
+        let line = &format!("paths = \"redundant\"\n{more}");
         let mut traffic = Traffic::new(&hosts, &sockets, line);
         traffic.all(500);
         let paths = paths_of(&mut traffic.runtimes[0]);
@@ -275,6 +282,27 @@ fn redundant_paths_lose_nothing_that_one_of_them_brings() {
         let packets = &status.sessions[0].packets;
         let twice = packets.get("duplicate").or(packets.get("replayed")).copied().unwrap_or_default();
         assert!(twice >= 400, "{packets:?}");
+    }
+}
+
+/// Nothing is sent by the one path that the other one could not carry.
+#[test]
+fn what_is_too_long_for_one_of_the_paths_is_not_sent() {
+    let Some(hosts) = Twofold::new("narrow") else { return };
+    let sockets = hosts.site.sockets();
+    for name in &hosts.site.0 {
+        ip(&format!("-n {name} link set eth2 mtu 800"));
+    }
+    for line in ["", "protocol = \"253\""] {
+        let mut traffic = Traffic::new(&hosts, &sockets, line);
+        let mut sent = |bytes: usize| {
+            let before = traffic.runtimes[0].status().expect("a status").sessions[0].packets.clone();
+            drop(sockets[0].send(&vec![1; bytes]));
+            let after = traffic.runtimes[0].status().expect("a status").sessions[0].packets.clone();
+            let more = |reason: &str| after.get(reason).unwrap_or(&0) - before.get(reason).unwrap_or(&0);
+            (more("sent"), more("too-long"))
+        };
+        assert_eq!((sent(700), sent(1000)), ((1, 0), (0, 1)), "{line}");
     }
 }
 
