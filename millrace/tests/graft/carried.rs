@@ -2,6 +2,8 @@
 //! addresses than the true ones.
 
 use std::{
+    collections::BTreeSet,
+    fs,
     io::{ErrorKind, Read, Write as _},
     net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream},
     process::Stdio,
@@ -16,7 +18,7 @@ use socket2::SockRef;
 
 use crate::{
     agreement::{BEFORE, flush, key, keys, middlebox},
-    site::{CLIENT, CLIENT6, Daemon, LONG, PORT, SERVER, SERVER6, Site, ip, wait_for},
+    site::{CLIENT, CLIENT6, Daemon, LONG, PORT, SERVER, SERVER6, Site, inside, ip, wait_for},
 };
 
 pub const CARRIERS: u16 = 9188;
@@ -640,6 +642,48 @@ fn carriers_that_end_take_no_byte_along() {
 fn two_hundred_carriers_that_end_take_no_byte_along() {
     let Some(site) = Site::new("cuts") else { return };
     cut(&site, 200);
+}
+
+/// The broker's host has ten ports: of connections that are over each is had again at once, of those that are there none twice.
+#[test]
+fn ports_of_connections_that_are_over_are_had_again() {
+    let Some(site) = Site::new("ports") else { return };
+    inside(&site.namespaces[1], || {
+        fs::write("/proc/sys/net/ipv4/ip_local_port_range", "40000 40009").unwrap();
+        fs::write("/proc/sys/net/ipv4/ip_local_reserved_ports", "40003-40004").unwrap();
+    });
+    let listener = site.listen();
+    let [_near, far] = warm(&site, ["", ""]);
+    let mut ports = BTreeSet::new();
+    let mut seen = |server: &TcpStream| {
+        // As the server's host has it, not as the server sees it.
+        let output = site.command(1, "ss").args(["-Htn", "state", "established"]).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let own = format!(":{}", server.local_addr().unwrap().port());
+        let pairs = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        ports.extend(pairs.filter(|ends| ends[2].ends_with(&own)).map(|ends| ends[3].to_owned()));
+    };
+    for number in 0..40_usize {
+        let (mut client, mut server, client_seen) = connect(&site, &listener);
+        seen(&server);
+        assert_eq!(client_seen, client.local_addr().unwrap());
+        client.write_all(&[number as u8; 100]).unwrap();
+        client.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(read_all(&server), [number as u8; 100]);
+        server.write_all(b"done").unwrap();
+        drop(server);
+        assert_eq!(read_all(&client), b"done");
+    }
+    let live: Vec<_> = (0..8).map(|_| connect(&site, &listener)).collect();
+    // The ninth has none, and goes in place.
+    let refused = reset(&site, at(SERVER, PORT));
+    assert_eq!(refused, ErrorKind::ConnectionReset);
+    for (client, server, _) in &live {
+        seen(server);
+        exchange(client, server, 1000);
+    }
+    assert_eq!(ports.len(), 8, "{ports:?}");
+    assert!(ended(&far, "unreachable") == 1, "{:?}", carry(&far));
 }
 
 #[test]

@@ -6,7 +6,8 @@ use millrace_graft::{Rule, settings::Kind};
 use parking_lot::RwLock;
 
 use super::{
-    carriers::Carriers, gateway::Gateway, hooks::Hooks, purposes::Purposes, table::Table, watch::Watch,
+    carriers::Carriers, gateway::Gateway, hooks::Hooks, ports::Ports, purposes::Purposes, table::Table,
+    watch::Watch,
 };
 
 pub struct Context {
@@ -16,6 +17,8 @@ pub struct Context {
     pub table: Arc<Table>,
     pub watch: Watch,
     pub carriers: Arc<Carriers>,
+    /// To connect to servers of this host from.
+    pub ports: Ports,
     /// For hosts behind this one.
     pub gateway: Option<Arc<Gateway>>,
     /// That say which servers of this host are reached by carriers.

@@ -1,7 +1,7 @@
 //! Hooks of cgroups: the daemon's own, and those of commands. All lead to the same broker.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashSet},
     net::{IpAddr, SocketAddr},
     os::fd::BorrowedFd,
     path::{Path, PathBuf},
@@ -42,10 +42,8 @@ struct State {
     peers: BTreeMap<IpAddr, (IpAddr, bool)>,
     /// What commands had counted that have ended.
     past: BTreeMap<String, u64>,
-    /// Who is shown by which guard, by the broker's end and the server's port.
-    shown: HashMap<(SocketAddr, u16), u64>,
-    /// Guards that there were.
-    guards: u64,
+    /// Where a guard shows a client: the broker's end and the server's port.
+    shown: HashSet<(SocketAddr, u16)>,
 }
 
 struct Command {
@@ -72,8 +70,7 @@ impl Hooks {
         let own_hop = hop.as_ref().map(|hop| hop.attach(cgroup)).transpose()?;
         own.attach(cgroup)?;
         let (commands, peers, past) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
-        let (shown, guards) = (HashMap::new(), 0);
-        let state = State { own, own_hop, commands, peers, past, shown, guards };
+        let state = State { own, own_hop, commands, peers, past, shown: HashSet::new() };
         Ok(Self { config, hop, state: Mutex::new(state) })
     }
 
@@ -175,14 +172,18 @@ impl Hooks {
     /// The server sees this client, until the guard is dropped.
     pub fn show(&self, guest: Guest, client: SocketAddr) -> anyhow::Result<Shown<'_>> {
         let mut state = self.state.lock();
-        state.guards += 1;
-        let shown = Shown { hooks: self, guest, number: state.guards };
-        state.shown.insert(shown.key(), shown.number);
+        let shown = Shown { hooks: self, guest };
+        state.shown.insert(key(guest));
         let done = state.all().try_for_each(|hook| hook.show(guest, client));
         let done = done.and_then(|()| self.hop.iter().try_for_each(|hop| hop.expect(guest)));
         drop(state);
         done?;
         Ok(shown)
+    }
+
+    /// Whether a server sees a client there.
+    pub fn is_shown(&self, guest: Guest) -> bool {
+        self.state.lock().shown.contains(&key(guest))
     }
 
     /// Past TCP, if that is wanted.
@@ -210,24 +211,16 @@ impl Hooks {
 pub struct Shown<'a> {
     hooks: &'a Hooks,
     guest: Guest,
-    number: u64,
 }
 
-impl Shown<'_> {
-    fn key(&self) -> (SocketAddr, u16) {
-        (self.guest.broker, self.guest.server_port)
-    }
+fn key(guest: Guest) -> (SocketAddr, u16) {
+    (guest.broker, guest.server_port)
 }
 
 impl Drop for Shown<'_> {
-    /// The kernel gives a port away when both directions of the connection have ended, which may be long before the socket is closed: who is shown by then is another
-    /// one's client, and stays.
     fn drop(&mut self) {
         let mut state = self.hooks.state.lock();
-        if state.shown.get(&self.key()) != Some(&self.number) {
-            return;
-        }
-        state.shown.remove(&self.key());
+        state.shown.remove(&key(self.guest));
         let done = state.all().try_for_each(|hook| hook.show_no_more(self.guest));
         said("a client cannot be taken from the kernel", done);
         let done = self.hooks.hop.iter().try_for_each(|hop| hop.expect_no_more(self.guest));

@@ -35,6 +35,9 @@ use super::{
 /// For a server to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// Ports that turn out to have a connection to the same server.
+const PORT_TRIES: usize = 256;
+
 /// A stream of a QUIC carrier.
 pub async fn serve(context: Arc<Context>, far: Arc<Far>, mut stream: Stream) {
     match stream.first().await {
@@ -144,15 +147,23 @@ async fn reach<'a>(
     if !is_here(server.ip()) {
         return Ok((reach_behind(context, far, open).await?, None));
     }
-    let (socket, shown) = bound(context, server, client).map_err(|error| {
-        warn!(%server, "no connection to the server: {error:#}");
-        Reason::Unreachable
-    })?;
-    match timeout(PATIENCE, socket.connect(server)).await {
-        Ok(Ok(stream)) if prepare(&stream).is_ok() => Ok((stream, Some(shown))),
-        Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => Err(Reason::Refused),
-        _ => Err(Reason::Unreachable),
+    for _ in 0..PORT_TRIES {
+        let (socket, shown) = bound(context, server, client).map_err(|error| {
+            warn!(%server, "no connection to the server: {error:#}");
+            Reason::Unreachable
+        })?;
+        match timeout(PATIENCE, socket.connect(server)).await {
+            Ok(Ok(stream)) if prepare(&stream).is_ok() => return Ok((stream, Some(shown))),
+            // The port has a connection to this server, which may be somebody else's.
+            Ok(Err(error)) if error.kind() == io::ErrorKind::AddrNotAvailable => {}
+            Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                return Err(Reason::Refused);
+            }
+            _ => return Err(Reason::Unreachable),
+        }
     }
+    warn!(%server, "no connection to the server: no port is free for one");
+    Err(Reason::Unreachable)
 }
 
 /// To a server behind this host, which sees the client itself: packets to any other address would not come back here.
@@ -210,7 +221,8 @@ fn bound<'a>(
 ) -> anyhow::Result<(TcpSocket, Shown<'a>)> {
     let socket = if server.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     context.hooks.exempt(std::os::fd::AsFd::as_fd(&socket))?;
-    socket.bind(SocketAddr::new(server.ip(), 0)).context("no port")?;
+    let is_shown = |broker| context.hooks.is_shown(Guest { broker, server_port: server.port() });
+    context.ports.bind(&socket, server.ip(), is_shown).context("no port")?;
     let guest = Guest { broker: socket.local_addr()?, server_port: server.port() };
     let shown = context.hooks.show(guest, client)?;
     Ok((socket, shown))

@@ -28,6 +28,7 @@ mod listeners;
 mod meter;
 pub mod metrics;
 mod pool;
+mod ports;
 mod probe;
 mod pump;
 mod purposes;
@@ -66,7 +67,7 @@ use tracing::{info, warn};
 
 use self::{
     carrier::Way, carriers::Carriers, context::Context, gateway::Gateway, hooks::Hooks, keep::Keeper,
-    listeners::Listeners, purposes::Purposes, strict::Strict, table::Table, watch::Watch,
+    listeners::Listeners, ports::Ports, purposes::Purposes, strict::Strict, table::Table, watch::Watch,
 };
 use super::tls::Tls;
 
@@ -132,6 +133,7 @@ impl Broker {
             table,
             watch,
             carriers,
+            ports: Ports::new(),
             gateway,
             servers,
             warm,

@@ -1,0 +1,116 @@
+//! From which ports the broker connects to servers of its host. The kernel gives no port away for a minute that a connection had which the
+//! broker ended first, and there are 28,232 of them; but who names a port itself may have it as soon as that connection is over, since
+//! timestamps tell what is left of it (RFC 6191). So they are named here, one after the other.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    ops::RangeInclusive,
+};
+
+use parking_lot::Mutex;
+use tokio::net::TcpSocket;
+
+/// Of ports that somebody else has, before it is given up.
+const TRIES: usize = 4096;
+
+/// The network namespace's own.
+pub struct Ports(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    /// What is left of a round.
+    left: Vec<u16>,
+}
+
+impl Ports {
+    pub fn new() -> Self {
+        Self(Mutex::default())
+    }
+
+    /// Binds it to the next port of `address` that the kernel lets it have and `is_used` does not know.
+    ///
+    /// # Errors
+    /// There is none, or the address is not this host's.
+    pub fn bind(
+        &self,
+        socket: &TcpSocket,
+        address: IpAddr,
+        is_used: impl Fn(SocketAddr) -> bool,
+    ) -> io::Result<()> {
+        socket.set_reuseaddr(true)?;
+        for _ in 0..TRIES {
+            let at = SocketAddr::new(address, self.next()?);
+            if is_used(at) {
+                continue;
+            }
+            match socket.bind(at) {
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+                done => return done,
+            }
+        }
+        Err(io::ErrorKind::AddrInUse.into())
+    }
+
+    /// Settings of the kernel are read again in each round.
+    fn next(&self) -> io::Result<u16> {
+        let mut state = self.0.lock();
+        if state.left.is_empty() {
+            let read = |name: &str| std::fs::read_to_string(format!("/proc/sys/net/ipv4/{name}"));
+            state.left = round(&read("ip_local_port_range")?, &read("ip_local_reserved_ports")?);
+        }
+        state
+            .left
+            .pop()
+            .ok_or_else(|| io::Error::other("all local ports are reserved: net.ipv4.ip_local_reserved_ports"))
+    }
+}
+
+/// Those of the range that are not reserved, the last one first.
+fn round(range: &str, reserved: &str) -> Vec<u16> {
+    let mut ends = range.split_whitespace().filter_map(|text| text.parse().ok());
+    let (first, last) = (ends.next().unwrap_or(32_768), ends.next().unwrap_or(60_999));
+    let reserved: Vec<RangeInclusive<u16>> = reserved.trim().split(',').filter_map(ports).collect();
+    (first..=last).rev().filter(|port| !reserved.iter().any(|ports| ports.contains(port))).collect()
+}
+
+fn ports(text: &str) -> Option<RangeInclusive<u16>> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    Some(first.parse().ok()?..=last.parse().ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reserved_ports_are_left_out() {
+        let table = [
+            ("10\t14\n", "\n", &[14, 13, 12, 11, 10][..]),
+            ("10 14", "11-12,14", &[13, 10]),
+            ("10 12", "1-9,13", &[12, 11, 10]),
+            ("10 12", "1-65535", &[]),
+        ];
+        for (range, reserved, wanted) in table {
+            assert_eq!(round(range, reserved), wanted, "{range} {reserved}");
+        }
+    }
+
+    #[tokio::test]
+    async fn ports_are_had_one_after_the_other_and_none_that_is_used() {
+        let ports = Ports::new();
+        let address = "127.0.0.1".parse().expect("an address");
+        let bind = |used: Option<u16>| {
+            let socket = TcpSocket::new_v4().expect("a socket");
+            ports.bind(&socket, address, |at| Some(at.port()) == used).expect("a port");
+            let port = socket.local_addr().expect("an address").port();
+            (socket, port)
+        };
+        let (_first, port) = bind(None);
+        let (_second, next) = bind(Some(port + 1));
+        assert!(next > port + 1, "{port} {next}");
+        let nobody = TcpSocket::new_v4().expect("a socket");
+        let refused = ports.bind(&nobody, "192.0.2.1".parse().expect("an address"), |_| false);
+        assert_eq!(refused.map_err(|error| error.kind()), Err(io::ErrorKind::AddrNotAvailable));
+    }
+}
