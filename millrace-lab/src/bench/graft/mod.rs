@@ -19,6 +19,7 @@ mod negotiate;
 mod network;
 mod packets;
 mod paths;
+mod peers;
 mod reconfigure;
 mod redirect;
 mod repair;

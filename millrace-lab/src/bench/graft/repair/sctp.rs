@@ -3,13 +3,12 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, anyhow, ensure};
-use millrace_graft::message::{Error, Preconnection, Received, Session, Why};
+use anyhow::{anyhow, ensure};
+use millrace_graft::message::{Error, Received, Session, Why};
 
-use super::super::daemon::Daemon;
+use super::super::peers::Peers;
 use super::datagrams::{Outcome, Pace, Receiving, Run, message};
-use crate::bench::site::{SUBSCRIBERS_LINK, Site};
-use crate::lab::Node;
+use crate::bench::site::Site;
 
 const START: Duration = Duration::from_secs(60);
 const TURN: Duration = Duration::from_millis(50);
@@ -19,13 +18,15 @@ const ALL: Duration = Duration::from_secs(60);
 /// `None`: the library is not installed.
 pub fn measure(site: &Site, run: &Run, session: &str) -> anyhow::Result<Option<Outcome>> {
     ensure!(matches!(run.pace, Pace::Rate(_)), "messages have a rate");
-    let (near, far) = (site.relay()?, site.subscribers()?);
-    let _daemons = [
-        Daemon::start(site, "near", near, &settings(near, far, session)?)?,
-        Daemon::start(site, "far", far, &settings(far, near, session)?)?,
-    ];
-    let listener = asks(site, "far").listen()?;
-    let Some(mut near) = opened(site)? else { return Ok(None) };
+    let grafts = "[[graft]]\nname = \"sctp\"\nfunctions = [\"sctp\"]\n";
+    let peers = Peers::start(site, grafts, &format!("clear = true\n{session}"))?;
+    let listener = peers.asks("far").listen()?;
+    let mut near = match peers.opened(&["order", "congestion-control"]) {
+        Err(Error::Refused { why: Why::Impossible, reason }) if reason.contains("libusrsctp") => {
+            return Ok(None);
+        }
+        opened => opened?,
+    };
     let mut far = listener.accept()?;
     far.set_timeout(Some(TURN));
     // The association is there before the clock runs, as of all others.
@@ -53,38 +54,6 @@ pub fn measure(site: &Site, run: &Run, session: &str) -> anyhow::Result<Option<O
         sending?;
         Ok(Some(Outcome { sent, ..outcome }))
     })
-}
-
-fn settings(node: &Node, other: &Node, session: &str) -> anyhow::Result<String> {
-    let device = &node.interface(SUBSCRIBERS_LINK).context("no interface")?.device;
-    Ok(format!(
-        "interface = [{device:?}]\n[[graft]]\nname = \"sctp\"\nfunctions = [\"sctp\"]\n[[peer]]\nname = \"other\"\n\
-         local = \"{}\"\nremote = \"{}\"\nkey-file = \"key\"\nports = \"41000-41002\"\nclear = true\n{session}",
-        node.addr_v4(),
-        other.addr_v4(),
-    ))
-}
-
-fn asks(site: &Site, name: &str) -> Preconnection {
-    Preconnection::new("other", "bench").socket(site.directory().join(format!("{name}.messages")))
-}
-
-/// As soon as the daemons know each other.
-fn opened(site: &Site) -> anyhow::Result<Option<Session>> {
-    let begin = Instant::now();
-    loop {
-        match asks(site, "near").service("order").service("congestion-control").initiate() {
-            Ok(session) => return Ok(Some(session)),
-            Err(Error::Refused { why: Why::Impossible, reason }) if reason.contains("libusrsctp") => {
-                return Ok(None);
-            }
-            Err(error @ Error::Refused { .. }) if begin.elapsed() < START => {
-                tracing::debug!("not yet: {error}");
-                std::thread::sleep(TURN);
-            }
-            Err(error) => return Err(error.into()),
-        }
-    }
 }
 
 fn far_has_one(far: &mut Session) -> anyhow::Result<()> {

@@ -2,7 +2,6 @@
 
 mod delay;
 mod memory;
-mod peers;
 mod receive;
 mod room;
 

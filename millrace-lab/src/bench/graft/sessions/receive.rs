@@ -9,9 +9,9 @@ use millrace_graft::message::{Error, Received, Receives, Session};
 use nix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 
+use super::super::peers::Peers;
 use super::super::repair::datagrams::{message, read};
 use super::Args;
-use super::peers::Peers;
 use crate::bench::site::Site;
 use crate::bench::stats::Percentiles;
 use crate::bench::table::columns;
@@ -97,7 +97,7 @@ impl Args {
         let graft = "[[graft]]\nname = \"once\"\nfunctions = [\"number\"]\n";
         let peers = Peers::start(site, graft, &format!("clear = {}\nrings = {has_ring}\n", !is_sealed))?;
         let listener = peers.asks("far").listen()?;
-        let mut near = peers.opened("once")?;
+        let mut near = peers.opened(&["once"])?;
         let mut far = listener.accept()?;
         let receives = far.agreed()?.receives.clone();
         ensure!(

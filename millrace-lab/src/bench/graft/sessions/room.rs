@@ -8,10 +8,10 @@ use millrace_graft::message::{Error, Received, Session};
 use nix::sys::resource::{UsageWho, getrusage};
 use serde_json::{Value, json};
 
+use super::super::peers::Peers;
 use super::super::repair::datagrams::{message, read};
 use super::super::repair::{Fill, site};
 use super::Args;
-use super::peers::Peers;
 use super::receive::thread_time;
 use crate::bench::stats::Spread;
 use crate::bench::table::columns;
@@ -83,7 +83,7 @@ pub fn run(args: &Args) -> anyhow::Result<(Vec<Value>, String)> {
             for (arm, outcomes) in ARMS.iter().zip(&mut outcomes) {
                 let label = format!("round {round}, {}, {rtt_ms} ms", arm.name());
                 progress.begin(label.clone());
-                let near = peers.opened("reliability").with_context(|| label.clone())?;
+                let near = peers.opened(&["reliability"]).with_context(|| label.clone())?;
                 let far = listener.accept()?;
                 outcomes.push(args.fill(*arm, near, far, peers.near.id()).with_context(|| label.clone())?);
                 progress.next(label);

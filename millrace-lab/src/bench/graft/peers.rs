@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use millrace_graft::message::{Error, Preconnection, Session};
+use millrace_graft::message::{Error, Preconnection, Session, Why};
 
-use super::super::daemon::Daemon;
+use super::daemon::Daemon;
 use crate::bench::site::{SUBSCRIBERS_LINK, Site};
 use crate::lab::Node;
 
@@ -45,16 +45,16 @@ impl Peers {
     }
 
     /// As soon as the daemons know each other, and have keys.
-    pub fn opened(&self, service: &str) -> anyhow::Result<Session> {
+    pub fn opened(&self, services: &[&str]) -> Result<Session, Error> {
         let begin = Instant::now();
         loop {
-            match self.asks("near").service(service).initiate() {
-                Ok(session) => return Ok(session),
-                Err(error @ Error::Refused { .. }) if begin.elapsed() < START => {
-                    tracing::debug!("not yet: {error}");
+            let asks = services.iter().fold(self.asks("near"), |asks, service| asks.service(*service));
+            match asks.initiate() {
+                Err(Error::Refused { why, reason }) if why != Why::Impossible && begin.elapsed() < START => {
+                    tracing::debug!("not yet: {reason}");
                     std::thread::sleep(TURN);
                 }
-                Err(error) => return Err(error.into()),
+                done => return done,
             }
         }
     }
