@@ -3,12 +3,12 @@
 //! connections that are led to a broker ([`hook::Hook`]), which may hold their SYNs back ([`hold::Hold`]) and bypass TCP
 //! between itself and applications ([`hop::Hop`]), of other hosts too ([`gateway::Gateway`]).
 
-mod asks;
 mod attachment;
 mod caller;
 mod control;
 mod diag;
 mod error;
+mod events;
 pub mod gateway;
 pub mod hold;
 pub mod hook;
@@ -24,10 +24,10 @@ mod sockets;
 mod tcp;
 mod told;
 
-pub use asks::Asks;
 pub use caller::{CGROUP_LEVELS, COMMAND_MAX, Caller, cgroup_id};
 pub use control::{Control, Timing, remove_leftovers};
 pub use error::Error;
+pub use events::Events;
 pub use object::{NAME_PREFIX, Object, Parameter};
 pub use pins::Pins;
 pub use recipe::Verification;

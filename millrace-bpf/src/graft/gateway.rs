@@ -19,6 +19,7 @@ use nix::net::if_::if_nametoindex;
 use self::routing::Family;
 pub use self::routing::PROTOCOL;
 use super::diag::Diag;
+use super::events::Events;
 use super::hook::{Lead, end, first_rule_after, write_rules};
 use super::rule::{address, masked, remove};
 use super::{Error, hook::intf::End};
@@ -123,7 +124,7 @@ pub struct Ask {
 }
 
 /// The SYNs, as they come.
-pub type Asks = super::asks::Asks<Ask>;
+pub type Asks = Events<Ask>;
 
 /// The programs, loaded. They act from [`attach`](Self::attach) on and until this is dropped, but for what is left of its routing
 /// if this process is killed.
@@ -186,7 +187,7 @@ impl Gateway {
             flows: object.handle("flows")?,
             alive: object.handle("alive")?,
         };
-        let asks = Asks::of(&mut object, |bytes| ask(&intf::RawAsk::from_bytes(bytes)?))?;
+        let asks = Events::of(&mut object, "asks", |bytes| ask(&intf::RawAsk::from_bytes(bytes)?))?;
         let families = match config.v6 {
             Some(_) => vec![Family::V4, Family::V6],
             None => vec![Family::V4],

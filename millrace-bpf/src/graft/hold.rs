@@ -9,6 +9,7 @@ use libbpf_rs::MapHandle;
 use nix::libc;
 
 use super::Error;
+use super::events::Events;
 use super::hook::{end, intf::End};
 use super::rule::{address, remove};
 use crate::intf::{Plain, mirror};
@@ -37,7 +38,7 @@ pub struct Hold {
 }
 
 /// The SYNs, as they come.
-pub type Asks = super::asks::Asks<Ask>;
+pub type Asks = Events<Ask>;
 
 impl Hold {
     /// # Errors
@@ -45,7 +46,7 @@ impl Hold {
     pub fn load() -> Result<(Self, Asks), Error> {
         let mut object = embedded!("graft_hold.bpf.o").open()?.load()?;
         let known = object.handle("known")?;
-        let asks = Asks::of(&mut object, |bytes| ask(&RawAsk::from_bytes(bytes)?))?;
+        let asks = Events::of(&mut object, "asks", |bytes| ask(&RawAsk::from_bytes(bytes)?))?;
         Ok((Self { object: Mutex::new(object), known }, asks))
     }
 

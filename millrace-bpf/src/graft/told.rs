@@ -1,11 +1,11 @@
 //! What is chosen for the connections of paths, and what the kernel tells of each of them.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use libbpf_rs::{MapCore as _, MapFlags, MapHandle, RingBuffer, RingBufferBuilder};
+use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
 
+use super::events::Events;
 use super::rule::{Side, address, name, remove, text, words};
 use super::sockets::{Socket, rate};
 use super::{Error, intf, namespace};
@@ -84,29 +84,17 @@ pub struct Shared {
 
 pub(super) struct Choices {
     map: MapHandle,
-    ring: RingBuffer<'static>,
-    come: Arc<Mutex<Vec<intf::Told>>>,
-    _told: MapHandle,
+    events: Events<intf::Told>,
     namespace_cookie: u64,
     ticks: Ticks,
 }
 
 impl Choices {
     pub fn of(object: &mut Loaded) -> Result<Self, Error> {
-        const TOLD: &str = "told";
-        let (map, told) = (object.handle("choices")?, object.handle(TOLD)?);
-        let come = Arc::new(Mutex::new(Vec::new()));
-        let to = Arc::clone(&come);
-        let error = |source| crate::Error::Read { what: TOLD, source };
-        let mut builder = RingBufferBuilder::new();
-        let take = move |bytes: &[u8]| {
-            to.lock().unwrap_or_else(PoisonError::into_inner).extend(intf::Told::from_bytes(bytes));
-            0
-        };
-        builder.add(&told, take).map_err(error)?;
-        let ring = builder.build().map_err(error)?;
+        let events = Events::of(object, "told", intf::Told::from_bytes)?;
+        let map = object.handle("choices")?;
         let namespace_cookie = namespace::cookie().map_err(Error::Descriptor)?;
-        Ok(Self { map, ring, come, _told: told, namespace_cookie, ticks: Ticks::default() })
+        Ok(Self { map, events, namespace_cookie, ticks: Ticks::default() })
     }
 
     pub fn set(&self, peer: IpAddr, rule: u32, choice: &Choice) -> Result<(), Error> {
@@ -132,8 +120,7 @@ impl Choices {
 
     /// All that was told since.
     pub fn take(&mut self) -> Result<Vec<Told>, Error> {
-        self.ring.consume().map_err(|source| crate::Error::Read { what: "told", source })?;
-        let come = std::mem::take(&mut *self.come.lock().unwrap_or_else(PoisonError::into_inner));
+        let come = self.events.take()?;
         let (here, ticks) = (self.namespace_cookie, &mut self.ticks);
         Ok(come.iter().filter_map(|raw| told(raw, here, ticks.note(raw.jiffies, raw.time_ns))).collect())
     }

@@ -2,17 +2,17 @@
 
 use std::{io, os::fd::OwnedFd};
 
-use millrace_bpf::graft::Asks;
+use millrace_bpf::graft::Events;
 use tokio::io::{Interest, unix::AsyncFd};
 use tracing::warn;
 
 pub struct Asking<T> {
-    asks: Asks<T>,
+    asks: Events<T>,
     descriptor: AsyncFd<OwnedFd>,
 }
 
 impl<T: Send + 'static> Asking<T> {
-    pub fn new(asks: Asks<T>) -> io::Result<Self> {
+    pub fn new(asks: Events<T>) -> io::Result<Self> {
         let descriptor = register(asks.descriptor().try_clone_to_owned()?)?;
         Ok(Self { asks, descriptor })
     }
