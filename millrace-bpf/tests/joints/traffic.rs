@@ -457,11 +457,18 @@ fn windows_keep_what_they_promise() {
     if !root("windows_keep_what_they_promise") {
         return;
     }
-    let unruly = |count: u64| match count % 37 {
-        3 | 4 | 20 => Fate::Lose,
-        9 => Fate::Hold,
-        13 => Fate::Double,
-        _ => Fate::Pass,
+    // Nothing moves while the window fills, however slow the machine is.
+    let is_still = AtomicBool::new(false);
+    let unruly = |count: u64| {
+        while is_still.load(Ordering::Relaxed) {
+            thread::sleep(Duration::from_millis(1));
+        }
+        match count % 37 {
+            3 | 4 | 20 => Fate::Lose,
+            9 => Fate::Hold,
+            13 => Fate::Double,
+            _ => Fate::Pass,
+        }
     };
     use Protocol::{Ip253, Udp};
     for (family, protocol, functions, packets) in [
@@ -498,8 +505,14 @@ fn windows_keep_what_they_promise() {
         let (got, refused) = thread::scope(|scope| {
             scope.spawn(|| wire.run(&stop, unruly));
             get_to_know(&site, &sender, &mut receiver);
+            is_still.store(true, Ordering::Relaxed);
             let receiving = scope.spawn(|| receive(&far, sent as usize));
             let sending = scope.spawn(|| send_into_window(&near, 0..sent));
+            let (begin, mut full) = (Instant::now(), 0);
+            while full == 0 && begin.elapsed() < LONG {
+                full = count(&mut sender, &ends, Reason::WindowFull);
+            }
+            is_still.store(false, Ordering::Relaxed);
             // As the daemon does when nothing is heard.
             while !receiving.is_finished() || !sending.is_finished() {
                 thread::sleep(Duration::from_millis(20));

@@ -34,7 +34,7 @@ pub struct Args {
     #[arg(long, default_value_t = 2.0, value_name = "NETWORKS")]
     least: f64,
     /// How much a branch has to be worth: standard deviations of its errors; less than 0: nothing is pruned
-    #[arg(long, default_value_t = 0.69, value_name = "NUMBER", allow_negative_numbers = true)]
+    #[arg(long, default_value_t = 0.3, value_name = "NUMBER", allow_negative_numbers = true)]
     doubt: f64,
     /// Choices on the way to a leaf, at most
     #[arg(long, default_value_t = 16, value_name = "NUMBER")]
@@ -63,7 +63,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         cases.incomplete
     );
     let settings = args.settings(&cases, networks);
-    let report = judge::judge(&cases, settings);
+    let mut report = judge::judge(&cases, settings);
+    report.scores.extend(judge::again(&runs));
     let model = Model::new(about(&report), cases.arms.clone(), judge::train(&cases, settings));
     fs::write(&args.out, model.text()?).with_context(|| args.out.display().to_string())?;
     let tree = format!(

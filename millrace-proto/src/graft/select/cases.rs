@@ -153,6 +153,12 @@ fn utilities(profile: Profile, cost_ms: &[Option<f64>]) -> Vec<f64> {
 }
 
 impl Case {
+    /// The same for each transfer on a network.
+    pub fn question(&self) -> (u32, [Option<u64>; 4]) {
+        let asked = [Feature::Profile, Feature::Size, Feature::Offer, Feature::Warmth];
+        (self.network, asked.map(|feature| self.features.get(feature).map(f64::to_bits)))
+    }
+
     pub fn is_right(&self, arm: usize) -> bool {
         self.utility.get(arm).is_some_and(|utility| *utility >= TIE)
     }

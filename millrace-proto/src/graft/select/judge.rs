@@ -1,12 +1,13 @@
 //! How good decisions are, on networks that the training has not seen: five folds, each network judged once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
 use super::cases::{Case, Cases, SEED_COLUMNS, TCP, seed_values};
 use super::features::{COLUMNS, Features};
 use super::grow::{Example, Settings, grow};
+use super::runs::Run;
 use super::tree::{Leaf, Node};
 
 pub const FOLDS: usize = 5;
@@ -72,6 +73,29 @@ pub fn judge(cases: &Cases, settings: Settings) -> Report {
     let confusion = confusion(cases, &choices[0]);
     let classes = classes(&cases.arms, &confusion);
     Report { networks: networks.len(), incomplete: cases.incomplete, scores, classes, confusion }
+}
+
+/// How good it would be to take, for each transfer, what was the best by all others on the very same network. Whoever knows less of it can
+/// hardly be expected to do better: what is missing is chance. `None`: each network has one transfer of each arm.
+pub fn again(runs: &[Run]) -> Option<Score> {
+    let seeds: BTreeSet<u32> = runs.iter().map(|run| run.seed).collect();
+    let (mut all, mut choices) = (Cases::default(), Vec::new());
+    for seed in seeds {
+        let (own, others): (Vec<Run>, Vec<Run>) = runs.iter().cloned().partition(|run| run.seed == seed);
+        let (own, others) = (Cases::of(&own), Cases::of(&others));
+        let known: BTreeMap<_, &Case> = others.cases.iter().map(|case| (case.question(), case)).collect();
+        for case in own.cases {
+            let Some(other) = known.get(&case.question()) else { continue };
+            let can_be_had = others.arms.iter().enumerate().filter(|(arm, _)| other.can_be_had(*arm));
+            let best =
+                can_be_had.max_by(|(one, _), (two, _)| other.utility[*one].total_cmp(&other.utility[*two]));
+            choices.push(best.and_then(|(_, name)| own.arms.iter().position(|arm| arm == name)));
+            all.cases.push(case);
+        }
+        all.arms = own.arms;
+    }
+    let networks = all.networks().len();
+    (networks > 0).then(|| score("other transfers there", &all, &choices, networks))
 }
 
 /// The tree for use, from all cases.
@@ -268,6 +292,26 @@ mod tests {
         let report = judge(&cases(false), SETTINGS);
         assert!(report.scores[0].right < 0.75, "{:?}", report.scores[0]);
         assert!(report.scores[0].regret > 0.1);
+    }
+
+    /// Every second network has another arm first in each of its transfers, the others always the same.
+    #[test]
+    fn chance_is_told_from_what_could_be_known() {
+        let runs = |seeds: u32| -> Vec<Run> {
+            let mut runs = Vec::new();
+            for (network, seed) in (0..10).flat_map(|network| (1..=seeds).map(move |seed| (network, seed))) {
+                let is_first = network % 2 == 0 || seed % 2 == 0;
+                for (arm, ms) in [("bbr", if is_first { 1.0 } else { 3.0 }), ("cubic", 2.0)] {
+                    runs.push(Run { seed, ..run(network, arm, ms) });
+                }
+            }
+            runs
+        };
+        assert_eq!(again(&runs(1)), None);
+        let score = again(&runs(2)).expect("two");
+        assert_eq!((score.cases, score.by.as_str()), (2 * 10 * 4 * 9 * 3, "other transfers there"));
+        // Of the profile `insensitive` twice as long is as good.
+        assert!((0.5..0.65).contains(&score.right), "{score:?}");
     }
 
     #[test]
