@@ -644,6 +644,17 @@ fn two_hundred_carriers_that_end_take_no_byte_along() {
     cut(&site, 200);
 }
 
+/// Nobody listens, and the server's port is one of those that the broker may have.
+#[test]
+fn a_broker_does_not_connect_to_itself() {
+    let Some(site) = Site::new("itself") else { return };
+    let range = format!("{PORT} {}", PORT + 1);
+    inside(&site.namespaces[1], || fs::write("/proc/sys/net/ipv4/ip_local_port_range", range).unwrap());
+    let [near, far] = warm(&site, ["", ""]);
+    assert_eq!(reset(&site, at(SERVER, PORT)), ErrorKind::ConnectionReset);
+    assert_eq!((ended(&near, "refused"), ended(&far, "refused")), (1, 1));
+}
+
 /// The broker's host has ten ports: of connections that are over each is had again at once, of those that are there none twice.
 #[test]
 fn ports_of_connections_that_are_over_are_had_again() {

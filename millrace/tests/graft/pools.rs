@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_proto::graft::carry::frame::{ALPN, ALPN_ASKS, Decoder, Frame, Open};
+use millrace_proto::graft::carry::frame::{ALPN, ALPN_ASKS, Decoder, Frame, Open, Reason};
 use socket2::SockRef;
 
 use crate::{
@@ -536,17 +536,17 @@ fn what_is_resumed_before_the_server_was_reached_is_opened_once() {
     assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
 }
 
-/// The kernel gives the broker's port away when both directions of its connection to a server have ended. The broker may yet wait for the last word of the client's: that is
-/// not to take the next one's client from the kernel.
+/// The kernel would give the broker's port away when both directions of its connection to a server have ended. The broker may yet wait for the last word of the client's:
+/// until then its port is nobody else's, so that each server sees its own client; then it is had again at once.
 #[test]
 fn a_port_that_is_used_again_shows_the_next_client() {
     let Some(site) = Site::new("pool-port") else { return };
     let known = keys(&site);
     site.configure_on(1, &server(&known[0], "").replace("[carry]", "[carry]\ncarrier = \"tcp\""));
+    let range = "net.ipv4.ip_local_port_range=40000 40001";
+    assert!(site.command(1, "sysctl").args(["-qw", range]).status().unwrap().success());
     let far = Daemon::start_on(&site, 1);
     let listener = site.listen();
-    let range = "net.ipv4.ip_local_port_range=40000 40000";
-    assert!(site.command(1, "sysctl").args(["-qw", range]).status().unwrap().success());
     let (mut tls, mut decoder, mut there) = carried_by(&site, ALPN_ASKS, &listener);
     there.shutdown(Shutdown::Write).unwrap();
     say(&mut tls, &Frame::End);
@@ -554,14 +554,25 @@ fn a_port_that_is_used_again_shows_the_next_client() {
     let mut heard = [(); 2].map(|()| next_word(&mut tls, &mut decoder));
     heard.sort_by_key(|frame| *frame == Frame::End);
     assert_eq!(heard, [Frame::Confirm { delivered: 1 }, Frame::End]);
-    let (mut next, mut more) = (pretend_at(&site, CARRIERS, ALPN_ASKS), Decoder::default());
-    say(&mut next, &Frame::Hello { run: 7 });
-    assert!(matches!(next_word(&mut next, &mut more), Frame::Hello { .. }));
-    say(&mut next, &Frame::Open(Open { id: 2, server: at(SERVER, PORT), client: at(CLIENT, 5001) }));
-    assert_eq!(next_word(&mut next, &mut more), Frame::Accepted { received: 0 });
+    let open = |port: u16| {
+        let (mut next, mut more) = (pretend_at(&site, CARRIERS, ALPN_ASKS), Decoder::default());
+        say(&mut next, &Frame::Hello { run: port.into() });
+        assert!(matches!(next_word(&mut next, &mut more), Frame::Hello { .. }));
+        say(&mut next, &Frame::Open(Open { id: 2, server: at(SERVER, PORT), client: at(CLIENT, port) }));
+        let answer = next_word(&mut next, &mut more);
+        (next, answer)
+    };
+    let (_second, answer) = open(5001);
+    assert_eq!(answer, Frame::Accepted { received: 0 });
+    let (_none, answer) = open(5002);
+    assert_eq!(answer, Frame::Refused(Reason::Unreachable), "both ports are used");
     say(&mut tls, &Frame::Confirm { delivered: 1 });
     wait_for("the end of the first", || (ended(&far, "done") == 1).then_some(()));
-    assert_eq!(listener.accept().unwrap().1, at(CLIENT, 5001));
+    let (_third, answer) = open(5003);
+    assert_eq!(answer, Frame::Accepted { received: 0 });
+    let mut seen = [(); 2].map(|()| listener.accept().unwrap().1);
+    seen.sort();
+    assert_eq!(seen, [5001, 5003].map(|port| at(CLIENT, port)));
 }
 
 /// Who has heard that all was said uses the same connection again, at once: what it says of the next one comes together with its last word of the one before.

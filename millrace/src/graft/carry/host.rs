@@ -222,7 +222,8 @@ fn bound<'a>(
     let socket = if server.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     context.hooks.exempt(std::os::fd::AsFd::as_fd(&socket))?;
     let is_shown = |broker| context.hooks.is_shown(Guest { broker, server_port: server.port() });
-    context.ports.bind(&socket, server.ip(), is_shown).context("no port")?;
+    // From the server's own port it would be a connection to itself where nobody listens.
+    context.ports.bind(&socket, server.ip(), |at| at == server || is_shown(at)).context("no port")?;
     let guest = Guest { broker: socket.local_addr()?, server_port: server.port() };
     let shown = context.hooks.show(guest, client)?;
     Ok((socket, shown))

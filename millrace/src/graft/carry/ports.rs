@@ -14,14 +14,8 @@ use tokio::net::TcpSocket;
 /// Of ports that somebody else has, before it is given up.
 const TRIES: usize = 4096;
 
-/// The network namespace's own.
-pub struct Ports(Mutex<State>);
-
-#[derive(Default)]
-struct State {
-    /// What is left of a round.
-    left: Vec<u16>,
-}
+/// What is left of a round through those of the network namespace.
+pub struct Ports(Mutex<Vec<u16>>);
 
 impl Ports {
     pub fn new() -> Self {
@@ -54,14 +48,12 @@ impl Ports {
 
     /// Settings of the kernel are read again in each round.
     fn next(&self) -> io::Result<u16> {
-        let mut state = self.0.lock();
-        if state.left.is_empty() {
+        let mut left = self.0.lock();
+        if left.is_empty() {
             let read = |name: &str| std::fs::read_to_string(format!("/proc/sys/net/ipv4/{name}"));
-            state.left = round(&read("ip_local_port_range")?, &read("ip_local_reserved_ports")?);
+            *left = round(&read("ip_local_port_range")?, &read("ip_local_reserved_ports")?);
         }
-        state
-            .left
-            .pop()
+        left.pop()
             .ok_or_else(|| io::Error::other("all local ports are reserved: net.ipv4.ip_local_reserved_ports"))
     }
 }
