@@ -33,6 +33,8 @@ impl Switches {
                 for of in ["all", "eth", "eth2"] {
                     fs::write(format!("/proc/sys/net/ipv4/conf/{of}/rp_filter"), "0").unwrap();
                 }
+                // The other one's link address is known by a cable that is cut; on a slow machine for long.
+                fs::write("/proc/sys/net/ipv4/neigh/eth/base_reachable_time_ms", "600000").unwrap();
             });
         }
         switches
@@ -113,7 +115,7 @@ fn messages_go_by_both_paths_and_by_the_one_that_is_left() {
         let (mut near, mut far) = pair(&site, &["reliability"]);
         go(&mut near, &mut far, 2000);
         let used = paths(&hosts[0]);
-        assert!(used.iter().all(|path| path.sent >= 600), "{more}{used:?}");
+        assert!(used.iter().all(|path| path.sent >= 100), "{more}{used:?}");
         switches.cut(gone);
         go(&mut near, &mut far, 2000);
         are_up(&hosts, [left == 0, left == 1]);
