@@ -714,10 +714,8 @@ static __always_inline int receive(struct xdp_md *ctx, const int is_opened)
 	if (!is_opened)
 		work->path = 0;
 	session = find_session(&packet, 0);
-	if (!session && !is_opened) {
-		path_in(ctx, work, &packet);
+	if (!session && !is_opened && path_in(ctx, work, &packet))
 		session = find_session(&packet, 0);
-	}
 	if (!session)
 		goto other;
 	begin(work, session, GRAFT_RX, 0);

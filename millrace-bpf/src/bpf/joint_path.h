@@ -224,8 +224,8 @@ static __noinline int path_restore(struct xdp_md *ctx, const struct graft_work *
 	return bpf_xdp_store_bytes(ctx, at, &check, sizeof(check));
 }
 
-/* What came by another path than the first has its session's addresses then. It is not believed yet. */
-static __always_inline void path_in(struct xdp_md *ctx, struct graft_work *work, struct udp_packet *packet)
+/* What came by another path than the first has its session's addresses then. It is not believed yet. 0: it came by none. */
+static __always_inline int path_in(struct xdp_md *ctx, struct graft_work *work, struct udp_packet *packet)
 {
 	struct joint_key key = {.local_port = packet->destination_port, .remote_port = packet->source_port};
 	struct joint_path_in *in;
@@ -234,10 +234,11 @@ static __always_inline void path_in(struct xdp_md *ctx, struct graft_work *work,
 	__builtin_memcpy(key.remote, packet->source, sizeof(key.remote));
 	in = bpf_map_lookup_elem(&path_keys, &key);
 	if (!in || in->ifindex != ctx->ingress_ifindex || path_restore(ctx, work, in))
-		return;
+		return 0;
 	work->path = in->path;
 	__builtin_memcpy(packet->destination, in->session.local, sizeof(packet->destination));
 	__builtin_memcpy(packet->source, in->session.remote, sizeof(packet->source));
+	return 1;
 }
 
 static __always_inline void path_came(const struct graft_work *work)

@@ -485,7 +485,7 @@ impl Joints {
         self.table.delete(key(ends)?.as_bytes()).map_err(Error::State)?;
         self.end_sealed(open.raw.index);
         if open.raw.paths != 0 {
-            self.end_paths(ends, open.raw.index)?;
+            self.end_paths(ends, open.raw.index, open.raw.paths)?;
         }
         let others = self.sessions.iter().filter(|(_, open)| is_strict(&open.raw));
         self.pairs.end(ends, others.map(|(ends, open)| (ends, open.raw.index)))

@@ -70,6 +70,15 @@ pub fn open_over(joints: &mut Joints, ends: Ends, functions: &[&str], protocol: 
     joints.open(session).unwrap_or_else(|error| panic!("{error}"));
 }
 
+/// Both ends of a session: its own, and the other.
+pub fn sides(ends: Ends, functions: &[&str], protocol: Protocol) -> [Joints; 2] {
+    [ends, other_side(&ends)].map(|ends| {
+        let mut joints = joints();
+        open_over(&mut joints, ends, functions, protocol);
+        joints
+    })
+}
+
 pub fn count(joints: &mut Joints, ends: &Ends, reason: Reason) -> u64 {
     let counts = joints.counts(ends).expect("counts");
     counts.into_iter().find(|(it, _)| *it == reason).map_or(0, |(_, count)| count)

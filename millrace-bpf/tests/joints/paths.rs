@@ -3,14 +3,14 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use millrace_bpf::graft::joint::{Ends, Joint, Path, Protocol, Reason};
+use millrace_bpf::graft::joint::{Ends, Joint, Joints, PATH_SESSIONS, Path, Protocol, Reason, Room};
 
 use crate::datagrams::{PASS_ON, REDIRECT, SHOT, XDP_DROP, XDP_PASS, datagram, v4, v6};
 use crate::frames::{reason, run};
 use crate::net::{check_frame, root};
 use crate::rings::with_two_queues;
 use crate::wire::{as_udp, on_the_wire};
-use crate::{count, joints, open, open_over, other_side};
+use crate::{count, joints, open, open_over, other_side, sides};
 
 /// Of a run without a network.
 const LOOPBACK: u32 = 1;
@@ -55,9 +55,7 @@ fn a_datagram_goes_by_each_path() {
     with_two_queues(|ifindex| {
         for (ends, over) in kinds() {
             let there = other_side(&ends);
-            let (mut sender, mut receiver) = (joints(), joints());
-            open_over(&mut sender, ends, &["number"], over);
-            open_over(&mut receiver, there, &["number"], over);
+            let [mut sender, mut receiver] = sides(ends, &["number"], over);
             let near = paths(&ends, [LOOPBACK, ifindex], [1, 1]);
             sender.set_paths(&ends, &near, false).expect("paths");
             let far = turned(paths(&ends, [ifindex, ifindex], [1, 1]));
@@ -97,9 +95,7 @@ fn a_path_lets_in_its_session_only() {
     with_two_queues(|ifindex| {
         for (ends, over) in kinds() {
             let there = other_side(&ends);
-            let (mut sender, mut receiver) = (joints(), joints());
-            open_over(&mut sender, ends, &["number"], over);
-            open_over(&mut receiver, there, &["number"], over);
+            let [mut sender, mut receiver] = sides(ends, &["number"], over);
             sender.set_paths(&ends, &paths(&ends, [LOOPBACK, ifindex], [0, 1]), false).expect("paths");
             let far = turned(paths(&ends, [ifindex, ifindex], [1, 1]));
             receiver.set_paths(&there, &far, false).expect("paths");
@@ -175,6 +171,35 @@ fn what_has_no_path_is_counted() {
     assert!(refused.contains("paths of a session"), "{refused}");
 }
 
+/// An interface that comes again has another number. What has been counted goes on, and as many sessions have paths as may.
+#[test]
+fn paths_of_a_session_change() {
+    if !root("paths_of_a_session_change") {
+        return;
+    }
+    let room = Room { sessions: 128, ..Room::default() };
+    let mut sender = Joints::load_for(room).expect("joints");
+    let ends: Vec<_> = (0..PATH_SESSIONS as u16 + 1)
+        .map(|at| Ends { local: (v4().local.ip(), 6000 + at).into(), remote: v4().remote })
+        .collect();
+    ends.iter().for_each(|ends| open(&mut sender, *ends, &[]));
+    let (last, all) = ends.split_last().expect("some");
+    let of = |ends: &Ends, other| paths(ends, [LOOPBACK, other], [0, 1]);
+    all.iter().for_each(|ends| sender.set_paths(ends, &of(ends, LOOPBACK), false).expect("paths"));
+    let refused = sender.set_paths(last, &of(last, LOOPBACK), false).expect_err("one too many").to_string();
+    assert!(refused.contains("sessions with paths"), "{refused}");
+    let first = &all[0];
+    run(&sender, Joint::Tx, &datagram(first, b"by the second"));
+    for other in [0, LOOPBACK] {
+        sender.set_paths(first, &of(first, other), false).expect("the same with another number");
+        assert_eq!(sender.path_counts(first).expect("counts")[1].sent, 1);
+    }
+    // One whose interface is not there leaves nothing either, and makes room.
+    sender.set_paths(first, &of(first, 0), false).expect("without the interface");
+    sender.close(first).expect("closed");
+    sender.set_paths(last, &of(last, LOOPBACK), false).expect("room");
+}
+
 /// What a path is about to bring is neither asked for nor lost.
 #[test]
 fn what_another_path_may_bring_is_not_missing() {
@@ -187,9 +212,7 @@ fn what_another_path_may_bring_is_not_missing() {
     with_two_queues(|ifindex| {
         let (ends, there) = (v4(), other_side(&v4()));
         loop {
-            let (mut sender, mut receiver) = (joints(), joints());
-            open(&mut sender, ends, &["number"]);
-            open(&mut receiver, there, &["number"]);
+            let [mut sender, mut receiver] = sides(ends, &["number"], Protocol::Udp);
             sender.set_paths(&ends, &paths(&ends, [LOOPBACK, ifindex], [1, 1]), false).expect("paths");
             let far = turned(paths(&ends, [ifindex, ifindex], [1, 1]));
             receiver.set_paths(&there, &far, false).expect("paths");

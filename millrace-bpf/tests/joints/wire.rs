@@ -1,13 +1,13 @@
 //! Datagrams over IP protocol 253, one at a time: what is on the wire, what becomes of it, and what is left alone. What functions make
 //! of a path over either protocol is in `traffic.rs` and `sealed.rs`.
 
-use millrace_bpf::graft::joint::{Ends, FRAME_BYTES, Joint, Joints, Protocol, Reason, Word};
+use millrace_bpf::graft::joint::{FRAME_BYTES, Joint, Protocol, Reason, Word};
 
 use crate::datagrams::{ETHERNET, PASS_ON, REDIRECT, SHOT, XDP_DROP, XDP_PASS, datagram, v4, v6};
 use crate::frames::{framed, reason, run};
 use crate::net::{check_frame, root};
 use crate::sealed::{Cipher, odd, pair_over};
-use crate::{counted, ends, joints, open, open_over, other_side};
+use crate::{counted, ends, joints, open, open_over, other_side, sides};
 
 const UDP: u8 = 17;
 const IP253: u8 = 253;
@@ -73,14 +73,6 @@ fn behind_options(frame: &[u8], options: usize) -> Vec<u8> {
     longer
 }
 
-fn sides(ends: Ends, functions: &[&str]) -> [Joints; 2] {
-    [ends, other_side(&ends)].map(|ends| {
-        let mut joints = joints();
-        open_over(&mut joints, ends, functions, Protocol::Ip253);
-        joints
-    })
-}
-
 /// By both ways in: XDP makes UDP of it, and TC where XDP was not there.
 #[test]
 fn a_datagram_comes_out_as_it_went_in() {
@@ -90,7 +82,7 @@ fn a_datagram_comes_out_as_it_went_in() {
     for ends in [v4(), v6()] {
         let there = other_side(&ends);
         for functions in [&[][..], &["number", "order"], &["number", "repair"]] {
-            let [sender, mut receiver] = sides(ends, functions);
+            let [sender, mut receiver] = sides(ends, functions, Protocol::Ip253);
             let mut by_udp = joints();
             open(&mut by_udp, ends, functions);
             for len in [1, 2, 3, 17, 100, 1000, 1437] {
@@ -148,7 +140,7 @@ fn it_is_the_same_datagram_however_it_was_carried() {
     }
     for ends in [v4(), v6()] {
         let there = other_side(&ends);
-        let [sender, mut receiver] = sides(ends, &[]);
+        let [sender, mut receiver] = sides(ends, &[], Protocol::Ip253);
         let plain = datagram(&ends, b"payload");
         let good = framed(&sender, &ends, b"payload");
         let at = ETHERNET + ip_bytes(&good);
@@ -185,7 +177,7 @@ fn sessions_take_their_own_protocol_only() {
     }
     for ends in [v4(), v6()] {
         let there = other_side(&ends);
-        let [sender, receiver] = sides(ends, &["number"]);
+        let [sender, receiver] = sides(ends, &["number"], Protocol::Ip253);
         let (mut udp_sender, mut udp_receiver) = (joints(), joints());
         open(&mut udp_sender, ends, &["number"]);
         open(&mut udp_receiver, there, &["number"]);
@@ -258,7 +250,7 @@ fn nothing_passes_in_fragments() {
     }
     for ends in [v4(), v6()] {
         let there = other_side(&ends);
-        let [mut sender, mut receiver] = sides(ends, &["number"]);
+        let [mut sender, mut receiver] = sides(ends, &["number"], Protocol::Ip253);
         for frame in odd(&ends) {
             let (why, verdict, _) = reason(&mut sender, &ends, Joint::Tx, &frame);
             assert_eq!((why, verdict), (Reason::Fragment, SHOT));
@@ -282,7 +274,7 @@ fn forged_and_replayed_datagrams_change_nothing() {
         return;
     }
     let (near, far) = (v4(), other_side(&v4()));
-    let [sender, mut receiver] = sides(near, &["number", "repair"]);
+    let [sender, mut receiver] = sides(near, &["number", "repair"], Protocol::Ip253);
     let good = framed(&sender, &near, b"payload");
     let at = ETHERNET + 20;
     let before = receiver.progress(&far).expect("progress");
@@ -328,7 +320,7 @@ fn what_is_asked_for_is_sent_again() {
     }
     for ends in [v4(), v6()] {
         let there = other_side(&ends);
-        let [mut sender, receiver] = sides(ends, &["number", "repair"]);
+        let [mut sender, receiver] = sides(ends, &["number", "repair"], Protocol::Ip253);
         let mut by_udp = joints();
         open(&mut by_udp, ends, &["number", "repair"]);
         for len in [5, 200, 1201] {
@@ -353,7 +345,7 @@ fn random_frames_are_judged() {
     let mut random = fastrand::Rng::with_seed(253);
     for near in [v4(), v6()] {
         let far = other_side(&near);
-        let [_, mut receiver] = sides(near, &["number", "order", "repair"]);
+        let [_, mut receiver] = sides(near, &["number", "order", "repair"], Protocol::Ip253);
         for _ in 0..3000 {
             let payload: Vec<u8> = (0..random.usize(0..60)).map(|_| random.u8(..)).collect();
             let mut frame = on_the_wire(&datagram(&near, &payload));

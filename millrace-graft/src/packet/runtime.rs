@@ -447,6 +447,7 @@ impl Runtime {
             let graft = self.settings.graft(wanted.map_or("", |session| &session.graft))?.clone();
             live.agreement.begin(graft.list.id);
             live.begin(graft.clone());
+            live.routes.iter_mut().for_each(paths::Routes::begin_anew);
             self.joints.pause(ends)?;
             let totals = self.totals(ends)?;
             self.live.entry(*ends).and_modify(|live| live.begun = totals);

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 
 use super::super::Error;
+use super::super::rule::remove;
 use super::{Ends, Joints, bytes, intf, key};
 use crate::intf::Plain;
 use crate::object::write;
@@ -48,17 +49,20 @@ impl Joints {
     /// Has a session's packets go by these paths from now on: the first one has the addresses of its ends. What comes with the addresses
     /// of another, by its interface, is the session's. `is_redundant`: everything goes by all that have a weight.
     pub fn set_paths(&mut self, ends: &Ends, paths: &[Path], is_redundant: bool) -> Result<(), Error> {
+        let is_first = self.find(ends)?.raw.paths == 0;
         let others = self.sessions.values().filter(|open| open.raw.paths != 0).count();
         let (have, room) = (others + 1, PATH_SESSIONS);
-        if have > room {
+        if is_first && have > room {
             return Err(Error::Room { what: "sessions with paths", have, room });
         }
         if paths.len() > PATHS_MAX {
             return Err(Error::Room { what: "paths of a session", have: paths.len(), room: PATHS_MAX });
         }
-        let session = self.find(ends)?.raw.index;
-        let none = intf::PathCounts::default();
-        write(&self.paths.counts, "path_counts", &session.to_ne_bytes(), none.as_bytes())?;
+        // The other end knows what has come: later it goes on from there.
+        if is_first {
+            let (session, none) = (self.find(ends)?.raw.index, intf::PathCounts::default());
+            write(&self.paths.counts, "path_counts", &session.to_ne_bytes(), none.as_bytes())?;
+        }
         self.weigh_paths(ends, paths, is_redundant)?;
         for (number, path) in paths.iter().enumerate().skip(1) {
             let mut entry = intf::PathIn { ifindex: path.ifindex, path: number as u32, ..Default::default() };
@@ -94,16 +98,15 @@ impl Joints {
     }
 
     /// Of a session that is no more.
-    pub(super) fn end_paths(&self, ends: &Ends, index: u32) -> Result<(), Error> {
+    pub(super) fn end_paths(&self, ends: &Ends, index: u32, paths: u8) -> Result<(), Error> {
         let index = index.to_ne_bytes();
         let found = self.paths.paths.lookup(&index, MapFlags::ANY).map_err(Error::State)?;
         let Some(raw) = found.and_then(|bytes| intf::Paths::from_bytes(&bytes)) else { return Ok(()) };
         let own = key(ends)?;
-        for path in raw.each.iter().skip(1).filter_map(|raw| intf::Path::from_bytes(raw.as_flattened())) {
+        let each = raw.each.iter().take(usize::from(paths)).skip(1);
+        for path in each.filter_map(|raw| intf::Path::from_bytes(raw.as_flattened())) {
             let outside = intf::Key { local: path.local, remote: path.remote, ..own };
-            if path.ifindex != 0 {
-                self.paths.keys.delete(outside.as_bytes()).map_err(Error::State)?;
-            }
+            remove(&self.paths.keys, "path_keys", outside.as_bytes())?;
         }
         self.paths.paths.delete(&index).map_err(Error::State)?;
         self.paths.counts.delete(&index).map_err(Error::State)

@@ -21,19 +21,16 @@ pub(super) fn clear_mark(mark: u32) -> u32 {
     (mark ^ 1 << 31) & !7
 }
 
-/// Once by every path of the session.
+/// Once by every path of the session: a datagram from an address and port that a socket of somebody else may have. With the mark it is
+/// not framed again.
 pub(super) fn send_by_all(ends: &Ends, paths: u8, mark: u32, payload: &[u8]) -> io::Result<()> {
-    (0..u32::from(paths.max(1))).try_for_each(|path| send(ends, mark + path, payload))
-}
-
-/// Sends a datagram from an address and port that a socket of somebody else may have. With the mark it is not framed again.
-fn send(ends: &Ends, mark: u32, payload: &[u8]) -> io::Result<()> {
-    let socket = raw(ends)?;
-    setsockopt(&socket, sockopt::Mark, &mark)?;
+    let (socket, datagram) = (raw(ends)?, datagram(ends, payload));
     let without_port = |address: SocketAddr| SockaddrStorage::from(SocketAddr::new(address.ip(), 0));
     bind(socket.as_raw_fd(), &without_port(ends.local))?;
-    let datagram = datagram(ends, payload);
-    sendto(socket.as_raw_fd(), &datagram, &without_port(ends.remote), MsgFlags::empty())?;
+    for path in 0..u32::from(paths.max(1)) {
+        setsockopt(&socket, sockopt::Mark, &(mark + path))?;
+        sendto(socket.as_raw_fd(), &datagram, &without_port(ends.remote), MsgFlags::empty())?;
+    }
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 //! Sessions with several paths: which of them carry how much, by what both ends say of them.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use millrace_bpf::graft::joint::{self, Ends, PATHS_MAX};
@@ -23,6 +24,15 @@ pub(super) struct Routes {
     passed: u64,
     busy_until: Duration,
     says: Duration,
+}
+
+/// Numbers of those that are there, by their names.
+type Interfaces = BTreeMap<String, u32>;
+
+/// Of all that paths may have.
+fn interfaces(settings: &Settings) -> Interfaces {
+    let number = |name: &String| Some((name.clone(), if_nametoindex(name.as_str()).ok()?));
+    settings.interfaces.iter().filter_map(number).collect()
 }
 
 /// Sessions that have paths.
@@ -59,7 +69,7 @@ pub(super) fn check(settings: &Settings) -> Result<(), Error> {
 }
 
 impl Routes {
-    fn new(settings: &Paths) -> Self {
+    fn new(settings: &Paths, interfaces: &Interfaces) -> Self {
         let mut routes = Self {
             settings: settings.clone(),
             each: Vec::new(),
@@ -68,14 +78,19 @@ impl Routes {
             busy_until: Duration::ZERO,
             says: Duration::ZERO,
         };
-        routes.each = routes.current();
+        routes.each = routes.current(interfaces);
         routes
     }
 
+    /// The other daemon was started anew, and counts from the beginning.
+    pub fn begin_anew(&mut self) {
+        self.balance = Balance::new(self.each.len());
+    }
+
     /// Interfaces come and go. One that is not there has no number, and carries nothing.
-    fn current(&self) -> Vec<joint::Path> {
+    fn current(&self, interfaces: &Interfaces) -> Vec<joint::Path> {
         let path = |(path, weight): (&super::super::settings::Path, u32)| {
-            let ifindex = if_nametoindex(path.interface.as_str()).unwrap_or_default();
+            let ifindex = interfaces.get(&path.interface).copied().unwrap_or_default();
             let weight = match (ifindex, self.settings.is_redundant) {
                 (0, _) => 0,
                 (_, true) => WEIGHT_MOST,
@@ -108,7 +123,7 @@ impl Runtime {
     pub(super) fn begin_paths(&mut self, ends: &Ends) -> Result<(), Error> {
         let Some(live) = self.live.get_mut(ends) else { return Ok(()) };
         let Some(paths) = &live.session.paths else { return Ok(()) };
-        let routes = Routes::new(paths);
+        let routes = Routes::new(paths, &interfaces(&self.settings));
         self.joints.set_paths(ends, &routes.each, routes.settings.is_redundant)?;
         live.routes = Some(routes);
         Ok(())
@@ -120,20 +135,21 @@ impl Runtime {
             return Ok(());
         }
         self.looked_at_paths = now;
+        let interfaces = interfaces(&self.settings);
         for ends in self.pathed.clone() {
-            self.look_at_paths_of(&ends, now)?;
+            self.look_at_paths_of(&ends, now, &interfaces)?;
         }
         Ok(())
     }
 
-    fn look_at_paths_of(&mut self, ends: &Ends, now: Duration) -> Result<(), Error> {
+    fn look_at_paths_of(&mut self, ends: &Ends, now: Duration, interfaces: &Interfaces) -> Result<(), Error> {
         let Some(routes) = self.live.get_mut(ends).and_then(|live| live.routes.as_mut()) else {
             return Ok(());
         };
         let counts = self.joints.path_counts(ends)?;
         let round_trip = self.joints.progress(ends)?.round_trip;
         routes.balance.look(now, round_trip, &counts.map(|count| count.sent));
-        let current = routes.current();
+        let current = routes.current(interfaces);
         if current != routes.each {
             let same = |(old, new): (&joint::Path, &joint::Path)| old.ifindex == new.ifindex;
             let is_redundant = routes.settings.is_redundant;

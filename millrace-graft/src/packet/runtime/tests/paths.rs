@@ -6,6 +6,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 
 use super::*;
 use crate::packet::PathStatus;
+use crate::packet::paths::WEIGHT_MOST;
 
 const LISTS: &str = r#"
     interface = ["eth", "eth2"]
@@ -214,12 +215,26 @@ fn two_paths_carry_a_session() {
         "protocol = \"253\"\nclear = true",
     ] {
         let mut traffic = Traffic::new(&hosts, &sockets, line);
-        traffic.all(1000);
-        let paths = paths_of(&mut traffic.runtimes[0]);
-        assert_eq!(paths[0].interface, "eth", "the session's own is the first");
-        assert!(paths.iter().all(|path| path.sent >= 300 && path.weight > 0), "{line}: {paths:?}");
-        let there = paths_of(&mut traffic.runtimes[1]);
-        assert!(there.iter().all(|path| path.came >= 300), "{line}: {there:?}");
+        // A machine that is busy with something else may take a path for cut: as many are asked of each where both carried all they could.
+        let begin = Instant::now();
+        loop {
+            let before = traffic.runtimes.each_mut().map(paths_of);
+            let sent = traffic.sent;
+            traffic.all(sent + 1000);
+            let after = traffic.runtimes.each_mut().map(paths_of);
+            let is_whole = |path: &PathStatus| path.is_up && path.weight == WEIGHT_MOST;
+            if [&before[0], &after[0]].into_iter().flatten().all(is_whole) {
+                assert_eq!(after[0][0].interface, "eth", "the session's own is the first");
+                let [sent, came] = [0, 1].map(|side| {
+                    let pairs = before[side].iter().zip(&after[side]);
+                    let more = pairs.map(|(old, new)| [new.sent - old.sent, new.came - old.came][side]);
+                    more.collect::<Vec<_>>()
+                });
+                assert!(sent.iter().chain(&came).all(|more| *more >= 300), "{line}: {sent:?} {came:?}");
+                break;
+            }
+            assert!(begin.elapsed() < LONG, "{line}: {after:?}");
+        }
     }
 }
 
@@ -245,6 +260,28 @@ fn a_path_that_is_cut_is_left_and_taken_again() {
         let sent = traffic.sent;
         traffic.all(sent + 500);
     }
+}
+
+/// It counts from the beginning then, and what it says is believed nevertheless.
+#[test]
+fn a_path_that_is_cut_is_left_after_the_other_daemon_was_started_anew() {
+    let Some(hosts) = Twofold::new("other-anew") else { return };
+    let sockets = hosts.site.sockets();
+    let mut traffic = Traffic::new(&hosts, &sockets, "clear = true");
+    traffic.all(500);
+    let [near, far] = traffic.runtimes;
+    drop(far);
+    let settings = two_paths(1, "clear = true");
+    let far = hosts.site.inside(1, || Runtime::start(settings)).expect("a runtime");
+    traffic.runtimes = [near, far];
+    traffic.until(|it| it.runtimes.iter().all(Runtime::is_open) && it.are_up(2));
+    hosts.cut("eth2");
+    traffic.until(|it| {
+        it.send(u32::MAX);
+        !paths_of(&mut it.runtimes[0])[1].is_up
+    });
+    let paths = paths_of(&mut traffic.runtimes[0]);
+    assert_eq!((paths[0].is_up, paths[1].weight), (true, 0), "{paths:?}");
 }
 
 /// With the session's own addresses on an interface of their own, neither cable is anything special: the host need not find the other
