@@ -139,14 +139,9 @@ impl Monitor {
             }
             let (delivered, lost) = (socket.delivered_packets, socket.lost_packets);
             let counted = Counted { delivered, lost, is_missed: false };
-            let Counted { delivered, lost, .. } =
-                self.counted.insert(socket.cookie, counted).unwrap_or_default();
+            let before = self.counted.insert(socket.cookie, counted).unwrap_or_default();
             let peer = self.peers.entry(socket.remote.ip()).or_default();
-            // The kernel's counters wrap.
-            peer.delivered += u64::from(socket.delivered_packets.wrapping_sub(delivered));
-            peer.lost += u64::from(socket.lost_packets.wrapping_sub(lost));
-            peer.reordering = peer.reordering.max(socket.reordering_packets);
-            peer.seen_s = now_s;
+            peer.count(&socket, &before, now_s);
             peer.latest.push(socket);
         }
         self.peers.values_mut().filter(|peer| !peer.latest.is_empty()).for_each(Peer::sum_up);
@@ -159,12 +154,9 @@ impl Monitor {
             return;
         }
         self.now_s = self.now_s.max(now_s);
-        let Counted { delivered, lost, .. } = self.counted.remove(&socket.cookie).unwrap_or_default();
+        let before = self.counted.remove(&socket.cookie).unwrap_or_default();
         let peer = self.peers.entry(socket.remote.ip()).or_default();
-        peer.delivered += u64::from(socket.delivered_packets.wrapping_sub(delivered));
-        peer.lost += u64::from(socket.lost_packets.wrapping_sub(lost));
-        peer.reordering = peer.reordering.max(socket.reordering_packets);
-        peer.seen_s = now_s;
+        peer.count(&socket, &before, now_s);
         peer.latest.retain(|other| other.cookie != socket.cookie);
         peer.rtt_min_us = peer.rtt_min_us.into_iter().chain(socket.rtt_min_us).min();
         if peer.latest.is_empty() {
@@ -239,6 +231,14 @@ impl Monitor {
 }
 
 impl Peer {
+    /// What a socket has counted since. The kernel's counters wrap.
+    fn count(&mut self, socket: &Socket, before: &Counted, now_s: u64) {
+        self.delivered += u64::from(socket.delivered_packets.wrapping_sub(before.delivered));
+        self.lost += u64::from(socket.lost_packets.wrapping_sub(before.lost));
+        self.reordering = self.reordering.max(socket.reordering_packets);
+        self.seen_s = now_s;
+    }
+
     fn sum_up(&mut self) {
         let sockets = &self.latest;
         self.rtt_min_us = sockets.iter().filter_map(|socket| socket.rtt_min_us).chain(self.rtt_min_us).min();

@@ -116,15 +116,8 @@ struct graft_connection {
 	__u8 pad;
 };
 
-/* One socket as sockets_read writes it. */
-struct graft_socket {
-	__u32 local[4]; /* as in a rule */
-	__u32 remote[4];
-	__u64 cookie;
-	__u64 bytes_acked;
-	__u16 local_port; /* host order */
-	__u16 remote_port;
-	__u32 state;
+/* What TCP knows of a path. */
+struct graft_figures {
 	__u32 rtt_min_us; /* 0: not known */
 	__u32 srtt_us;
 	__u32 rttvar_us;
@@ -135,6 +128,18 @@ struct graft_socket {
 	__u32 reordering_packets;
 	__u32 rate_packets; /* delivered in rate_interval_us; 0: not known */
 	__u32 rate_interval_us;
+};
+
+/* One socket as sockets_read writes it. */
+struct graft_socket {
+	__u32 local[4]; /* as in a rule */
+	__u32 remote[4];
+	__u64 cookie;
+	__u64 bytes_acked;
+	__u16 local_port; /* host order */
+	__u16 remote_port;
+	__u32 state;
+	struct graft_figures figures;
 	char congestion[GRAFT_NAME_BYTES];
 };
 
@@ -179,17 +184,8 @@ struct graft_told {
 	__u8 explored;
 	__u8 pad;
 	__u32 rule;
-	__u32 serial;	  /* 0: nothing was chosen yet */
-	__u32 rtt_min_us; /* these as of a graft_socket */
-	__u32 srtt_us;
-	__u32 rttvar_us;
-	__u32 mss_bytes;
-	__u32 delivered_packets;
-	__u32 lost_packets;
-	__u32 reordering_packets;
-	__u32 rate_packets;
-	__u32 rate_interval_us;
-	__u32 cwnd_packets;
+	__u32 serial; /* 0: nothing was chosen yet */
+	struct graft_figures figures;
 	char congestion[GRAFT_NAME_BYTES]; /* that was wanted; empty: the socket's own */
 	char command[CALLER_NAME_BYTES];   /* that has connected; empty: not known */
 };

@@ -99,16 +99,16 @@ static __always_inline void tell_figures(struct bpf_sock_ops *ctx, struct bpf_so
 	it->busy_jiffies = tp->chrono_stat[0] + tp->chrono_stat[1] + tp->chrono_stat[2];
 	if (BPF_CORE_READ_BITFIELD(tp, chrono_type))
 		it->busy_jiffies += now - tp->chrono_start;
-	it->rttvar_us = tp->mdev_us >> 2;
-	it->lost_packets = tp->lost;
-	it->reordering_packets = tp->reordering;
-	it->rtt_min_us = ctx->rtt_min == ~0U ? 0 : ctx->rtt_min;
-	it->srtt_us = ctx->srtt_us >> 3;
-	it->mss_bytes = ctx->mss_cache;
-	it->cwnd_packets = ctx->snd_cwnd;
-	it->delivered_packets = tp->delivered;
-	it->rate_packets = ctx->rate_delivered;
-	it->rate_interval_us = ctx->rate_interval_us;
+	it->figures.rttvar_us = tp->mdev_us >> 2;
+	it->figures.lost_packets = tp->lost;
+	it->figures.reordering_packets = tp->reordering;
+	it->figures.rtt_min_us = ctx->rtt_min == ~0U ? 0 : ctx->rtt_min;
+	it->figures.srtt_us = ctx->srtt_us >> 3;
+	it->figures.mss_bytes = ctx->mss_cache;
+	it->figures.cwnd_packets = ctx->snd_cwnd;
+	it->figures.delivered_packets = tp->delivered;
+	it->figures.rate_packets = ctx->rate_delivered;
+	it->figures.rate_interval_us = ctx->rate_interval_us;
 	it->heard_jiffies = now - ((const struct inet_connection_sock *)tp)->icsk_ack.lrcvtime;
 }
 

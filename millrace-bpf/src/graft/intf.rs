@@ -79,6 +79,19 @@ mirror!(Choice = "graft_choice" {
     other: [u8; NAME_BYTES],
 });
 
+mirror!(Figures = "graft_figures" {
+    rtt_min_us: u32,
+    srtt_us: u32,
+    rttvar_us: u32,
+    mss_bytes: u32,
+    cwnd_packets: u32,
+    delivered_packets: u32,
+    lost_packets: u32,
+    reordering_packets: u32,
+    rate_packets: u32,
+    rate_interval_us: u32,
+});
+
 mirror!(Told = "graft_told" {
     local: [u8; 16],
     remote: [u8; 16],
@@ -99,16 +112,7 @@ mirror!(Told = "graft_told" {
     pad: u8,
     rule: u32,
     serial: u32,
-    rtt_min_us: u32,
-    srtt_us: u32,
-    rttvar_us: u32,
-    mss_bytes: u32,
-    delivered_packets: u32,
-    lost_packets: u32,
-    reordering_packets: u32,
-    rate_packets: u32,
-    rate_interval_us: u32,
-    cwnd_packets: u32,
+    figures: Figures,
     congestion: [u8; NAME_BYTES],
     command: [u8; caller::NAME_BYTES],
 });
@@ -121,16 +125,7 @@ mirror!(Socket = "graft_socket" {
     local_port: u16,
     remote_port: u16,
     state: u32,
-    rtt_min_us: u32,
-    srtt_us: u32,
-    rttvar_us: u32,
-    mss_bytes: u32,
-    cwnd_packets: u32,
-    delivered_packets: u32,
-    lost_packets: u32,
-    reordering_packets: u32,
-    rate_packets: u32,
-    rate_interval_us: u32,
+    figures: Figures,
     congestion: [u8; NAME_BYTES],
 });
 
@@ -159,7 +154,7 @@ mod tests {
         );
         assert_layouts(
             "graft_sockets.bpf.o",
-            &[Rule::LAYOUT, Socket::LAYOUT, Change::LAYOUT, Changed::LAYOUT],
+            &[Rule::LAYOUT, Figures::LAYOUT, Socket::LAYOUT, Change::LAYOUT, Changed::LAYOUT],
         );
     }
 

@@ -92,25 +92,39 @@ impl Sockets {
 
 impl From<intf::Socket> for Socket {
     fn from(raw: intf::Socket) -> Self {
+        let local = SocketAddr::new(address(raw.local), raw.local_port);
+        let remote = SocketAddr::new(address(raw.remote), raw.remote_port);
+        Self::of([local, remote], raw.cookie, &raw.congestion, raw.bytes_acked, &raw.figures)
+    }
+}
+
+impl Socket {
+    pub(super) fn of(
+        [local, remote]: [SocketAddr; 2],
+        cookie: u64,
+        congestion: &[u8; intf::NAME_BYTES],
+        bytes_acked: u64,
+        figures: &intf::Figures,
+    ) -> Self {
         Self {
-            local: SocketAddr::new(address(raw.local), raw.local_port),
-            remote: SocketAddr::new(address(raw.remote), raw.remote_port),
-            cookie: raw.cookie,
-            congestion: text(&raw.congestion),
-            bytes_acked: raw.bytes_acked,
-            rtt_min_us: (raw.rtt_min_us != 0).then_some(raw.rtt_min_us),
-            srtt_us: raw.srtt_us,
-            rttvar_us: raw.rttvar_us,
-            cwnd_packets: raw.cwnd_packets,
-            delivered_packets: raw.delivered_packets,
-            lost_packets: raw.lost_packets,
-            reordering_packets: raw.reordering_packets,
-            delivery_rate: rate(raw.rate_packets, raw.mss_bytes, raw.rate_interval_us),
+            local,
+            remote,
+            cookie,
+            congestion: text(congestion),
+            bytes_acked,
+            rtt_min_us: (figures.rtt_min_us != 0).then_some(figures.rtt_min_us),
+            srtt_us: figures.srtt_us,
+            rttvar_us: figures.rttvar_us,
+            cwnd_packets: figures.cwnd_packets,
+            delivered_packets: figures.delivered_packets,
+            lost_packets: figures.lost_packets,
+            reordering_packets: figures.reordering_packets,
+            delivery_rate: rate(figures.rate_packets, figures.mss_bytes, figures.rate_interval_us),
         }
     }
 }
 
 /// Bytes per second of packets that were delivered in some time.
-pub(super) fn rate(packets: u32, mss_bytes: u32, interval_us: u32) -> Option<u64> {
+fn rate(packets: u32, mss_bytes: u32, interval_us: u32) -> Option<u64> {
     (u64::from(packets) * u64::from(mss_bytes) * 1_000_000).checked_div(u64::from(interval_us))
 }

@@ -7,7 +7,7 @@ use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
 
 use super::events::Events;
 use super::rule::{Side, address, name, remove, text, words};
-use super::sockets::{Socket, rate};
+use super::sockets::Socket;
 use super::{Error, intf, namespace};
 use crate::intf::Plain;
 use crate::object::{Loaded, write};
@@ -173,21 +173,7 @@ fn told(raw: &intf::Told, here: u64, tick: Option<Duration>) -> Option<Told> {
         received: raw.received,
         busy: tick.map(|tick| tick.saturating_mul(raw.busy_jiffies).min(duration)),
         heard: since_heard.filter(|_| raw.received > 0).map(|since| duration.saturating_sub(since)),
-        socket: Socket {
-            local,
-            remote,
-            cookie: raw.cookie,
-            congestion: text(&raw.congestion),
-            bytes_acked: raw.sent,
-            rtt_min_us: (raw.rtt_min_us != 0).then_some(raw.rtt_min_us),
-            srtt_us: raw.srtt_us,
-            rttvar_us: raw.rttvar_us,
-            cwnd_packets: raw.cwnd_packets,
-            delivered_packets: raw.delivered_packets,
-            lost_packets: raw.lost_packets,
-            reordering_packets: raw.reordering_packets,
-            delivery_rate: rate(raw.rate_packets, raw.mss_bytes, raw.rate_interval_us),
-        },
+        socket: Socket::of([local, remote], raw.cookie, &raw.congestion, raw.sent, &raw.figures),
     })
 }
 
