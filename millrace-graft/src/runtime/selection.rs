@@ -134,9 +134,10 @@ impl Selection {
     pub fn renew(&mut self, settings: &Settings) {
         if !is_same(self.model.as_ref(), settings.model.as_ref()) {
             self.online = Online::new(self.plain.clone(), CHOICES);
-            self.model.clone_from(&settings.model);
             self.generation = self.generation.wrapping_add(1);
         }
+        // Where it is the same, too: one that is shared need not be compared.
+        self.model.clone_from(&settings.model);
         self.current.clear();
     }
 

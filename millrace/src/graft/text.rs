@@ -327,11 +327,9 @@ pub fn why(why: &Why, width: usize) -> String {
             line("downgrade", Some(what));
         }
     }
-    let mut rows = Vec::new();
-    why.chosen
-        .iter()
-        .for_each(|chosen| select_text::chosen(chosen, &mut |name, value| rows.push((name, value))));
-    rows.into_iter().for_each(|(name, value)| line(name, Some(value)));
+    for chosen in &why.chosen {
+        select_text::chosen(chosen, &mut |name, value| line(name, Some(value)));
+    }
     for it in &why.purposes {
         line("profile", Some(format!("of rule {}: {it}", it.rule)));
     }

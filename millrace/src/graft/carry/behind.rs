@@ -3,12 +3,12 @@
 //!
 //! At the other end, connections to servers behind it are made with the client's own address.
 
-use std::{io, net::SocketAddr, os::fd::AsFd as _, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use millrace_bpf::graft::gateway::{Ask, Flow};
 use millrace_proto::graft::{carry::frame::Reason, select::kind::Kind};
 use nix::sys::socket::{setsockopt, sockopt};
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::net::TcpStream;
 use tracing::debug;
 
 use super::{
@@ -133,8 +133,7 @@ pub async fn connect(hooks: &Hooks, client: SocketAddr, server: SocketAddr) -> i
 }
 
 async fn connect_from(hooks: &Hooks, client: SocketAddr, server: SocketAddr) -> io::Result<TcpStream> {
-    let socket = if server.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    hooks.exempt(socket.as_fd()).map_err(io::Error::other)?;
+    let socket = hooks.socket(server)?;
     setsockopt(&socket, sockopt::IpTransparent, &true)?;
     // The client's port may be that of several connections, to different servers.
     socket.set_reuseaddr(true)?;

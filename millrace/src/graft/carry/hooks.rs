@@ -2,8 +2,9 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
+    io,
     net::{IpAddr, SocketAddr},
-    os::fd::BorrowedFd,
+    os::fd::{AsFd as _, BorrowedFd},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -17,7 +18,7 @@ use millrace_bpf::graft::{
 };
 use millrace_graft::{Side, status::Sockmap};
 use parking_lot::Mutex;
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 
 use super::{
     hop::{WINDOW, Way},
@@ -153,6 +154,13 @@ impl Hooks {
             "a server cannot be avoided",
             self.state.lock().all().try_for_each(|hook| hook.avoid(server, time)),
         );
+    }
+
+    /// To connect from to an address of this family, past the hooks.
+    pub fn socket(&self, to: SocketAddr) -> io::Result<TcpSocket> {
+        let socket = if to.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        self.exempt(socket.as_fd()).map_err(io::Error::other)?;
+        Ok(socket)
     }
 
     /// Before it connects.

@@ -60,15 +60,11 @@ impl Way {
     pub fn gave(&mut self, bytes: usize) {
         self.room = self.room.saturating_sub(bytes as u64);
     }
-
-    /// It goes by TCP from now on, but what is on its way.
-    pub fn leave(&self) {
-        let _ = self.hop.leave(self.ends);
-    }
 }
 
 impl Drop for Way {
+    /// It goes by TCP from now on, but what is on its way.
     fn drop(&mut self) {
-        self.leave();
+        let _ = self.hop.leave(self.ends);
     }
 }

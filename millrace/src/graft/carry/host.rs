@@ -219,8 +219,7 @@ fn bound<'a>(
     server: SocketAddr,
     client: SocketAddr,
 ) -> anyhow::Result<(TcpSocket, Shown<'a>)> {
-    let socket = if server.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    context.hooks.exempt(std::os::fd::AsFd::as_fd(&socket))?;
+    let socket = context.hooks.socket(server)?;
     let is_shown = |broker| context.hooks.is_shown(Guest { broker, server_port: server.port() });
     // From the server's own port it would be a connection to itself where nobody listens.
     context.ports.bind(&socket, server.ip(), |at| at == server || is_shown(at)).context("no port")?;

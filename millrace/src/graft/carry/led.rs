@@ -1,6 +1,6 @@
 //! Connections of this host's applications that the kernel has led here.
 
-use std::{io, net::SocketAddr, os::fd::AsFd as _, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use millrace_bpf::graft::hook::Arrival;
@@ -10,7 +10,7 @@ use millrace_proto::graft::{
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional},
-    net::{TcpSocket, TcpStream},
+    net::TcpStream,
     time::timeout,
 };
 use tracing::debug;
@@ -230,9 +230,7 @@ async fn copy_all(local: &mut TcpStream, remote: &mut TcpStream) -> io::Result<(
 }
 
 pub async fn connect(context: &Context, server: SocketAddr) -> io::Result<TcpStream> {
-    let socket = if server.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    context.hooks.exempt(socket.as_fd()).map_err(io::Error::other)?;
-    let remote = timeout(PATIENCE, socket.connect(server)).await??;
+    let remote = timeout(PATIENCE, context.hooks.socket(server)?.connect(server)).await??;
     prepare(&remote)?;
     Ok(remote)
 }
@@ -242,7 +240,7 @@ pub async fn join(context: &Context, local: &mut TcpStream, remote: &mut TcpStre
     let done = match context.hooks.way(local) {
         None => copy_bidirectional(local, remote).await.map(drop),
         Some(way) => {
-            way.leave();
+            drop(way);
             copy_all(local, remote).await
         }
     };

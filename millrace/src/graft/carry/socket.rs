@@ -193,12 +193,9 @@ impl Reading {
     /// Nothing has come that was not taken, and the other end has not ended it.
     pub fn is_quiet(&self) -> bool {
         let nothing = |error: &io::Error| error.kind() == io::ErrorKind::WouldBlock;
-        self.is_between() && self.socket.stream.try_read(&mut [0]).is_err_and(|error| nothing(&error))
-    }
-
-    /// All that came was taken, and was whole.
-    pub fn is_between(&self) -> bool {
-        self.read.is_empty() && self.ready.is_empty()
+        self.read.is_empty()
+            && self.ready.is_empty()
+            && self.socket.stream.try_read(&mut [0]).is_err_and(|error| nothing(&error))
     }
 
     /// Some more, all before was taken; it may be less than a record. May be cancelled.

@@ -21,6 +21,7 @@ use super::{
     listeners::{Listeners, canonical},
     meter::Meter,
     pump::{Ended, Pump, prepare},
+    said,
     stream::Stream,
     syn::Wire,
     watch::Seen,
@@ -84,9 +85,7 @@ impl Strict {
     }
 
     fn forget(&self, ask: &Ask) {
-        if let Err(error) = self.hold.forget(ask.from) {
-            warn!("what is known of a SYN cannot be taken from the kernel: {error}");
-        }
+        said("what is known of a SYN cannot be taken from the kernel", self.hold.forget(ask.from));
     }
 }
 
