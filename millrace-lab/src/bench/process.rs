@@ -1,15 +1,20 @@
 //! Processes of a measurement: started in a node of the lab, output kept in files, ended with the handle.
 
 use std::fs::{self, File};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
+use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 const POLL: Duration = Duration::from_millis(20);
+/// Between two looks at whether a process is still there that is to connect.
+const LOOK_MS: u8 = 200;
 /// How long a process may take to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(2);
 /// How long one may take to end, and to say what it has, after SIGINT.
@@ -92,6 +97,21 @@ impl Process {
             std::thread::sleep(POLL);
         }
         Ok(())
+    }
+
+    /// Takes a connection that it makes.
+    pub fn accept(&mut self, listener: &TcpListener, limit: Duration) -> anyhow::Result<TcpStream> {
+        let start = Instant::now();
+        while poll(&mut [PollFd::new(listener.as_fd(), PollFlags::POLLIN)], LOOK_MS)? == 0 {
+            self.check_runs()?;
+            ensure!(
+                start.elapsed() < limit,
+                "{}: no connection came within {limit:?}; {}",
+                self.name,
+                self.last_words()
+            );
+        }
+        Ok(listener.accept()?.0)
     }
 
     /// Waits for the process to end by itself, and returns its standard output.

@@ -40,6 +40,11 @@ pub fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
+/// Of a figure that each of them has; not a number without any.
+pub fn median_by<T>(items: &[T], figure: impl Fn(&T) -> f64) -> f64 {
+    Spread::by(items, figure).map_or(f64::NAN, |spread| spread.median)
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Spread {
     pub median: f64,
@@ -54,6 +59,11 @@ impl Spread {
         let min = values.iter().copied().fold(f64::INFINITY, f64::min);
         let max = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         Some(Self { median, min, max })
+    }
+
+    /// Of a figure that each of them has.
+    pub fn by<T>(items: &[T], figure: impl Fn(&T) -> f64) -> Option<Self> {
+        Self::of(&items.iter().map(figure).collect::<Vec<_>>())
     }
 }
 

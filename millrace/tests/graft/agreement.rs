@@ -10,13 +10,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use millrace_client::tls::Trust;
 use millrace_graft::status::{Nat, Peer, Status, Why};
 use millrace_proto::graft::message::{ALPN, Hash, Host, Message, Reason, Rule, Side, Statement, Verdict};
 use rustls::{
-    ClientConfig, ClientConnection, DigitallySignedStruct, SignatureScheme, StreamOwned,
-    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-    crypto::ring,
-    pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject as _},
+    ClientConnection, StreamOwned,
+    pki_types::{PrivateKeyDer, ServerName, pem::PemObject as _},
+    sign::{CertifiedKey, SingleCertAndKey},
 };
 
 use crate::site::{CLIENT, Daemon, LONG, PORT, SERVER, Site, congestion, inside, transfer, wait_for};
@@ -406,45 +406,6 @@ fn signed_graft(site: &Site) -> (String, String) {
     (identity, hex(pair.public_key().as_ref()))
 }
 
-/// Takes whoever it meets for a daemon.
-#[derive(Debug)]
-struct Anybody;
-
-impl ServerCertVerifier for Anybody {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        ring::default_provider().signature_verification_algorithms.supported_schemes()
-    }
-}
-
 pub type Tls = StreamOwned<ClientConnection, TcpStream>;
 
 fn pretend(site: &Site) -> Tls {
@@ -457,14 +418,9 @@ pub fn pretend_at(site: &Site, port: u16, alpn: &[u8]) -> Tls {
     let pair = rcgen::KeyPair::from_pem(&pem).unwrap();
     let certificate = rcgen::CertificateParams::new(["c".to_owned()]).unwrap().self_signed(&pair).unwrap();
     let key = PrivateKeyDer::from_pem_slice(pem.as_bytes()).unwrap();
-    let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_protocol_versions(&[&rustls::version::TLS13])
-        .unwrap()
-        .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Anybody))
-        .with_client_auth_cert(vec![certificate.der().clone()], key)
-        .unwrap();
-    config.alpn_protocols = vec![alpn.to_vec()];
+    let mut config = Trust::Anyone.client_config(&[alpn]).unwrap();
+    let own = CertifiedKey::from_der(vec![certificate.der().clone()], key, config.crypto_provider()).unwrap();
+    config.client_auth_cert_resolver = Arc::new(SingleCertAndKey::from(own));
     let name = ServerName::try_from("c").unwrap();
     let tcp = call(site, port);
     StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), tcp)

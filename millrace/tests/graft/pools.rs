@@ -46,8 +46,12 @@ fn wait_for_kind(daemon: &Daemon<'_>, kind: &str) {
     wait_for(kind, is_used);
 }
 
-fn has_mptcp() -> bool {
-    std::fs::read_to_string("/proc/sys/net/mptcp/enabled").is_ok_and(|text| text.trim() == "1")
+fn has_mptcp(test: &str) -> bool {
+    let has = std::fs::read_to_string("/proc/sys/net/mptcp/enabled").is_ok_and(|text| text.trim() == "1");
+    if !has {
+        println!("SKIP {test}: no MPTCP");
+    }
+    has
 }
 
 fn both_ends_see_each_other(kind: &str) {
@@ -86,11 +90,9 @@ fn by_tcp_both_ends_see_each_other_and_all_bytes() {
 
 #[test]
 fn by_mptcp_both_ends_see_each_other_and_all_bytes() {
-    if !has_mptcp() {
-        println!("SKIP by_mptcp_both_ends_see_each_other_and_all_bytes: no MPTCP");
-        return;
+    if has_mptcp("by_mptcp_both_ends_see_each_other_and_all_bytes") {
+        both_ends_see_each_other("mptcp");
     }
-    both_ends_see_each_other("mptcp");
 }
 
 /// A connection that was reset is not used again, and those after it are whole.
@@ -367,11 +369,9 @@ fn by_tcp_live_connections_move_between_addresses_of_a_peer() {
 
 #[test]
 fn by_mptcp_live_connections_move_between_addresses_of_a_peer() {
-    if !has_mptcp() {
-        println!("SKIP by_mptcp_live_connections_move_between_addresses_of_a_peer: no MPTCP");
-        return;
+    if has_mptcp("by_mptcp_live_connections_move_between_addresses_of_a_peer") {
+        live_connections_move_between_addresses("mptcp");
     }
-    live_connections_move_between_addresses("mptcp");
 }
 
 /// Ports that a host's connections to brokers have.
@@ -422,11 +422,9 @@ fn by_tcp_connections_that_are_swallowed_go_on_with_new_ones() {
 
 #[test]
 fn by_mptcp_connections_that_are_swallowed_go_on_with_new_ones() {
-    if !has_mptcp() {
-        println!("SKIP by_mptcp_connections_that_are_swallowed_go_on_with_new_ones: no MPTCP");
-        return;
+    if has_mptcp("by_mptcp_connections_that_are_swallowed_go_on_with_new_ones") {
+        connections_that_are_swallowed_go_on_with_new_ones("mptcp");
     }
-    connections_that_are_swallowed_go_on_with_new_ones("mptcp");
 }
 
 /// Until there is one; what comes is thrown away but for that.
@@ -458,6 +456,14 @@ fn say(to: &mut Tls, frame: &Frame) {
     let mut bytes = Vec::new();
     frame.encode(&mut bytes);
     to.write_all(&bytes).unwrap();
+}
+
+/// A broker that is none of ours, of this run, and has been greeted.
+fn greeted(site: &Site, run: u64) -> (Tls, Decoder) {
+    let (mut tls, mut decoder) = (pretend_at(site, CARRIERS, ALPN_ASKS), Decoder::default());
+    say(&mut tls, &Frame::Hello { run });
+    assert!(matches!(next_word(&mut tls, &mut decoder), Frame::Hello { .. }));
+    (tls, decoder)
 }
 
 /// A broker that is none of ours, and carries one connection by a pool's, as this version does.
@@ -507,18 +513,12 @@ fn what_is_resumed_before_the_server_was_reached_is_opened_once() {
         println!("SKIP what_is_resumed_before_the_server_was_reached_is_opened_once: no nft");
         return;
     }
-    let begin = || {
-        let (mut tls, mut decoder) = (pretend_at(&site, CARRIERS, ALPN_ASKS), Decoder::default());
-        say(&mut tls, &Frame::Hello { run: 7 });
-        assert!(matches!(next_word(&mut tls, &mut decoder), Frame::Hello { .. }));
-        (tls, decoder)
-    };
-    let (mut tls, _) = begin();
+    let (mut tls, _) = greeted(&site, 7);
     say(&mut tls, &Frame::Open(Open { id: 1, server: at(SERVER, PORT), client: at(CLIENT, 5000) }));
     say(&mut tls, &Frame::Data(b"once".to_vec().into()));
     wait_for("the connection", || (carry(&far).connections == 1).then_some(()));
     drop(tls);
-    let (mut tls, mut decoder) = begin();
+    let (mut tls, mut decoder) = greeted(&site, 7);
     say(&mut tls, &Frame::Resume { id: 1, received: 0 });
     // Later than it may take the broker to say that it knows nothing of it.
     thread::sleep(Duration::from_millis(200));
@@ -555,9 +555,7 @@ fn a_port_that_is_used_again_shows_the_next_client() {
     heard.sort_by_key(|frame| *frame == Frame::End);
     assert_eq!(heard, [Frame::Confirm { delivered: 1 }, Frame::End]);
     let open = |port: u16| {
-        let (mut next, mut more) = (pretend_at(&site, CARRIERS, ALPN_ASKS), Decoder::default());
-        say(&mut next, &Frame::Hello { run: port.into() });
-        assert!(matches!(next_word(&mut next, &mut more), Frame::Hello { .. }));
+        let (mut next, mut more) = greeted(&site, port.into());
         say(&mut next, &Frame::Open(Open { id: 2, server: at(SERVER, PORT), client: at(CLIENT, port) }));
         let answer = next_word(&mut next, &mut more);
         (next, answer)

@@ -245,6 +245,7 @@ fn past_tcp_what_is_not_carried_goes_in_place() {
             (verdict(&near, "led") > number).then_some(())
         });
     }
+    wait_for("ends", || (ended(&near, "done") >= 3).then_some(()));
     assert_eq!((ended(&far, "not-listed"), ended(&near, "done")), (3, 3), "{:?}", carry(&near));
     wait_for_none(&near);
 }

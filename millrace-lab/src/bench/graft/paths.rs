@@ -1,23 +1,21 @@
 //! `bench graft paths`: what a session carries by two paths, and for how long nothing comes when one of them is cut.
 
 use std::path::PathBuf;
-use std::thread;
 use std::time::Duration;
 
 use anyhow::ensure;
 use serde_json::{Value, json};
 
-use super::repair::datagrams::{Graft, Outcome, Pace, Run, Way};
-use super::two_links::{self, Links};
+use super::repair::datagrams::{Graft, Outcome, Pace, Run};
+use super::two_links::{Ends, Links, SECOND};
 use crate::bench::site::SUBSCRIBERS_LINK;
-use crate::bench::stats::Spread;
+use crate::bench::stats::{Spread, median_by};
 use crate::bench::table::{columns, write_json};
 use crate::bench::usage::warn_if_busy;
 use crate::lab::{Directions, Settings};
 use crate::progress::Progress;
 
 const FUNCTIONS: &[&str] = &["congestion", "window", "number", "repair", "acknowledge"];
-const SECOND: Way = Way { near: two_links::SECOND.near, far: two_links::SECOND.far };
 /// With headers and frame as long as TCP's packets.
 const BYTES: usize = 1400;
 
@@ -42,7 +40,7 @@ pub struct Args {
 #[derive(Clone, Copy)]
 struct Arm {
     name: &'static str,
-    ways: &'static [Way],
+    ways: &'static [Ends],
     session: &'static str,
     cut: Option<&'static str>,
 }
@@ -79,7 +77,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         }
     }
     drop(progress);
-    let one = median(&figures[0], |it| it.mbit_s);
+    let one = median_by(&figures[0], |it| it.mbit_s);
     let head = ["paths", "Mbit/s", "least", "most", "times one", "longest gap ms", "most"];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     lines.extend(ARMS.iter().zip(&figures).map(|(arm, figures)| arm.line(figures, one)));
@@ -100,17 +98,11 @@ impl Args {
         let graft = Graft { functions: FUNCTIONS, parameters, session: &session, ways: arm.ways };
         let sending = Duration::from_secs(self.seconds);
         let run = Run { pace: Pace::Window, bytes: BYTES, sending, grace: Duration::ZERO };
-        let outcome = thread::scope(|scope| {
-            let cutting = scope.spawn(|| -> anyhow::Result<()> {
-                let Some(link) = arm.cut else { return Ok(()) };
-                // The daemons take a moment to start.
-                thread::sleep(sending / 2 + Duration::from_secs(1));
-                Ok(site.link(link)?.change(Directions::Both, &Settings::parse("loss=100%")?)?)
-            });
-            let outcome = run.measure(&site, &graft);
-            cutting.join().map_err(|_| anyhow::anyhow!("it was not cut"))??;
-            outcome
-        })?;
+        let cut = || match arm.cut {
+            Some(link) => Ok(site.link(link)?.change(Directions::Both, &Settings::parse("loss=100%")?)?),
+            None => Ok(()),
+        };
+        let outcome = run.measure_and(&site, &graft, cut)?;
         let Outcome { wrong, received, .. } = outcome;
         ensure!(wrong == 0, "{}: {wrong} datagrams were not as they were sent, or came twice", arm.name);
         ensure!(received > 0, "{}: nothing came", arm.name);
@@ -119,21 +111,15 @@ impl Args {
     }
 }
 
-fn median(figures: &[Figures], of: impl Fn(&Figures) -> f64) -> f64 {
-    Spread::of(&figures.iter().map(of).collect::<Vec<_>>()).map_or(f64::NAN, |spread| spread.median)
-}
-
 impl Arm {
     fn line(&self, figures: &[Figures], one: f64) -> Vec<String> {
-        let rates: Vec<_> = figures.iter().map(|it| it.mbit_s).collect();
-        let rate = median(figures, |it| it.mbit_s);
-        let (least, most) =
-            (rates.iter().copied().fold(f64::MAX, f64::min), rates.iter().copied().fold(0.0, f64::max));
-        let gap = figures.iter().map(|it| it.gap_ms).fold(0.0, f64::max);
+        let rates = Spread::by(figures, |it| it.mbit_s);
+        let gaps = Spread::by(figures, |it| it.gap_ms);
         let mut line = vec![self.name.to_owned()];
-        line.extend([rate, least, most].map(|mbit| format!("{mbit:.1}")));
-        line.push(format!("{:.2}", rate / one));
-        line.extend([median(figures, |it| it.gap_ms), gap].map(|ms| format!("{ms:.0}")));
+        let (Some(rates), Some(gaps)) = (rates, gaps) else { return line };
+        line.extend([rates.median, rates.min, rates.max].map(|mbit| format!("{mbit:.1}")));
+        line.push(format!("{:.2}", rates.median / one));
+        line.extend([gaps.median, gaps.max].map(|ms| format!("{ms:.0}")));
         line
     }
 
@@ -145,7 +131,7 @@ impl Arm {
         let links = &args.links;
         json!({
             "paths": self.name, "protocol": args.protocol, "rate_mbit": links.rate_mbit, "rtt_ms": links.rtt_ms, "loss_percent": links.loss,
-            "seconds": args.seconds, "times_one": median(figures, |it| it.mbit_s) / one, "rounds": rounds,
+            "seconds": args.seconds, "times_one": median_by(figures, |it| it.mbit_s) / one, "rounds": rounds,
         })
     }
 }

@@ -4,7 +4,7 @@
 pub mod drain;
 
 use std::fs;
-use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use super::two_links::{Ends, FIRST, Links, SECOND};
 use crate::bench::at_once::at_once;
 use crate::bench::process::Process;
 use crate::bench::site::Site;
-use crate::bench::stats::Spread;
+use crate::bench::stats::{Spread, median_by};
 use crate::bench::table::{columns, write_json};
 use crate::bench::usage::warn_if_busy;
 use crate::lab::{Directions, Node, Settings};
@@ -118,7 +118,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     for (at, came) in done.into_iter().enumerate() {
         figures[at % ARMS.len()].push(came);
     }
-    let one = median(&figures[1], |it| it.mbit_s);
+    let one = median_by(&figures[1], |it| it.mbit_s);
     let head = ["way", "Mbit/s", "least", "most", "times one", "longest gap ms", "most"];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     lines.extend(ARMS.iter().zip(&figures).map(|(arm, figures)| arm.line(figures, one)));
@@ -178,7 +178,7 @@ impl Args {
             command = pair.client.cgroup.command(&command);
         }
         let mut client = Process::start("drain", command, site.directory())?;
-        let stream = accept(&listener, &mut client)?;
+        let stream = client.accept(&listener, GRACE)?;
         let sending = Duration::from_secs(self.seconds);
         let ending = stream.try_clone()?;
         thread::scope(|scope| {
@@ -194,18 +194,6 @@ impl Args {
             serde_json::from_str(said.trim()).with_context(|| format!("the client said {said:?}"))
         })
     }
-}
-
-fn accept(listener: &TcpListener, client: &mut Process) -> anyhow::Result<TcpStream> {
-    listener.set_nonblocking(true)?;
-    let mut came = None;
-    client.wait_until("its connection", GRACE, || {
-        came = listener.accept().ok().map(|(stream, _)| stream);
-        came.is_some()
-    })?;
-    let stream = came.context("no connection")?;
-    stream.set_nonblocking(false)?;
-    Ok(stream)
 }
 
 /// Both hosts, and their addresses on both links.
@@ -251,14 +239,10 @@ fn ip(node: &Node, arguments: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn median(figures: &[Figures], of: impl Fn(&Figures) -> f64) -> f64 {
-    Spread::of(&figures.iter().map(of).collect::<Vec<_>>()).map_or(f64::NAN, |spread| spread.median)
-}
-
 impl Arm {
     fn line(&self, figures: &[Figures], one: f64) -> Vec<String> {
-        let rates = Spread::of(&figures.iter().map(|it| it.mbit_s).collect::<Vec<_>>());
-        let gaps = Spread::of(&figures.iter().map(|it| it.drained.gap_ms).collect::<Vec<_>>());
+        let rates = Spread::by(figures, |it| it.mbit_s);
+        let gaps = Spread::by(figures, |it| it.drained.gap_ms);
         let mut line = vec![self.name.to_owned()];
         let (Some(rates), Some(gaps)) = (rates, gaps) else { return line };
         line.extend([rates.median, rates.min, rates.max].map(|mbit| format!("{mbit:.1}")));
@@ -273,7 +257,7 @@ impl Arm {
         let links = &args.links;
         json!({
             "way": self.name, "rate_mbit": links.rate_mbit, "rtt_ms": links.rtt_ms, "loss_percent": links.loss,
-            "seconds": args.seconds, "times_one": median(figures, |it| it.mbit_s) / one, "rounds": rounds,
+            "seconds": args.seconds, "times_one": median_by(figures, |it| it.mbit_s) / one, "rounds": rounds,
         })
     }
 }

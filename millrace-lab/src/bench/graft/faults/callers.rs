@@ -6,16 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use millrace_client::tls::Trust;
 use millrace_graft::identity::hex;
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn::{Endpoint, EndpointConfig, TokioRuntime};
 use rcgen::PublicKeyData as _;
 use ring::digest;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
-use rustls::{
-    ClientConfig, ClientConnection, DigitallySignedStruct, ServerConfig, ServerConnection, SignatureScheme,
-};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use rustls::{ClientConfig, ClientConnection, ServerConfig, ServerConnection};
 
 use super::Kind;
 
@@ -45,11 +44,10 @@ impl Identity {
     }
 
     fn client(&self, alpn: &[u8]) -> anyhow::Result<ClientConfig> {
-        let config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()));
-        let config = config.with_protocol_versions(&[&rustls::version::TLS13])?.dangerous();
-        let config = config.with_custom_certificate_verifier(Arc::new(Anybody));
-        let mut config = config.with_client_auth_cert(vec![self.certificate.clone()], self.private())?;
-        config.alpn_protocols = vec![alpn.to_vec()];
+        let mut config = Trust::Anyone.client_config(&[alpn])?;
+        let provider = config.crypto_provider();
+        let own = CertifiedKey::from_der(vec![self.certificate.clone()], self.private(), provider)?;
+        config.client_auth_cert_resolver = Arc::new(SingleCertAndKey::from(own));
         Ok(config)
     }
 
@@ -139,43 +137,4 @@ fn take_tcp(mut stream: TcpStream, config: Arc<ServerConfig>) {
     // An alert goes before it fails.
     while tls.complete_io(&mut stream).is_ok_and(|(read, _)| read > 0) {}
     let _ = tls.write_tls(&mut stream);
-}
-
-/// Takes whoever it meets.
-#[derive(Debug)]
-struct Anybody;
-
-impl ServerCertVerifier for Anybody {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        rustls::crypto::ring::default_provider().signature_verification_algorithms.supported_schemes()
-    }
 }

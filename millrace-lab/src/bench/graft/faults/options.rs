@@ -42,7 +42,6 @@ fn meddled(case: &Case<'_>, rules: &[String], is_stripped: bool) -> anyhow::Resu
     let pair = Pair::new(&case.site, &setting)?;
     let both = |rule: &String| [("prerouting", rule.clone()), ("postrouting", rule.clone())];
     let rules: Vec<_> = rules.iter().flat_map(both).collect();
-    let rules: Vec<_> = rules.iter().map(|(hook, rule)| (*hook, rule.as_str())).collect();
     let _between = Middlebox::new(pair.server.node, &rules)?;
     let _far = pair.server.start()?;
     let _near = pair.client.start()?;

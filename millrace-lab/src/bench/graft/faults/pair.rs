@@ -223,7 +223,7 @@ pub struct Middlebox<'a>(&'a Node);
 
 impl<'a> Middlebox<'a> {
     /// Of what comes (`prerouting`) or goes (`postrouting`).
-    pub fn new(node: &'a Node, rules: &[(&str, &str)]) -> anyhow::Result<Self> {
+    pub fn new(node: &'a Node, rules: &[(&str, String)]) -> anyhow::Result<Self> {
         let nft = |line: &str| run(node, "nft", &[line]);
         nft("add table inet faults")?;
         let it = Self(node);

@@ -34,9 +34,7 @@ fn drops(ways: &[&str]) -> Vec<(&'static str, String)> {
 }
 
 fn block<'a>(node: &'a Node, ways: &[&str]) -> anyhow::Result<Middlebox<'a>> {
-    let rules = drops(ways);
-    let rules: Vec<_> = rules.iter().map(|(hook, rule)| (*hook, rule.as_str())).collect();
-    Middlebox::new(node, &rules)
+    Middlebox::new(node, &drops(ways))
 }
 
 /// Of connections that are told to end now. They are whole, and nothing is left of them.
@@ -353,7 +351,6 @@ pub fn nat_rebinding(case: &Case<'_>) -> anyhow::Result<Outcome> {
             }
         };
         drop(translator.take());
-        let rules: Vec<_> = rules.iter().map(|(hook, rule)| (*hook, rule.as_str())).collect();
         translator = Some(Middlebox::new(pair.client.node, &rules)?);
         if case.kind != Kind::Quic {
             let start = Instant::now();

@@ -13,7 +13,8 @@ use nix::libc::{ECONNREFUSED, ENOBUFS};
 use nix::sys::socket::{setsockopt, sockopt};
 
 use super::super::packets::forget_words;
-use crate::bench::site::{SUBSCRIBERS_LINK, Site};
+use super::super::two_links::{Ends, FIRST};
+use crate::bench::site::Site;
 use crate::lab::Node;
 
 const PORT: u16 = 7000;
@@ -29,14 +30,7 @@ pub struct Graft<'a> {
     /// More lines of the session's settings.
     pub session: &'a str,
     /// Beside the first one, those by which it goes, too.
-    pub ways: &'a [Way],
-}
-
-/// Between the two ends, by the links that they are at.
-#[derive(Clone, Copy)]
-pub struct Way {
-    pub near: &'static str,
-    pub far: &'static str,
+    pub ways: &'a [Ends],
 }
 
 /// What came of a run.
@@ -76,6 +70,16 @@ pub struct Run {
 
 impl Run {
     pub fn measure(&self, site: &Site, graft: &Graft) -> anyhow::Result<Outcome> {
+        self.measure_and(site, graft, || Ok(()))
+    }
+
+    /// The same; in the middle of the sending something is done.
+    pub fn measure_and(
+        &self,
+        site: &Site,
+        graft: &Graft,
+        halfway: impl FnOnce() -> anyhow::Result<()> + Send,
+    ) -> anyhow::Result<Outcome> {
         let (near, far) = (site.relay()?, site.subscribers()?);
         std::fs::write(site.directory().join("key"), "00112233445566778899aabbccddeeff")?;
         let (here, there) = (settings(site, near, far, graft)?, settings(site, far, near, graft)?);
@@ -90,7 +94,7 @@ impl Run {
             let sender = scope.spawn(move || near.enter(|| hold(here, stop, &is_ready))?);
             // A channel that is closed says that one of them could not start.
             let outcome = match (0..2).all(|_| ready.recv().is_ok()) {
-                true => forget_words(&to).and_then(|()| self.traffic(&from, &to)),
+                true => forget_words(&to).and_then(|()| self.traffic(&from, &to, halfway)),
                 false => Err(anyhow!("not started")),
             };
             stop.store(true, Ordering::Relaxed);
@@ -115,16 +119,26 @@ impl Run {
         }
     }
 
-    fn traffic(&self, from: &UdpSocket, to: &UdpSocket) -> anyhow::Result<Outcome> {
+    fn traffic(
+        &self,
+        from: &UdpSocket,
+        to: &UdpSocket,
+        halfway: impl FnOnce() -> anyhow::Result<()> + Send,
+    ) -> anyhow::Result<Outcome> {
         let (base, is_over) = (Instant::now(), AtomicBool::new(false));
         std::thread::scope(|scope| {
             let receiving = scope.spawn(|| receive(to, base, self.bytes, &is_over));
+            let middle = scope.spawn(|| {
+                std::thread::sleep(self.sending / 2);
+                halfway()
+            });
             let sent = self.send(from, base);
             if matches!(self.pace, Pace::Rate(_)) {
                 std::thread::sleep(self.grace);
             }
             is_over.store(true, Ordering::Relaxed);
             let outcome = receiving.join().map_err(|_| anyhow!("the receiver panicked"))?;
+            middle.join().map_err(|_| anyhow!("what was to be done in the middle panicked"))??;
             Ok(Outcome { sent: sent?, ..outcome })
         })
     }
@@ -146,10 +160,9 @@ impl Run {
 }
 
 fn settings(site: &Site, node: &Node, peer: &Node, graft: &Graft) -> anyhow::Result<Settings> {
-    let first = Way { near: SUBSCRIBERS_LINK, far: SUBSCRIBERS_LINK };
-    let ways = [first].into_iter().chain(graft.ways.iter().copied());
+    let ways = [FIRST].into_iter().chain(graft.ways.iter().copied());
     // Either of them may be the near end.
-    let ends = |Way { near, far }: Way| {
+    let ends = |Ends { near, far }: Ends| {
         let ends = (node.interface(near), peer.interface(far));
         let turned = (node.interface(far), peer.interface(near));
         ends.0.zip(ends.1).or(turned.0.zip(turned.1))

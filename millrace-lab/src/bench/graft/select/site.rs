@@ -1,17 +1,15 @@
 //! One network of the hypercube as a lab, and transfers over it.
 
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, anyhow, ensure};
+use anyhow::{Context as _, anyhow};
 use millrace_proto::graft::select::cases::Carrier;
 use millrace_proto::graft::select::profile::Came;
 use millrace_proto::graft::select::runs::{Network, Seen};
-use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::socket::{setsockopt, sockopt};
 
 use super::fetch::Got;
@@ -25,8 +23,6 @@ use crate::lab::{Directions, Node, Topology};
 const WARMING: Duration = Duration::from_secs(3);
 /// For a process to begin and end, beside the transfer.
 const GRACE: Duration = Duration::from_secs(30);
-/// Between two looks at whether the client is still there.
-const LOOK_MS: u8 = 200;
 const CROSS_BYTES: usize = 1000;
 const BLOCK: usize = 1 << 16;
 
@@ -72,9 +68,9 @@ impl Place {
         };
         let warm = carrier.is_warm;
         let directory = self.site.directory().join(arm);
-        let hosts = [self.site.subscribers()?, self.server()?].map(|node| (node, vec![node.addr_v4()]));
         let wanted = Wanted { carry: &settings(carrier), ..Wanted::default() };
-        let pair = Carrying::by(hosts, 1, &directory, &[at.port()], &wanted)?;
+        let (near, far) = (self.site.subscribers()?, self.server()?);
+        let pair = Carrying::wanted(near, far, &directory, &[at.port()], &wanted)?;
         let (_server, _client) = (pair.server.start()?, pair.client.start()?);
         let start = Instant::now();
         pair.wait_warm()?;
@@ -111,7 +107,7 @@ impl Place {
         mut client: Process,
         later_ms: f64,
     ) -> anyhow::Result<Came> {
-        let stream = accept(listener, self.limit + GRACE, &mut client)?;
+        let stream = client.accept(listener, self.limit + GRACE)?;
         self.send(stream, control)?;
         let said = client.finish(self.limit + GRACE)?;
         let got: Got =
@@ -149,16 +145,6 @@ fn settings(carrier: Carrier<'_>) -> String {
     };
     let warming = if carrier.is_warm { "" } else { "warm-kib = 0\n" };
     kind + warming
-}
-
-/// As long as there is somebody to come.
-fn accept(listener: &TcpListener, limit: Duration, client: &mut Process) -> anyhow::Result<TcpStream> {
-    let start = Instant::now();
-    while poll(&mut [PollFd::new(listener.as_fd(), PollFlags::POLLIN)], LOOK_MS)? == 0 {
-        client.check_runs()?;
-        ensure!(start.elapsed() < limit, "no connection came: {}", client.last_words());
-    }
-    Ok(listener.accept()?.0)
 }
 
 /// Others' datagrams, at even times, until it is dropped.
