@@ -31,6 +31,7 @@
 pub mod agreements;
 mod flow;
 pub mod identity;
+mod learned;
 pub mod manifest;
 pub mod message;
 pub mod packet;
@@ -43,6 +44,7 @@ pub mod status;
 
 pub use flow::{Carried, Flow};
 pub use identity::Identity;
+pub use learned::Learned;
 pub use manifest::Manifest;
 pub use pool::{Graft, Pool, Source};
 pub use refusal::Refusal;

@@ -24,7 +24,7 @@ use self::{
     warm::Warm,
 };
 use crate::{
-    Agree, Carried, Error, Graft, Pool, Refusal, Rule, Settings, Side,
+    Agree, Carried, Error, Graft, Learned, Pool, Refusal, Rule, Settings, Side,
     agreements::Agreements,
     identity::hex,
     paths::Monitor,
@@ -77,8 +77,8 @@ pub struct Runtime {
     selection: Selection,
     /// Peers with a broker, and whether a carrier to it is warm.
     carriers: BTreeMap<IpAddr, bool>,
-    /// Who the rules are for, as the kernel was told: cgroups come and go.
-    callers: Vec<kernel::Caller>,
+    /// Cgroups of rules have come or gone, and the kernel does not know yet.
+    has_news: bool,
     kinds: Arc<Mutex<Kinds>>,
 }
 
@@ -106,7 +106,6 @@ impl Runtime {
             loaded.insert(name.clone(), Loaded::after(pool.find(&name)?, values, pins)?);
         }
         known(&settings, &pool)?;
-        let callers = settings.callers();
         tcp.set_rules(&places(&settings, &loaded))?;
         tcp.attach(&cgroup)?;
         // The program that acted until now, and grafts that are not wanted any more.
@@ -138,7 +137,7 @@ impl Runtime {
             warm,
             selection: Selection::new(&plain()),
             carriers: BTreeMap::new(),
-            callers,
+            has_news: false,
             kinds: Arc::default(),
         })
     }
@@ -192,7 +191,6 @@ impl Runtime {
         self.tcp.set_rules(&places(&settings, &self.loaded))?;
         self.tcp.forget_choices()?;
         self.selection.renew(&settings);
-        self.callers = settings.callers();
         let pins = &self.pins;
         self.loaded.retain(|name, loaded| {
             let stays = needed.contains_key(name) || !loaded.by_settings;
@@ -317,10 +315,10 @@ impl Runtime {
 
     /// Those that rules name and that have come or gone.
     fn follow_cgroups(&mut self) -> Result<(), Error> {
-        let callers = self.settings.callers();
-        if callers != self.callers {
+        self.has_news |= self.settings.follow_cgroups();
+        if self.has_news {
             self.tcp.set_rules(&places(&self.settings, &self.loaded))?;
-            self.callers = callers;
+            self.has_news = false;
             self.revision += 1;
         }
         Ok(())
@@ -375,6 +373,19 @@ impl Runtime {
     pub fn why_connection(&mut self, ends: [SocketAddr; 2]) -> Result<Option<status::Connection>, Error> {
         self.learn()?;
         Ok(self.selection.connection(ends, clock::monotonic_ns()))
+    }
+
+    /// All that was learned of connections.
+    pub fn learned(&self) -> Learned {
+        let mut learned = Learned::of(&lock(&self.kinds), &self.settings);
+        self.selection.remember(&mut learned);
+        learned
+    }
+
+    /// What the one before this has learned, as far as it holds under these settings.
+    pub fn recall(&mut self, learned: &Learned) {
+        learned.teach(&mut lock(&self.kinds), &self.settings);
+        self.selection.recall(learned, &self.settings);
     }
 
     /// What a probe has found out.

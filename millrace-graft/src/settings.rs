@@ -24,7 +24,7 @@ pub use self::{
     gateway::Gateway,
     probe::Probe,
     purpose::{Classify, Purpose},
-    who::Who,
+    who::{Cgroup, Who},
 };
 use crate::{Error, identity::Key};
 
@@ -65,6 +65,8 @@ pub struct Settings {
     pub gateway: Option<Gateway>,
     /// What rules that select go by.
     pub model: Option<Arc<Model>>,
+    /// A file in which what is learned outlasts a runtime.
+    pub learned: Option<PathBuf>,
     /// What connections are for.
     pub purposes: Vec<Purpose>,
     /// Whether the first bytes of those that are carried are looked at.
@@ -164,6 +166,7 @@ struct Raw {
     carry: Option<carry::Raw>,
     gateway: Option<gateway::Raw>,
     model: Option<PathBuf>,
+    learned: Option<PathBuf>,
     #[serde(default)]
     profile: Vec<purpose::Raw>,
     classify: Option<purpose::RawClassify>,
@@ -291,6 +294,7 @@ impl Settings {
             carry,
             gateway: raw.gateway.map(gateway::Raw::checked).transpose()?,
             model: raw.model.map(|path| model(&directory.join(path))).transpose()?,
+            learned: raw.learned.map(|path| directory.join(path)),
             purposes: purpose::all(raw.profile)?,
             classify: raw.classify.map(purpose::RawClassify::checked).transpose()?.flatten(),
         };
@@ -439,8 +443,18 @@ impl Settings {
     }
 
     /// Whom the rules are for, as things are now.
-    pub(crate) fn callers(&self) -> Vec<kernel::Caller> {
-        self.rules.iter().map(|rule| rule.who.caller()).collect()
+    /// Looks which cgroups of rules are there. Returns whether any has come or gone: who is told of rules is to be told again.
+    pub(crate) fn follow_cgroups(&self) -> bool {
+        self.rules.iter().fold(false, |is_new, rule| rule.who.follow() | is_new)
+    }
+
+    /// That a rule names, by its id.
+    pub(crate) fn cgroup_of(&self, id: u64) -> Option<&Cgroup> {
+        self.cgroups().find(|cgroup| cgroup.id() == Some(id))
+    }
+
+    pub(crate) fn cgroups(&self) -> impl Iterator<Item = &Cgroup> {
+        self.rules.iter().filter_map(|rule| rule.who.cgroup.as_ref())
     }
 
     /// For the hook of this host: what is carried, or may be, and what is not since a rule in place comes first.
@@ -454,6 +468,17 @@ impl Settings {
     /// Rules of this side whose connections are carried, or may be.
     pub fn carried(&self, side: Side) -> impl Iterator<Item = &Rule> {
         self.rules.iter().filter(move |rule| rule.tier != Tier::InPlace && rule.side == side)
+    }
+
+    /// The first of these that one to or from this server's port and peer falls under; `None` of who connects: it is not known.
+    pub(crate) fn carried_by(
+        &self,
+        side: Side,
+        (port, peer): (u16, IpAddr),
+        command: Option<&str>,
+        cgroup: Option<u64>,
+    ) -> Option<&Rule> {
+        self.carried(side).find(|rule| rule.is_for(port, peer) && rule.who.has(command, cgroup))
     }
 
     /// One that is to come from a peer.

@@ -23,7 +23,8 @@ use millrace_proto::graft::select::{
 pub use self::records::Record;
 use self::records::Records;
 use crate::{
-    Carried, Flow, Rule, Settings, Side,
+    Carried, Flow, Learned, Rule, Settings, Side,
+    learned::{self, At},
     paths::Path,
     settings::{Tier, place_number as number},
     status::{self, Tried},
@@ -141,6 +142,26 @@ impl Selection {
         self.current.clear();
     }
 
+    /// What is known, for the runtime that comes after this one.
+    pub fn remember(&self, learned: &mut Learned) {
+        let known = self.online.known().into_iter();
+        learned.places = known.map(|((peer, leaf), known)| At { peer, leaf, known }).collect();
+        learned.rates = self.rates.iter().map(|(peer, rate)| (*peer, *rate)).collect();
+        learned.model = self.model.as_deref().and_then(learned::identity);
+    }
+
+    /// What one before has known. Leaves of another model are others.
+    pub fn recall(&mut self, learned: &Learned, settings: &Settings) {
+        self.renew(settings);
+        let rates = learned.rates.iter().filter(|(_, mbit)| mbit.is_finite() && *mbit > 0.0);
+        rates.take(CHOICES).for_each(|(peer, mbit)| self.note_mbit(*peer, *mbit));
+        let Some(model) = self.model.as_deref() else { return };
+        if learned.model.is_some() && learned.model == learned::identity(model) {
+            let known = learned.places.iter().map(|at| ((at.peer, at.leaf), at.known.clone()));
+            self.online.recall(known, &model.arms);
+        }
+    }
+
     /// An order could not be carried out: it is given again at the next look.
     pub fn undo(&mut self, peer: IpAddr, rule: u32) {
         self.current.retain(|(index, other), _| (number(*index), *other) != (rule, peer));
@@ -186,7 +207,8 @@ impl Selection {
         });
         // Room is made before it is needed.
         orders.splice(0..0, forgotten);
-        let peers: BTreeSet<_> = kept.iter().map(|(_, peer)| *peer).collect();
+        let chosen = kept.iter().map(|(_, peer)| *peer);
+        let peers: BTreeSet<_> = chosen.chain(self.online.keys().map(|(peer, _)| *peer)).collect();
         self.rates.retain(|peer, _| peers.contains(peer));
     }
 
@@ -349,9 +371,12 @@ impl Selection {
                 began_ns,
             } => {
                 let rule = match choice {
-                    0 => settings.carried(Side::Client).find(|rule| {
-                        rule.is_for(remote.port(), remote.ip()) && rule.who.has(command.as_deref(), cgroup)
-                    }),
+                    0 => settings.carried_by(
+                        Side::Client,
+                        (remote.port(), remote.ip()),
+                        command.as_deref(),
+                        cgroup,
+                    ),
                     number => settings.rules.get(number as usize - 1),
                 };
                 let made = self.made.get(&serial).filter(|_| choice > 0).cloned();

@@ -1,6 +1,11 @@
 //! What connections are for: what the operator says of them, and what is known besides.
 
-use std::{collections::BTreeMap, net::IpAddr, ops::RangeInclusive, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    ops::RangeInclusive,
+    path::{Path, PathBuf},
+};
 
 use millrace_proto::graft::select::{
     kind::{Expected, Kind, Kinds, Question, Source, USUAL_NAMES},
@@ -8,7 +13,7 @@ use millrace_proto::graft::select::{
 };
 use serde::Deserialize;
 
-use super::{Many, Port, Rule, Select, Settings, Side, Who};
+use super::{Cgroup, Many, Port, Rule, Select, Settings, Side, Who};
 
 /// Entries of what the operator says.
 const PURPOSES_MAX: usize = 64;
@@ -119,10 +124,10 @@ impl Purpose {
     }
 
     /// `command`, `cgroup`: that are known of the connections.
-    fn is_for(&self, command: Option<&str>, cgroup: Option<&PathBuf>) -> bool {
+    fn is_for(&self, command: Option<&str>, cgroup: Option<&Path>) -> bool {
         let Who { command: wanted, cgroup: above } = &self.who;
-        wanted.as_deref().is_none_or(|wanted| command == Some(wanted))
-            && above.as_ref().is_none_or(|above| cgroup.is_some_and(|cgroup| cgroup.starts_with(above)))
+        let is_below = |above: &Cgroup| cgroup.is_some_and(|cgroup| cgroup.starts_with(above.path()));
+        wanted.as_deref().is_none_or(|wanted| command == Some(wanted)) && above.as_ref().is_none_or(is_below)
     }
 
     fn expected(&self, known: Expected) -> Expected {
@@ -144,7 +149,7 @@ impl Settings {
             command: rule.who.command.clone(),
             cgroup: rule.who.caller().cgroup,
         });
-        let who = (rule.who.command.as_deref(), rule.who.cgroup.as_ref());
+        let who = (rule.who.command.as_deref(), rule.who.cgroup.as_ref().map(Cgroup::path));
         selected(rule.select, self.configured(who, &rule.ports, known))
     }
 
@@ -153,8 +158,7 @@ impl Settings {
         let side = if kind.is_client { Side::Client } else { Side::Server };
         let command = Some(kind.command.as_str()).filter(|name| !name.is_empty());
         let cgroup = Some(kind.cgroup).filter(|id| *id > 0);
-        let rule =
-            self.carried(side).find(|rule| rule.is_for(kind.port, peer) && rule.who.has(command, cgroup));
+        let rule = self.carried_by(side, (kind.port, peer), command, cgroup);
         selected(rule.and_then(|rule| rule.select), self.expected(kind, kinds))
     }
 
@@ -167,8 +171,7 @@ impl Settings {
             cgroup: Some(kind.cgroup),
         };
         let known = kinds.expect(&question);
-        let named = |rule: &&Rule| kind.cgroup != 0 && rule.who.caller().cgroup == Some(kind.cgroup);
-        let cgroup = self.rules.iter().find(named).and_then(|rule| rule.who.cgroup.as_ref());
+        let cgroup = self.cgroup_of(kind.cgroup).map(Cgroup::path);
         let command = Some(kind.command.as_str()).filter(|_| kind.is_client);
         self.configured((command, cgroup), &question.ports, known)
     }
@@ -176,7 +179,7 @@ impl Settings {
     /// What the first `[[profile]]` says that fits, and what is known without one.
     fn configured(
         &self,
-        (command, cgroup): (Option<&str>, Option<&PathBuf>),
+        (command, cgroup): (Option<&str>, Option<&Path>),
         ports: &[RangeInclusive<u16>],
         known: Expected,
     ) -> Expected {

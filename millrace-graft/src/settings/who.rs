@@ -1,6 +1,12 @@
 //! By whom connections are made that a rule is for.
 
-use std::path::{Component, Path, PathBuf};
+use std::{
+    path::{Component, Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
 
 use millrace_bpf::graft::{CGROUP_LEVELS, COMMAND_MAX, Caller, cgroup_id};
 
@@ -9,8 +15,48 @@ use millrace_bpf::graft::{CGROUP_LEVELS, COMMAND_MAX, Caller, cgroup_id};
 pub struct Who {
     /// What the kernel calls the thread that connects.
     pub command: Option<String>,
-    /// A directory of cgroup version 2; those below it, too. It may come and go.
-    pub cgroup: Option<PathBuf>,
+    /// Those below it, too.
+    pub cgroup: Option<Cgroup>,
+}
+
+/// A directory of cgroup version 2, which may come and go.
+#[derive(Clone, Debug)]
+pub struct Cgroup {
+    path: PathBuf,
+    /// As it was when somebody looked last; all clones have it.
+    id: Arc<AtomicU64>,
+}
+
+/// One and the same, whether it is there or not.
+impl PartialEq for Cgroup {
+    fn eq(&self, other: &Self) -> bool {
+        self.path == other.path
+    }
+}
+
+impl Eq for Cgroup {}
+
+impl Cgroup {
+    pub(crate) fn new(path: PathBuf) -> Self {
+        let cgroup = Self { path, id: Arc::new(AtomicU64::new(Caller::NO_CGROUP)) };
+        cgroup.follow();
+        cgroup
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// `None`: it is not there, and has nobody in it.
+    pub(crate) fn id(&self) -> Option<u64> {
+        Some(self.id.load(Relaxed)).filter(|id| *id != Caller::NO_CGROUP)
+    }
+
+    /// Returns whether it has come or gone.
+    fn follow(&self) -> bool {
+        let now = cgroup_id(&self.path).unwrap_or(Caller::NO_CGROUP);
+        self.id.swap(now, Relaxed) != now
+    }
 }
 
 impl Who {
@@ -29,35 +75,40 @@ impl Who {
         if cgroup.as_ref().is_some_and(|path| path.components().count() > CGROUP_LEVELS) {
             return Err(format!("cgroup lies more than {CGROUP_LEVELS} directories deep"));
         }
-        Ok(Self { command, cgroup })
+        Ok(Self { command, cgroup: cgroup.map(Cgroup::new) })
     }
 
     pub fn is_anybody(&self) -> bool {
         *self == Self::default()
     }
 
-    /// For the kernel, as things are now: a cgroup that is not there has nobody in it.
+    /// For the kernel, as things were when [`follow`](Self::follow) looked.
     pub(crate) fn caller(&self) -> Caller {
-        let id = |path: &PathBuf| cgroup_id(path).unwrap_or(Caller::NO_CGROUP);
+        let id = |cgroup: &Cgroup| cgroup.id().unwrap_or(Caller::NO_CGROUP);
         Caller { command: self.command.clone(), cgroup: self.cgroup.as_ref().map(id) }
+    }
+
+    /// Looks whether its cgroup is there. Returns whether that is new.
+    pub(crate) fn follow(&self) -> bool {
+        self.cgroup.as_ref().is_some_and(Cgroup::follow)
     }
 
     /// Whether connections of these are for it; `None` of them is not known.
     pub(crate) fn has(&self, command: Option<&str>, cgroup: Option<u64>) -> bool {
-        let is_in = |path: &PathBuf| cgroup.is_some() && cgroup_id(path).ok() == cgroup;
+        let is_in = |own: &Cgroup| cgroup.is_some() && own.id() == cgroup;
         self.command.as_deref().is_none_or(|own| command == Some(own))
             && self.cgroup.as_ref().is_none_or(is_in)
     }
 
     /// Whether its cgroup is missing.
     pub fn is_missing(&self) -> bool {
-        self.cgroup.as_ref().is_some_and(|path| !path.is_dir())
+        self.cgroup.as_ref().is_some_and(|cgroup| !cgroup.path.is_dir())
     }
 
     /// `command rsync, cgroup /sys/fs/cgroup/backup.slice`; nothing for everybody.
     pub fn words(&self) -> String {
         let command = self.command.iter().map(|name| format!("command {name}"));
-        let cgroup = self.cgroup.iter().map(|path| format!("cgroup {}", path.display()));
+        let cgroup = self.cgroup.iter().map(|cgroup| format!("cgroup {}", cgroup.path.display()));
         command.chain(cgroup).collect::<Vec<_>>().join(", ")
     }
 }
@@ -69,6 +120,25 @@ fn is_absolute(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cgroup_comes_and_goes() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("backup.slice");
+        let who = Who::checked(None, Some(path.clone())).expect("a path");
+        let (id, shared) = (|| who.caller().cgroup, who.clone());
+        assert_eq!((id(), who.follow()), (Some(Caller::NO_CGROUP), false));
+        assert!(!who.has(None, Some(Caller::NO_CGROUP)));
+        std::fs::create_dir(&path).expect("a directory");
+        assert_eq!(id(), Some(Caller::NO_CGROUP), "nobody has looked");
+        assert!(who.follow() && !who.follow());
+        let now = cgroup_id(&path).expect("it is there");
+        assert_eq!((id(), shared.caller().cgroup), (Some(now), Some(now)));
+        assert!(shared.has(None, Some(now)) && !shared.has(None, None));
+        std::fs::remove_dir(&path).expect("it was there");
+        assert!(shared.follow());
+        assert_eq!(id(), Some(Caller::NO_CGROUP));
+    }
 
     #[test]
     fn a_cgroup_that_is_not_there_has_nobody_in_it() {

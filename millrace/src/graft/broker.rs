@@ -17,16 +17,20 @@
 //! holds the runtime, and never waits.
 
 mod addresses;
+mod changing;
 mod desk;
 mod door;
+mod ending;
 mod far;
 pub(crate) mod keeper;
 mod lease;
+mod opening;
 mod process;
 mod quality;
 mod ring;
 mod seat;
 mod watch;
+mod words;
 
 use std::{
     collections::BTreeMap,

@@ -14,7 +14,7 @@ use millrace_bpf::{
     graft::{Pins, gateway, hook::Lead, remove_leftovers},
 };
 use millrace_graft::{
-    Identity, Runtime, Settings, Side,
+    Identity, Learned, Runtime, Settings, Side,
     settings::Agreement,
     status::{self, Connection, Reload, Status, Why},
 };
@@ -61,6 +61,10 @@ pub struct Daemon {
     broker: Mutex<Option<Broker>>,
     /// Why there is none, if there should be.
     no_broker: Mutex<Option<String>>,
+    /// What was learned, as it lies in its file.
+    kept: Mutex<Option<(PathBuf, Learned)>>,
+    /// Why it does not, if it should.
+    not_kept: Mutex<Option<String>>,
 }
 
 /// How long the steps of loading took.
@@ -95,7 +99,7 @@ impl Daemon {
         let pins = setup.pins.as_deref().map(Pins::at);
         let runtime = Runtime::start_after(settings, pins.as_ref(), setup.persist)?;
         let (changes, _) = watch::channel(runtime.revision());
-        Ok(Self {
+        let daemon = Self {
             config: setup.config.clone(),
             interfaces: setup.interfaces.clone(),
             runtime: Mutex::new(runtime),
@@ -106,7 +110,11 @@ impl Daemon {
             probes: Probes::default(),
             broker: Mutex::default(),
             no_broker: Mutex::default(),
-        })
+            kept: Mutex::default(),
+            not_kept: Mutex::default(),
+        };
+        daemon.recall();
+        Ok(daemon)
     }
 
     /// Whatever the runtime does takes no more than some 10 ms.
@@ -207,10 +215,47 @@ impl Daemon {
             runtime.note_probe(peer, report);
         }
         self.probes.start_due(runtime.probes());
-        let settings = runtime.settings().clone();
+        let leads = runtime.settings().leads();
         drop(runtime);
         if let Some(broker) = &*self.broker.lock() {
-            broker.tick(&settings);
+            broker.tick(leads);
+        }
+    }
+
+    /// What is learned outlasts this process, if the settings have a file for it. Nothing is written where nothing is new.
+    pub fn keep(&self) {
+        let (path, learned) = {
+            let runtime = self.runtime.lock();
+            let Some(path) = runtime.settings().learned.clone() else {
+                *self.not_kept.lock() = None;
+                return;
+            };
+            (path, runtime.learned())
+        };
+        let mut kept = self.kept.lock();
+        let what = (path, learned);
+        if kept.as_ref() == Some(&what) {
+            return;
+        }
+        let done = what.1.write(&what.0);
+        let trouble = done.err().map(|error| format!("what is learned cannot be kept: {error}"));
+        *kept = Some(what).filter(|_| trouble.is_none());
+        trouble.iter().for_each(|trouble| warn!("{trouble}"));
+        *self.not_kept.lock() = trouble;
+    }
+
+    /// What an earlier process has kept.
+    fn recall(&self) {
+        let mut runtime = self.runtime.lock();
+        let Some(path) = runtime.settings().learned.clone() else { return };
+        match Learned::read(&path) {
+            Ok(None) => {}
+            Ok(Some(learned)) => runtime.recall(&learned),
+            Err(error) => {
+                let trouble = format!("what was learned before is not known: {error}");
+                warn!("{trouble}");
+                *self.not_kept.lock() = Some(trouble);
+            }
         }
     }
 
@@ -276,6 +321,7 @@ impl Daemon {
         let mut trouble = self.runtime.lock().trouble();
         trouble.extend(self.disagrees.lock().clone());
         trouble.extend(self.no_broker.lock().clone());
+        trouble.extend(self.not_kept.lock().clone());
         let (gateway, classify) = {
             let broker = self.broker.lock();
             (broker.as_ref().and_then(Broker::trouble), broker.as_ref().and_then(Broker::classify))

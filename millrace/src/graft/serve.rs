@@ -17,6 +17,9 @@ const TICK: Duration = Duration::from_secs(1);
 /// How often it is looked what has come of connections, where that says by what others go.
 const LEARN: Duration = Duration::from_millis(100);
 
+/// How often what is learned is written down.
+const KEEP: Duration = Duration::from_secs(60);
+
 /// Until a signal ends it.
 pub async fn run(setup: Setup) -> anyhow::Result<()> {
     let mut signals = Signals::new()?;
@@ -32,6 +35,8 @@ pub async fn run(setup: Setup) -> anyhow::Result<()> {
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut lessons = tokio::time::interval(LEARN);
     lessons.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut keeping = tokio::time::interval_at(tokio::time::Instant::now() + KEEP, KEEP);
+    keeping.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let serve = control::serve(&socket, daemon.clone());
     tokio::pin!(serve);
     loop {
@@ -39,6 +44,7 @@ pub async fn run(setup: Setup) -> anyhow::Result<()> {
             never = &mut serve => match never {},
             _ = ticks.tick() => tokio::task::block_in_place(|| daemon.tick()),
             _ = lessons.tick() => tokio::task::block_in_place(|| daemon.learn()),
+            _ = keeping.tick() => tokio::task::block_in_place(|| daemon.keep()),
             signal = signals.next() => match signal {
                 Signal::Reload => {
                     if let Err(error) = tokio::task::block_in_place(|| daemon.reload()) {
@@ -57,6 +63,10 @@ pub async fn run(setup: Setup) -> anyhow::Result<()> {
             }
         }
     }
+    tokio::task::block_in_place(|| {
+        daemon.learn();
+        daemon.keep();
+    });
     match setup.persist {
         true => info!("all of it stays; `millrace graft clean` takes it back"),
         false => info!("taken back; connections keep what they have"),

@@ -150,6 +150,45 @@ fn a_model_that_is_wrong_here_is_left_within_fifty_connections() {
     assert_eq!(ours(), Vec::<String>::new());
 }
 
+/// A daemon that is ended and started anew goes on by what it has learned; what cannot be read is put aside, and said.
+#[test]
+fn what_was_learned_outlasts_the_daemon() {
+    const TEST: &str = "what_was_learned_outlasts_the_daemon";
+    let Some(learned) = other_control() else {
+        return println!("SKIP {TEST}: there is no other congestion control");
+    };
+    let Some(site) = Site::new("outlasts") else { return };
+    // Whatever it costs is bad.
+    model(&site, &[learned], &leaf(0, &[learned], Some(0.0)));
+    site.configure(&format!("model = \"model.json\"\nlearned = \"learned.json\"\n{}", rule("in-place")));
+    let listener = site.listen();
+    let daemon = Daemon::start(&site);
+    wait_for("doubt", || {
+        send(&site, &listener, 64 << 10);
+        (selection(&daemon).paths.first()?.why != "learned").then_some(())
+    });
+    let before = selection(&daemon).paths.remove(0);
+    let kinds = daemon.status().purposes;
+    daemon.end();
+    let daemon = Daemon::start(&site);
+    assert_eq!(daemon.status().purposes, kinds);
+    send(&site, &listener, 10);
+    let after = wait_for("a choice", || selection(&daemon).paths.pop());
+    assert_eq!((&after.arm, &after.why), (&before.arm, &before.why));
+    assert_eq!(after.tried, before.tried);
+    daemon.end();
+    fs::write(site.path("learned.json"), "no JSON").unwrap();
+    let daemon = Daemon::start(&site);
+    let trouble = daemon.status().trouble.join("\n");
+    assert!(
+        trouble.contains("what was learned before is not known")
+            && trouble.contains("learned.json.unreadable"),
+        "{trouble}"
+    );
+    assert_eq!(selection(&daemon).learned_places, 0);
+    assert_eq!(fs::read_to_string(site.path("learned.json.unreadable")).unwrap(), "no JSON");
+}
+
 /// No outcome counts here, so whoever has another congestion control than the model's was to try it.
 #[test]
 fn at_most_two_of_a_hundred_connections_try_another_arm() {

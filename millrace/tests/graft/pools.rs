@@ -427,6 +427,64 @@ fn by_mptcp_connections_that_are_swallowed_go_on_with_new_ones() {
     }
 }
 
+/// The one of these by which most was sent.
+fn busiest_port(site: &Site) -> String {
+    let said = site.command(0, "ss").args(["-OHtni", &format!("dport = :{CARRIERS}")]).output().unwrap();
+    let said = String::from_utf8(said.stdout).unwrap();
+    let of = |line: &str| {
+        let sent =
+            line.split_whitespace().find_map(|word| word.strip_prefix("bytes_sent:")?.parse::<u64>().ok());
+        let (_, port) = line.split_whitespace().nth(3)?.rsplit_once(':')?;
+        Some((sent.unwrap_or_default(), port.to_owned()))
+    };
+    said.lines().filter_map(of).max().unwrap().1
+}
+
+/// Likewise, of connections that carry nothing yet, while another is heard: whoever gets one of them comes through all the same.
+fn connections_that_are_swallowed_before_their_server_is_reached_go_on(kind: &str) {
+    let test = format!("by_{kind}_connections_that_are_swallowed_before_their_server_is_reached_go_on");
+    let Some(site) = Site::new(&format!("new-{kind}")) else { return };
+    let [near, far] = warm(&site, &format!("{kind:?}"), "window-kib = 512");
+    let listener = site.listen();
+    let first = connect(&site, &listener);
+    // Its connections are asked and heard: the carrier as a whole is not silent.
+    let (used, enough) = (carry(&near).resumed, AtomicBool::new(false));
+    thread::scope(|scope| {
+        scope.spawn(|| exchange_until(&first.0, &first.1, &enough));
+        wait_for("bytes", || (carry(&near).sent_bytes > 1 << 20).then_some(()));
+        let (busy, all) = (busiest_port(&site), ports(&site));
+        let idle: Vec<_> = all.split(", ").filter(|port| *port != busy).collect();
+        let idle = idle.join(", ");
+        if !middlebox(&site.namespaces[1], BEFORE, &[&format!("tcp sport {{ {idle} }} drop")]) {
+            println!("SKIP {test}: no nft");
+            enough.store(true, Ordering::Relaxed);
+            return;
+        }
+        listener.set_nonblocking(true).unwrap();
+        let here = site.try_connect(listener.local_addr().unwrap()).unwrap();
+        let (there, _) = wait_for("the server", || listener.accept().ok());
+        there.set_nonblocking(false).unwrap();
+        enough.store(true, Ordering::Relaxed);
+        exchange(&here, &there, 1 << 20);
+        assert!(flush(&site.namespaces[1]));
+        assert!(carry(&near).resumed > used, "it had one of those");
+    });
+    wait_for_end(&near, &far);
+    assert_eq!((ended(&near, "lost"), carry(&near).kept_bytes), (0, 0));
+}
+
+#[test]
+fn by_tcp_connections_that_are_swallowed_before_their_server_is_reached_go_on() {
+    connections_that_are_swallowed_before_their_server_is_reached_go_on("tcp");
+}
+
+#[test]
+fn by_mptcp_connections_that_are_swallowed_before_their_server_is_reached_go_on() {
+    if has_mptcp("by_mptcp_connections_that_are_swallowed_before_their_server_is_reached_go_on") {
+        connections_that_are_swallowed_before_their_server_is_reached_go_on("mptcp");
+    }
+}
+
 /// Until there is one; what comes is thrown away but for that.
 fn next_frame(from: &mut Tls, decoder: &mut Decoder) -> std::io::Result<Frame> {
     loop {

@@ -294,3 +294,35 @@ fn flows_without_a_size_are_not_judged() {
     bench.selection.end(1, &flow(0, 0, 0, 0), None, false);
     assert_eq!(bench.selection.status().outcomes["not-judged"], 1);
 }
+
+/// What was found out with one runtime holds for the next, under the same model.
+#[test]
+fn what_was_learned_outlasts_a_runtime() {
+    let mut bench = Bench::new("in-place");
+    bench.chance = 1.0;
+    let far = path("10.0.0.2", 100_000, 0);
+    let (_, choice) = only(&bench.choose(std::slice::from_ref(&far), true));
+    (0..4).for_each(|id| bench.connect(id, "10.0.0.2", &choice, false, 5000));
+    let mut learned = Learned::default();
+    bench.selection.remember(&mut learned);
+    let (places, rates) = (learned.places.len(), learned.rates.clone());
+    assert_eq!((places, rates.len()), (1, 1));
+
+    let mut next = Bench::new("in-place");
+    next.chance = 1.0;
+    next.selection.recall(&learned, &next.settings);
+    assert_eq!(next.choose(&[], true), [], "nobody is there yet, and nothing is forgotten");
+    only(&next.choose(std::slice::from_ref(&far), true));
+    let [before, after] = [&bench, &next].map(|it| it.selection.of_peer(far.peer).remove(0));
+    assert_eq!((after.arm.as_str(), after.why.as_str()), ("bbr", "doubted"));
+    assert_eq!((after.tried, after.connections), (before.tried, 4));
+    let mut again = Learned::default();
+    next.selection.remember(&mut again);
+    assert_eq!(again, learned);
+
+    let mut other = Bench::new("in-place");
+    learned.model = Some("another".to_owned());
+    other.selection.recall(&learned, &other.settings);
+    only(&other.choose(std::slice::from_ref(&far), true));
+    assert_eq!(other.selection.of_peer(far.peer)[0].why, "learned", "its leaves are others");
+}

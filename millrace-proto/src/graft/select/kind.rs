@@ -192,6 +192,21 @@ struct Known {
     named: Option<(u64, Named)>,
 }
 
+/// One thing that was seen of a kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lesson {
+    pub kind: Kind,
+    pub seen: Saw,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Saw {
+    /// One that is over, with the number that stands for its peer.
+    Flow(u64, Flow),
+    /// First bytes.
+    Name(Named),
+}
+
 /// All that is known. It has no clock: what came later counts as newer.
 #[derive(Debug)]
 pub struct Kinds {
@@ -242,6 +257,25 @@ impl Kinds {
         }
         let (at, known) = self.enter(kind);
         known.named = Some((at, named));
+    }
+
+    /// Of what it knows, in the order in which it was seen: whoever is taught all of it knows the same.
+    pub fn lessons(&self) -> Vec<Lesson> {
+        let mut lessons: Vec<(u64, Lesson)> = Vec::new();
+        for (kind, known) in &self.kinds {
+            let flows = known.seen.iter().map(|seen| (seen.at, Saw::Flow(seen.peer, seen.flow)));
+            let name = known.named.iter().map(|(at, named)| (*at, Saw::Name(named.clone())));
+            lessons.extend(flows.chain(name).map(|(at, seen)| (at, Lesson { kind: kind.clone(), seen })));
+        }
+        lessons.sort_by_key(|(at, _)| *at);
+        lessons.into_iter().map(|(_, lesson)| lesson).collect()
+    }
+
+    pub fn teach(&mut self, Lesson { kind, seen }: Lesson) {
+        match seen {
+            Saw::Flow(peer, flow) => self.note(kind, peer, flow),
+            Saw::Name(named) => self.name(kind, named),
+        }
     }
 
     fn enter(&mut self, kind: Kind) -> (u64, &mut Known) {
@@ -628,6 +662,28 @@ mod tests {
                         prop_assert!(known.seen.iter().filter(|seen| seen.peer == peer).count() <= OF_ONE_PEER);
                     }
                 }
+            }
+        }
+
+        #[test]
+        fn whoever_is_taught_all_of_it_knows_the_same(
+            notes in prop::collection::vec((0_u16..12, 0_u64..6, any::<u32>(), any::<Option<u32>>(), any::<bool>()), 0..100),
+        ) {
+            let mut kinds = Kinds::new(8);
+            for (port, peer, answered, turns, is_name) in notes {
+                let named = Named { protocol: format!("P{peer}"), profile: Profile::Loss };
+                match is_name {
+                    true => kinds.name(kind(port), named),
+                    false => kinds.note(kind(port), peer, flow(1, answered.into(), turns)),
+                }
+            }
+            let mut other = Kinds::new(8);
+            kinds.lessons().into_iter().for_each(|lesson| other.teach(lesson));
+            prop_assert_eq!(other.lessons(), kinds.lessons());
+            prop_assert_eq!(other.iter().collect::<Vec<_>>(), kinds.iter().collect::<Vec<_>>());
+            for ports in (0..12).map(|port| port..=port).chain([0..=u16::MAX]) {
+                let question = Question { is_client: true, ports: vec![ports], ..Question::default() };
+                prop_assert_eq!(other.expect(&question), kinds.expect(&question));
             }
         }
 

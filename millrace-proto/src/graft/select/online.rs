@@ -5,6 +5,8 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 /// Of a hundred connections, so many may try another arm.
 const EXPLORED_PERCENT: u64 = 2;
 /// Outcomes of an arm that are remembered.
@@ -15,9 +17,12 @@ const BAD: usize = 4;
 const ENOUGH: usize = 4;
 /// What another arm has to be less than, to be changed to.
 const BETTER: f64 = 0.9;
+/// Connections of a place that are counted, at most.
+const COUNTED_MAX: u64 = 1 << 53;
 
 /// How a connection went.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Outcome {
     /// What it cost by what the path would have allowed ([`ideal_ms`](super::features::Features::ideal_ms)).
     pub cost: f64,
@@ -25,7 +30,8 @@ pub struct Outcome {
     pub is_bad: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Why {
     /// As the model has it.
     Learned,
@@ -51,14 +57,17 @@ pub struct Tried {
     pub cost: Option<f64>,
 }
 
-/// Arms that have been tried where a key leads.
-#[derive(Clone, Debug, Default)]
-struct Place {
+/// What is known where a key leads: of arms that have been tried there.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Place {
     arms: BTreeMap<String, Vec<Outcome>>,
     /// Whatever the model says.
     instead: Option<(String, Why)>,
     connections: u64,
     explored: u64,
+    /// Later ones are larger.
+    #[serde(skip)]
     used: u64,
 }
 
@@ -98,7 +107,23 @@ impl<K: Ord + Clone> Online<K> {
     /// So many connections have gone that have asked nobody. Of a place that is forgotten nothing is counted.
     pub fn passed(&mut self, key: &K, connections: u64) {
         if let Some(place) = self.places.get_mut(key) {
-            place.connections += connections;
+            place.connections = place.connections.saturating_add(connections).min(COUNTED_MAX);
+        }
+    }
+
+    /// All that is known, what was used longest ago first: to be kept.
+    pub fn known(&self) -> Vec<(K, Place)> {
+        let mut places: Vec<_> = self.places.iter().collect();
+        places.sort_by_key(|(_, place)| place.used);
+        places.into_iter().map(|(key, place)| (key.clone(), Place { used: 0, ..place.clone() })).collect()
+    }
+
+    /// What was kept. Whoever has changed it meanwhile, it is bounded as what is found out here, of arms among `arms`.
+    pub fn recall(&mut self, known: impl IntoIterator<Item = (K, Place)>, arms: &[String]) {
+        for (key, place) in known {
+            let place = place.checked(|arm| arm == self.plain || arms.iter().any(|it| it == arm));
+            let used = self.used(&key);
+            *used = Place { used: used.used, ..place };
         }
     }
 
@@ -154,6 +179,10 @@ impl<K: Ord + Clone> Online<K> {
         self.places.get(key).map_or((0, 0), |place| (place.connections, place.explored))
     }
 
+    pub fn keys(&self) -> impl Iterator<Item = &K> {
+        self.places.keys()
+    }
+
     pub fn places(&self) -> usize {
         self.places.len()
     }
@@ -170,6 +199,18 @@ impl<K: Ord + Clone> Online<K> {
 }
 
 impl Place {
+    fn checked(mut self, is_arm: impl Fn(&str) -> bool) -> Self {
+        self.arms.retain(|arm, _| is_arm(arm));
+        for outcomes in self.arms.values_mut() {
+            outcomes.retain(|outcome| outcome.cost.is_finite());
+            outcomes.drain(..outcomes.len().saturating_sub(WINDOW));
+        }
+        self.instead = self.instead.filter(|(arm, why)| is_arm(arm) && *why != Why::Learned);
+        self.connections = self.connections.min(COUNTED_MAX);
+        self.explored = self.explored.min(self.connections);
+        self
+    }
+
     /// The arm of which least is known, if one may be tried.
     fn tries(&mut self, ranked: &[&str], plain: &str, chance: f64) -> Option<String> {
         if (self.explored + 1) * 100 > self.connections * EXPLORED_PERCENT || chance >= 0.5 {
@@ -368,6 +409,61 @@ mod tests {
         assert_eq!(online.plan(&1, &["pcc"], 1.0, true).0, Choice { arm: "pcc", why: Why::Learned });
         online.passed(&9, 5);
         assert_eq!((online.counted(&9), online.tried(&9)), ((0, 0), Vec::new()));
+    }
+
+    #[test]
+    fn what_is_kept_goes_on_where_it_was() {
+        let mut online = Online::new("cubic", 3);
+        for key in 1..=3 {
+            online.plan(&key, &RANKED, 1.0, true);
+            online.passed(&key, 100);
+            (0..4).for_each(|_| online.report(&key, "pcc", "pcc", Outcome { cost: 9.0, is_bad: true }));
+        }
+        let text = serde_json::to_string(&online.known()).expect("JSON");
+        let known: Vec<(u8, Place)> = serde_json::from_str(&text).expect("as it was");
+        let arms = RANKED.map(str::to_owned);
+        let mut other = Online::new("cubic", 2);
+        other.recall(known, &arms);
+        assert_eq!((other.places(), other.tried(&1)), (2, Vec::new()), "the latest have the room");
+        for key in [2, 3] {
+            assert_eq!((other.tried(&key), other.counted(&key)), (online.tried(&key), (100, 0)));
+            assert_eq!(instead(&mut other, &key), Some(("cubic".to_owned(), Why::Doubted)));
+        }
+        assert_eq!(other.plan(&2, &RANKED, 0.0, true).1, Some("bbr"));
+    }
+
+    #[test]
+    fn what_was_kept_and_is_wrong_does_nothing() {
+        let place = |arms: &str, rest: &str| format!("[[1,{{\"arms\":{{{arms}}},{rest}}}]]");
+        let many = "{\"cost\":9.0,\"is_bad\":true},".repeat(500) + "{\"cost\":1.0,\"is_bad\":false}";
+        let table = [
+            (
+                place(
+                    "\"vegas\":[{\"cost\":1,\"is_bad\":false}]",
+                    "\"instead\":[\"vegas\",\"found\"],\"connections\":1,\"explored\":7",
+                ),
+                0,
+            ),
+            (
+                place(
+                    &format!("\"bbr\":[{many}]"),
+                    &format!("\"instead\":null,\"connections\":{0},\"explored\":{0}", u64::MAX),
+                ),
+                WINDOW,
+            ),
+            (place("\"bbr\":[]", "\"instead\":[\"bbr\",\"learned\"],\"connections\":0,\"explored\":0"), 0),
+        ];
+        for (text, outcomes) in table {
+            let known: Vec<(u8, Place)> = serde_json::from_str(&text).expect(&text);
+            let mut online = Online::new("cubic", 3);
+            online.recall(known, &RANKED.map(str::to_owned));
+            assert_eq!(online.tried(&1).iter().map(|it| it.outcomes).sum::<usize>(), outcomes, "{text}");
+            assert_eq!(instead(&mut online, &1), None, "{text}");
+            online.passed(&1, u64::MAX);
+            online.plan(&1, &RANKED, 0.0, true);
+            let (connections, explored) = online.counted(&1);
+            assert!(explored <= connections + 1, "{text}");
+        }
     }
 
     #[test]

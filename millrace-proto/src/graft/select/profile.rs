@@ -2,7 +2,7 @@
 //!
 //! None of them relaxes what TCP promises: bytes come whole and in order by every arm. What differs is which delays hurt.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// Bytes whose arrival is timed in each measured transfer, in KiB.
 pub const LADDER_KIB: [u32; 9] = [1, 4, 16, 64, 256, 1024, 4096, 16_384, 32_768];
@@ -10,7 +10,7 @@ pub const LADDER_KIB: [u32; 9] = [1, 4, 16, 64, 256, 1024, 4096, 16_384, 32_768]
 /// Who is insensitive does not mind so many times the best time.
 const PATIENCE: f64 = 2.0;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Profile {
     /// Each byte is wanted as soon as it can be (calls, games, shells): how late bytes are, on average.

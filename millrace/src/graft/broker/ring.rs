@@ -1,6 +1,9 @@
 //! Rings of sessions: who gets one, who is told why not, and when they are taken back.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    os::fd::{AsFd as _, BorrowedFd},
+};
 
 use millrace_bpf::graft::joint::{Ends, Lent};
 use millrace_graft::{message::Receives, packet::Runtime};
@@ -61,4 +64,9 @@ impl Broker {
             }
         }
     }
+}
+
+/// That an application needs of one.
+pub fn descriptors_of(ring: Option<&Lent>) -> impl Iterator<Item = BorrowedFd<'_>> {
+    ring.into_iter().flat_map(|ring| ring.descriptors.iter().map(|it| it.as_fd()))
 }

@@ -1,7 +1,7 @@
 //! Carriers that are there, which of them is used, and what the kernel is told of them.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     net::{IpAddr, UdpSocket},
     sync::Arc,
     time::{Duration, Instant},
@@ -36,6 +36,8 @@ pub struct Carriers {
 
 struct State {
     settings: Peer,
+    /// The kernel has been told of them.
+    addresses: BTreeSet<IpAddr>,
     all: Vec<Arc<Carrier>>,
     /// The best of them.
     current: watch::Sender<Option<Arc<Carrier>>>,
@@ -48,8 +50,9 @@ struct State {
 
 impl State {
     fn new(settings: Peer) -> Self {
-        let (all, current, why) = (Vec::new(), watch::Sender::new(None), BTreeMap::new());
-        Self { settings, all, current, why, since: Instant::now(), served: Arc::default() }
+        let (addresses, all) = (settings.all_addresses().collect(), Vec::new());
+        let (current, why, since) = (watch::Sender::new(None), BTreeMap::new(), Instant::now());
+        Self { settings, addresses, all, current, why, since, served: Arc::default() }
     }
 
     fn live(&self) -> Option<Arc<Carrier>> {
@@ -72,8 +75,8 @@ impl State {
 
     /// The first in the settings' order that is not suspected. Those that are lose what they carry to it.
     fn choose(&mut self) {
-        self.all.retain(|carrier| !carrier.is_closed());
-        let best = self.all.iter().min_by_key(|it| (it.is_suspect(), it.way.clone())).cloned();
+        let live = self.all.iter().filter(|carrier| !carrier.is_closed());
+        let best = live.min_by_key(|it| (it.is_suspect(), it.way.clone())).cloned();
         for carrier in &self.all {
             carrier.set_left(carrier.is_suspect() && best.as_ref().is_some_and(|best| !best.is_suspect()));
         }
@@ -118,19 +121,15 @@ impl Carriers {
             stays
         });
         for peer in peers.iter().filter(|peer| !states.contains_key(&peer.name)).collect::<Vec<_>>() {
-            peer.all_addresses().for_each(|address| self.hooks.set_peer(address, near(address), false));
-            self.gateway.iter().for_each(|gateway| gateway.set_peer(peer, false));
             states.insert(peer.name.clone(), State::new(peer.clone()));
         }
+        self.tell(&states);
     }
 
     fn forget(&self, state: &State) {
-        state.settings.all_addresses().for_each(|address| self.hooks.forget_peer(address));
+        state.addresses.iter().for_each(|address| self.hooks.forget_peer(*address));
         self.gateway.iter().for_each(|gateway| gateway.forget_peer(&state.settings));
-        for carrier in &state.all {
-            carrier.addresses.iter().for_each(|address| self.hooks.forget_peer(*address));
-            carrier.close("the settings have changed");
-        }
+        state.all.iter().for_each(|carrier| carrier.close("the settings have changed"));
         state.served.sever();
     }
 
@@ -142,13 +141,14 @@ impl Carriers {
         if !carrier.way.is_called() && carrier.addresses.is_empty() {
             carrier.addresses.push(carrier.far.remote);
         }
+        state.addresses.extend(&carrier.addresses);
         let carrier = Arc::new(carrier);
         state.all.retain(|other| other.way != carrier.way);
         state.all.push(carrier.clone());
         state.why.remove(&carrier.way);
         state.choose();
         info!(peer = carrier.far.peer, "a carrier is warm: {}", carrier.way);
-        self.tell(state);
+        self.tell(&states);
         Some(carrier)
     }
 
@@ -157,6 +157,7 @@ impl Carriers {
         let Some(state) = states.get_mut(&carrier.far.peer) else { return };
         let count = state.all.len();
         state.all.retain(|other| !Arc::ptr_eq(other, carrier));
+        // Another one came in its place.
         if state.all.len() == count {
             return;
         }
@@ -165,10 +166,8 @@ impl Carriers {
         state.choose();
         if state.all.is_empty() {
             state.since = Instant::now();
-            carrier.addresses.iter().for_each(|it| self.hooks.set_peer(*it, near(*it), false));
-            self.gateway.iter().for_each(|gateway| gateway.set_peer(&state.settings, false));
         }
-        self.tell(state);
+        self.tell(&states);
     }
 
     /// There is none by this way, for this reason.
@@ -251,22 +250,27 @@ impl Carriers {
             return false;
         }
         state.choose();
-        self.tell(state);
+        self.tell(&states);
         true
     }
 
     /// After what changes whether there is room for more connections.
     pub fn refresh(&self) {
-        self.peers.lock().values().for_each(|state| self.tell(state));
+        self.tell(&self.peers.lock());
     }
 
-    fn tell(&self, state: &State) {
-        let Some(carrier) = state.live() else { return };
-        let is_warm = !carrier.is_suspect() && !self.table.is_full();
-        for address in &carrier.addresses {
-            self.hooks.set_peer(*address, near(*address), is_warm);
+    /// Several peers may be at one address, behind a translator.
+    fn tell(&self, states: &BTreeMap<String, State>) {
+        let (mut warm, is_full) = (BTreeMap::<IpAddr, bool>::new(), self.table.is_full());
+        for state in states.values() {
+            let carrier = state.live().filter(|carrier| !carrier.is_suspect() && !is_full);
+            for address in &state.addresses {
+                let is_warm = carrier.as_ref().is_some_and(|carrier| carrier.addresses.contains(address));
+                *warm.entry(*address).or_default() |= is_warm;
+            }
+            self.gateway.iter().for_each(|gateway| gateway.set_peer(&state.settings, carrier.is_some()));
         }
-        self.gateway.iter().for_each(|gateway| gateway.set_peer(&state.settings, is_warm));
+        warm.iter().for_each(|(address, is_warm)| self.hooks.set_peer(*address, near(*address), *is_warm));
     }
 
     /// Hosts with a broker, and whether a carrier to each is warm.

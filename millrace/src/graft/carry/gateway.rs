@@ -1,7 +1,7 @@
 //! What a gateway has in the kernel and on the wire for hosts behind it: which of their SYNs wait, and what becomes of them.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     net::{IpAddr, SocketAddr},
     time::Duration,
 };
@@ -49,6 +49,8 @@ pub struct Gateway {
     wire: Wire,
     again: Wire,
     waiting: Mutex<HashMap<Flow, Option<oneshot::Sender<TcpStream>>>>,
+    /// What the kernel is told of hosts and networks with a broker: whether a carrier is warm.
+    peers: Mutex<BTreeMap<Prefix, bool>>,
     trouble: Mutex<Option<String>>,
 }
 
@@ -81,6 +83,7 @@ impl Gateway {
             wire: Wire::new(None)?,
             again: Wire::new(Some(run.mark_again()))?,
             waiting: Mutex::default(),
+            peers: Mutex::default(),
             trouble: Mutex::default(),
         };
         Ok((gateway, Asking::new(asks)?))
@@ -91,13 +94,22 @@ impl Gateway {
     }
 
     pub fn set_peer(&self, peer: &Peer, warm: bool) {
-        let done = prefixes(peer).try_for_each(|network| self.kernel.set_peer(network, warm));
-        said("a peer cannot be told to the kernel", done);
+        let mut peers = self.peers.lock();
+        for network in prefixes(peer).filter(|network| peers.get(network) != Some(&warm)).collect::<Vec<_>>()
+        {
+            match self.kernel.set_peer(network, warm) {
+                Ok(()) => drop(peers.insert(network, warm)),
+                failed => said("a peer cannot be told to the kernel", failed),
+            }
+        }
     }
 
     pub fn forget_peer(&self, peer: &Peer) {
-        let done = prefixes(peer).try_for_each(|network| self.kernel.forget_peer(network));
-        said("a peer cannot be taken from the kernel", done);
+        let mut peers = self.peers.lock();
+        for network in prefixes(peer) {
+            peers.remove(&network);
+            said("a peer cannot be taken from the kernel", self.kernel.forget_peer(network));
+        }
     }
 
     /// Once a second or so. What others have taken away is put back.

@@ -133,10 +133,13 @@ impl Hooks {
 
     pub fn set_peer(&self, peer: IpAddr, near: IpAddr, warm: bool) {
         let mut state = self.state.lock();
-        if state.peers.insert(peer, (near, warm)) == Some((near, warm)) {
+        if state.peers.get(&peer) == Some(&(near, warm)) {
             return;
         }
         let done = state.all().try_for_each(|hook| hook.set_peer(peer, near, warm));
+        if done.is_ok() {
+            state.peers.insert(peer, (near, warm));
+        }
         said("a peer cannot be told to the kernel", done);
     }
 

@@ -16,7 +16,7 @@ use millrace_proto::graft::{
 };
 use tokio::{
     net::{TcpSocket, TcpStream},
-    time::timeout,
+    time::{Instant, interval_at, timeout},
 };
 use tracing::{debug, warn};
 
@@ -105,13 +105,36 @@ async fn answer(mut stream: Stream, frames: &[Frame]) {
     }
 }
 
-async fn host(context: &Context, far: &Far, stream: Stream, open: Open) -> Result<Ended, Reason> {
+/// A server may take its time. Until it is reached nothing is read here, and who has opened the connection is told now and then that it has come.
+async fn telling<T>(stream: &mut Stream, work: impl Future<Output = T>) -> T {
+    tokio::pin!(work);
+    let Some(patience) = stream.asked else { return work.await };
+    let mut ticks = interval_at(Instant::now() + patience / 4, patience / 4);
+    loop {
+        tokio::select! {
+            done = &mut work => return done,
+            _ = ticks.tick() => {
+                if stream.sender.is_empty() {
+                    stream.sender.push(&Frame::Answer);
+                }
+            }
+            sent = stream.sender.send(), if !stream.sender.is_empty() => {
+                // Whoever resumes it does so by another.
+                if sent.is_err() {
+                    return work.await;
+                }
+            }
+        }
+    }
+}
+
+async fn host(context: &Context, far: &Far, mut stream: Stream, open: Open) -> Result<Ended, Reason> {
     let place = context.table.enter().ok_or(Reason::Busy);
     let key = (far.peer.clone(), far.run, open.id);
     // Who resumes it before the server was reached waits for that, and does not have it opened once more.
     let streams = context.table.host(key.clone());
     let reached = match &place {
-        Ok(_) => reach(context, far, &open).await,
+        Ok(_) => telling(&mut stream, reach(context, far, &open)).await,
         Err(reason) => Err(*reason),
     };
     let (local, _shown) = match reached {

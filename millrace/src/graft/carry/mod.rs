@@ -236,19 +236,20 @@ impl Broker {
         self.context.hooks.add(cgroup, side, leads)
     }
 
-    pub fn tick(&self, settings: &Settings) {
+    /// Once a second or so. `leads`: what applications are led by now.
+    pub fn tick(&self, leads: Vec<Lead>) {
         self.context.hooks.prune();
         // By which of its addresses this host reaches a peer changes without a carrier's end.
         self.context.carriers.refresh();
         self.context.gateway.iter().for_each(|gateway| gateway.tick());
-        if let Err(error) = self.follow_cgroups(settings) {
+        if let Err(error) = self.follow_cgroups(leads) {
             warn!("cgroups that rules name have come or gone, and the kernel cannot be told: {error:#}");
         }
     }
 
     /// Rules for somebody are not for a gateway: it need not be told.
-    fn follow_cgroups(&self, settings: &Settings) -> anyhow::Result<()> {
-        let (now, mut told) = (leads(settings)?, self.leads.lock());
+    fn follow_cgroups(&self, now: Vec<Lead>) -> anyhow::Result<()> {
+        let mut told = self.leads.lock();
         if now != *told {
             self.context.hooks.set_rules(&now)?;
             *told = now;

@@ -470,9 +470,8 @@ impl<'a> Pump<'a> {
         }
     }
 
-    /// A server that is yet to be reached may take its time, and the other end hears nothing until then.
     fn note_silence(&mut self) {
-        let Some(asked) = self.stream.asked.filter(|_| self.is_accepted) else { return };
+        let Some(asked) = self.stream.asked else { return };
         let (heard, now) = (self.stream.heard(), Instant::now());
         let silence = self.silence.get_or_insert_with(|| Silence::new(asked, heard, now));
         silence.note(heard, self.is_news, now);

@@ -168,7 +168,7 @@ impl Stream {
         self.socket().map_or(0, |socket| socket.heard())
     }
 
-    /// A frame that is alone, and its answer: of a pool it comes soon, or the connection is none any more.
+    /// A frame that is alone, and its answer: of a pool something comes soon, or the connection is none any more.
     pub async fn ask(&mut self, frame: &Frame) -> Result<Frame, Broken> {
         let patience = self.asked.map_or(PATIENCE, |asked| PATIENCE.min(2 * asked));
         self.sender.push(frame);
@@ -180,17 +180,18 @@ impl Stream {
         self.first_within(PATIENCE).await
     }
 
+    /// With no longer silence before it.
     async fn first_within(&mut self, patience: Duration) -> Result<Frame, Broken> {
         let first = async {
             loop {
-                match self.receiver.next().await {
-                    // Of what it carried before.
+                match timeout(patience, self.receiver.next()).await.map_err(|_| Broken::TimedOut)? {
+                    // Of what it carried before, or from who is busy with what it was asked.
                     Ok(Frame::Ask | Frame::Answer) if self.asked.is_some() => {}
                     first => return first,
                 }
             }
         };
-        timeout(patience, first).await.map_err(|_| Broken::TimedOut)?
+        timeout(PATIENCE, first).await.map_err(|_| Broken::TimedOut)?
     }
 }
 

@@ -1,0 +1,340 @@
+use super::*;
+
+const TEXT: &str = r#"
+    interface = ["eth0"]
+    [parameters.repair]
+    retry_us = 20000
+    [[graft]]
+    name = "complete"
+    functions = ["number", "repair"]
+    [[graft]]
+    name = "newest"
+    functions = ["number", "order"]
+    budget-ns = 5000
+    fallback = "newest"
+    [[session]]
+    name = "telemetry"
+    local = "10.0.0.1:7000"
+    remote = "10.0.0.2:6000"
+    key-file = "key"
+    graft = "complete"
+"#;
+
+fn parse(text: &str) -> Result<Settings, String> {
+    let directory = tempfile::tempdir().expect("a directory");
+    std::fs::write(directory.path().join("key"), "00112233445566778899aabbccddeeff\n").expect("a key");
+    std::fs::write(directory.path().join("bad"), "0011").expect("no key");
+    Settings::parse(text, directory.path()).map_err(|error| error.to_string())
+}
+
+#[test]
+fn lists_have_identities_of_their_own() {
+    let settings = parse(TEXT).expect("settings");
+    let ids: BTreeSet<_> = settings.grafts.values().map(|graft| graft.list.id).collect();
+    assert_eq!(ids.len(), 2);
+    let services = [Service::Once, Service::Reliability, Service::PartialReliability];
+    assert_eq!(settings.grafts["complete"].services, services.into());
+    assert_eq!(settings.sessions[0].key[..3], [0, 0x11, 0x22]);
+}
+
+/// Both ends need the same parity, and nothing else: it is part of what they agree on.
+#[test]
+fn a_list_is_another_one_with_another_parity() {
+    let id = |parameters: &str| {
+        let text = TEXT.replace(r#"["number", "repair"]"#, r#"["number", "fec"]"#);
+        let settings = parse(&text.replace("retry_us = 20000", parameters)).expect(parameters);
+        settings.grafts["complete"].list.id
+    };
+    let default = id("tries = 3");
+    assert_eq!(id("tries = 3\n[parameters.fec]\nparity = 1"), default, "it is the default");
+    assert_eq!(id("tries = 3\n[parameters.fec]\npackets = 16"), default, "parity packets say it");
+    let others: BTreeSet<_> =
+        (2..=4).map(|parity| id(&format!("tries = 3\n[parameters.fec]\nparity = {parity}"))).collect();
+    assert!(others.len() == 3 && !others.contains(&default), "{others:?}");
+}
+
+/// In clear is what is said to be.
+#[test]
+fn sessions_are_sealed() {
+    let table = [
+        ("", Some(Cipher::Chacha20Poly1305)),
+        ("cipher = \"aes-128-gcm\"", Some(Cipher::Aes128Gcm)),
+        ("cipher = \"chacha20-poly1305\"", Some(Cipher::Chacha20Poly1305)),
+        ("clear = false", Some(Cipher::Chacha20Poly1305)),
+        ("clear = true", None),
+    ];
+    for (line, want) in table {
+        let settings = parse(&format!("{TEXT}{line}\n")).expect(line);
+        assert_eq!(settings.sessions[0].cipher, want, "{line}");
+    }
+}
+
+#[test]
+fn paths_are_checked() {
+    let path = |local: &str, remote: &str, interface: &str| {
+        format!("[[session.path]]\nlocal = \"{local}\"\nremote = \"{remote}\"\ninterface = \"{interface}\"\n")
+    };
+    let own = path("10.0.0.1", "10.0.0.2", "eth0");
+    let second = path("10.1.0.1", "10.1.0.2", "eth0");
+    let settings = parse(&format!("{TEXT}{second}{own}")).expect("paths");
+    let paths = settings.sessions[0].paths.clone().expect("paths");
+    assert_eq!((paths.each[0].local.to_string(), paths.is_redundant), ("10.0.0.1".to_owned(), false));
+    for (lines, want) in [
+        (own.clone(), "2 to 4 of them"),
+        (own.repeat(5), "2 to 4 of them"),
+        (second.repeat(2), "the session's own addresses, local = \"10.0.0.1\""),
+        (own.repeat(2), "is there twice"),
+        (format!("{own}{}", path("fd00::1", "fd00::2", "eth0")), "of another family"),
+        (format!("{own}{}", path("10.1.0.1", "10.1.0.2", "eth9")), "eth9 is not one of `interface`"),
+        ("paths = \"redundant\"\n".to_owned(), "2 to 4 of them"),
+        (format!("paths = \"both\"\n{own}{second}"), "unknown variant `both`"),
+    ] {
+        let refused = parse(&format!("{TEXT}{lines}")).expect_err(want);
+        assert!(refused.contains(want), "{refused}");
+    }
+    let other = "[[session]]\nname = \"b\"\nlocal = \"10.1.0.1:7000\"\nremote = \"10.1.0.2:6000\"\nkey-file = \"key\"\ngraft = \"complete\"\n";
+    let refused = parse(&format!("{TEXT}{own}{second}{other}")).expect_err("taken");
+    assert!(refused.contains("another session has them"), "{refused}");
+    let bare = TEXT
+        .replace(r#"["number", "repair"]"#, "[]")
+        .replace("[parameters.repair]\n    retry_us = 20000", "");
+    let redundant = format!("{bare}clear = true\npaths = \"redundant\"\n{own}{second}");
+    let refused = parse(&redundant).expect_err("twice");
+    assert!(refused.contains("the function number"), "{refused}");
+}
+
+#[test]
+fn sessions_are_udp_on_the_wire_unless_they_say_something_else() {
+    let table =
+        [("", Protocol::Udp), ("protocol = \"udp\"", Protocol::Udp), ("protocol = \"253\"", Protocol::Ip253)];
+    for (line, want) in table {
+        let settings = parse(&format!("{TEXT}{line}\n{PEER}{line}\n")).expect(line);
+        assert!(settings.sessions.len() > 1);
+        assert!(settings.sessions.iter().all(|session| session.protocol == want), "{line}");
+    }
+}
+
+#[test]
+fn rules_are_steps_by_the_round_trip() {
+    let measured = TEXT.replace("\"repair\"]", "\"repair\", \"acknowledge\"]");
+    let measured = measured.replace("\"order\"]", "\"order\", \"acknowledge\"]");
+    let rule = |rest: &str| format!("[[session.when]]\n{rest}\n");
+    let one = rule("rtt-ms = 300\ngraft = \"newest\"");
+    let settings = parse(&(measured.clone() + &one)).expect("a rule");
+    let [when] = &settings.sessions[0].when[..] else { panic!("one rule") };
+    let ms = Duration::from_millis;
+    assert_eq!((when.rtt, when.until, when.hold), (ms(300), ms(240), ms(1000)));
+    let table = [
+        (
+            rule("rtt-ms = 300\nuntil-rtt-ms = 300\ngraft = \"newest\""),
+            "until-rtt-ms, 300, is less than rtt-ms, 300",
+        ),
+        (rule("rtt-ms = 0\ngraft = \"newest\""), "is less than rtt-ms"),
+        (
+            rule("rtt-ms = 4\ngraft = \"other\""),
+            "session telemetry: [[session.when]]: there is no graft other",
+        ),
+        (one.clone() + &rule("rtt-ms = 200\ngraft = \"complete\""), "in the order of their rtt-ms"),
+        (
+            one.clone() + &rule("rtt-ms = 400\nuntil-rtt-ms = 240\ngraft = \"complete\""),
+            "in the order of their rtt-ms",
+        ),
+    ];
+    for (rules, want) in table {
+        let error = parse(&(measured.clone() + &rules)).expect_err(want);
+        assert!(error.contains(want), "{error}");
+    }
+    let error = parse(&(TEXT.to_owned() + &one)).expect_err("nobody knows the round trip");
+    assert!(error.contains("does not have the function acknowledge"), "{error}");
+}
+
+/// So much for each, whatever it is for.
+#[test]
+fn memory_is_known_before_it_is_taken() {
+    let of = |head: &str, text: &str| parse(&format!("{head}\n{text}")).expect(head).memory().expect("bytes");
+    let [few, many] = ["sessions = 64", "sessions = 10064"].map(|head| of(head, TEXT));
+    let each = (many - few) / 10_000;
+    // What all functions know together, and 24 KB of `repair`.
+    assert!((16_464 + 24_000..48_000).contains(&each), "{each}");
+    assert_eq!(
+        of("memory-mib = 71", TEXT) - of("memory-mib = 48", TEXT),
+        10 * 1024 * 2072,
+        "no parity is kept"
+    );
+    assert!(
+        of("", TEXT) > of("", &TEXT.replace("repair\"]", "order\"]")),
+        "what no graft names takes nothing"
+    );
+}
+
+#[test]
+fn no_more_sessions_keep_packets_than_there_is_room_for() {
+    let session = |port: usize| {
+        format!(
+            "[[session]]\nname = \"{port}\"\nlocal = \"10.0.0.1:7000\"\nremote = \"10.0.0.3:{port}\"\nkey-file = \"key\"\ngraft = \"newest\"\n"
+        )
+    };
+    let more = |count: usize| TEXT.to_owned() + &(1..=count).map(session).collect::<String>();
+    parse(&more(15)).expect("16 in all");
+    let error = parse(&more(16)).expect_err("17");
+    assert!(
+        error.contains(
+            "17 sessions, and graft complete keeps what it has sent: 2.3 MiB for each, 39 MiB in all; memory-mib has room for 16: \
+             set memory-mib = 39"
+        ),
+        "{error}"
+    );
+    parse(&format!("memory-mib = 39\n{}", more(16))).expect("as it says");
+    let without = more(16).replace("\"number\", \"repair\"", "\"number\"");
+    parse(&without).expect("nothing is kept");
+    let many = |count: usize| more(count).replace("\"number\", \"repair\"", "\"number\"");
+    let error = parse(&many(64)).expect_err("65");
+    assert!(error.contains("65 sessions are more than sessions = 64: set sessions = 65"), "{error}");
+    let settings = parse(&format!("sessions = 10000\n{}", many(9999))).expect("10,000");
+    assert_eq!((settings.room.sessions, settings.room.keepers), (10_000, 16));
+    for sessions in [0, 16_385] {
+        let error = parse(&format!("sessions = {sessions}\n{}", many(1))).expect_err("out of range");
+        assert!(error.contains("sessions is from 1 to 16384"), "{error}");
+    }
+}
+
+const PEER: &str = "[[peer]]\nname = \"station\"\nlocal = \"10.0.0.1\"\nremote = \"10.0.0.7\"\nkey-file = \"key\"\nports = \"41000-41008\"\n";
+
+#[test]
+fn peers_bring_sessions_with_framing_alone() {
+    let settings = parse(&format!("{TEXT}\n{PEER}")).expect("settings");
+    assert_eq!(settings.sessions.len(), 10);
+    assert!(settings.sessions[1..].iter().all(|session| session.graft == CANONICAL));
+    assert!(settings.grafts[CANONICAL].functions.is_empty());
+    assert_eq!(settings.sessions[1].name, "station/41000");
+    let table = [
+        (format!("{TEXT}\n{PEER}{PEER}"), "two peers are called station"),
+        (format!("{TEXT}\n{PEER}paths = \"redundant\"\n"), "peer station: path: there are 2 to 4 of them"),
+        (format!("{TEXT}\n{PEER}[[peer.path]]\nlocal = \"10.0.0.1\"\n"), "missing field `remote`"),
+        (
+            format!("{TEXT}\n{PEER}")
+                .replace("10.0.0.1:7000", "10.0.0.1:41001")
+                .replace("10.0.0.2:6000", "10.0.0.7:41001"),
+            "session station/41001 has the addresses and ports of another one",
+        ),
+        (format!("{TEXT}\n{PEER}").replace("newest", CANONICAL), "give this one another name"),
+        (format!("{TEXT}\n{PEER}").replace("41008", "41090"), "are more than sessions = 64"),
+    ];
+    for (text, wanted) in table {
+        let error = parse(&text).expect_err(wanted);
+        assert!(error.contains(wanted), "{error}");
+    }
+}
+
+#[test]
+fn sessions_of_a_pool_have_the_peers_paths() {
+    let path = |local: &str, remote: &str| {
+        format!("[[peer.path]]\nlocal = \"{local}\"\nremote = \"{remote}\"\ninterface = \"eth0\"\n")
+    };
+    let (own, second) = (path("10.0.0.1", "10.0.0.7"), path("10.1.0.1", "10.1.0.7"));
+    let settings = parse(&format!("{TEXT}\n{PEER}{second}{own}")).expect("paths");
+    assert_eq!(settings.sessions[0].paths, None);
+    for session in &settings.sessions[1..] {
+        let paths = session.paths.as_ref().expect("paths");
+        assert_eq!(
+            paths.each.iter().map(|path| path.local.to_string()).collect::<Vec<_>>(),
+            ["10.0.0.1", "10.1.0.1"]
+        );
+    }
+    let many = PEER.replace("41008", "41100");
+    for (text, wanted) in [
+        (format!("{PEER}{own}"), "peer station: path: there are 2 to 4 of them"),
+        (format!("{PEER}{second}{second}"), "the session's own addresses, local = \"10.0.0.1\""),
+        (
+            format!("sessions = 200\nmemory-mib = 300\n{TEXT}\n{many}{second}{own}"),
+            "101 sessions have several paths",
+        ),
+    ] {
+        let text = if text.starts_with("sessions") { text } else { format!("{TEXT}\n{text}") };
+        let error = parse(&text).expect_err(wanted);
+        assert!(error.contains(wanted), "{error}");
+    }
+}
+
+/// In the kernel it is framing alone, and yet no list of framing alone: both ends need the same process.
+#[test]
+fn a_process_stands_alone() {
+    let of = |name: &str, rest: &str| {
+        let graft = format!("[[graft]]\nname = \"theirs\"\nfunctions = [\"{name}\"]\n{rest}");
+        parse(&format!("{TEXT}\n{graft}\n{PEER}"))
+    };
+    let settings = of("sctp", "[parameters.sctp]\nbuffer_kib = 64").expect("a process");
+    let graft = &settings.grafts["theirs"];
+    assert!(graft.functions.is_empty() && graft.list.functions.is_empty());
+    assert_ne!(graft.list.id, settings.grafts[CANONICAL].list.id);
+    let process = graft.process.clone().expect("a process");
+    assert_eq!((process.program.as_str(), process.parameters["buffer_kib"]), ("sctp", 64));
+    assert_eq!(process.parameters["rto_min_ms"], 200, "the default");
+    assert!(graft.services.contains(&Service::Order));
+    let id = |name, rest| of(name, rest).expect(rest).grafts["theirs"].list.id;
+    assert_eq!(id("sctp", ""), graft.list.id, "a buffer is an end's own matter");
+    let unordered = id("sctp-unordered", "");
+    assert_ne!(unordered, graft.list.id);
+    assert_ne!(id("sctp-unordered", "[parameters.sctp-unordered]\nstreams = 4"), unordered);
+    let table = [
+        (of("sctp", "fallback = \"newest\""), "graft theirs: its fallback newest"),
+        (of("sctp\", \"number", ""), "function sctp is a process: it stands alone in its graft"),
+        (of("sctp", "[parameters.sctp]\nbuffer_kib = 1"), "parameter buffer_kib is from 64 to 4096"),
+        (of("sctp", "[parameters.sctp]\nstreams = 2"), "there is no parameter streams"),
+        (
+            parse(&TEXT.replace("\"number\", \"repair\"", "\"sctp\"")),
+            "session telemetry: graft complete is a process, which sessions that applications ask for",
+        ),
+    ];
+    for (refused, wanted) in table {
+        let refused = refused.expect_err(wanted);
+        assert!(refused.contains(wanted), "{refused}");
+    }
+}
+
+#[test]
+fn what_is_wrong_is_said() {
+    let table = [
+        ("[\"eth0\"]", "[]", "interface names at least one"),
+        ("[\"number\", \"repair\"]", "[\"repair\"]", "function repair needs number in front of it"),
+        ("[\"number\", \"repair\"]", "[\"repair\", \"number\"]", "repair needs number in front of it"),
+        (
+            "[\"number\", \"repair\"]",
+            "[\"window\", \"number\", \"repair\"]",
+            "function window needs acknowledge behind it",
+        ),
+        ("[\"number\", \"repair\"]", "[\"number\", \"number\"]", "number is in it twice"),
+        (
+            "[\"number\", \"repair\"]",
+            "[\"seal\"]",
+            "there is no function seal; there are: acknowledge, congestion, fec, gobackn, number, order, pace, partial, repair, sctp, sctp-unordered, window",
+        ),
+        ("fallback = \"newest\"", "fallback = \"complete\"", "does not have the service PartialOrder"),
+        ("fallback = \"newest\"", "fallback = \"none\"", "there is no graft none"),
+        ("name = \"newest\"", "name = \"complete\"", "two grafts are called complete"),
+        ("graft = \"complete\"", "graft = \"some\"", "session telemetry: there is no graft some"),
+        ("\"10.0.0.2:6000\"", "\"[::1]:6000\"", "different families"),
+        ("\"10.0.0.2:6000\"", "\"10.0.0.2\"", "socket address"),
+        ("key-file = \"key\"", "key-file = \"bad\"", "32 hexadecimal digits"),
+        ("key-file = \"key\"", "key-file = \"none\"", "No such file"),
+        (
+            "key-file",
+            "clear = true\ncipher = \"aes-128-gcm\"\nkey-file",
+            "clear and cipher exclude each other",
+        ),
+        ("key-file", "cipher = \"rot13\"\nkey-file", "unknown variant `rot13`"),
+        ("key-file", "protocol = \"254\"\nkey-file", "unknown variant `254`, expected `udp` or `253`"),
+        ("[parameters.repair]", "[parameters.mend]", "there is no function mend"),
+        (
+            "functions = [\"number\", \"repair\"]",
+            "functions = [\"window\", \"number\", \"acknowledge\"]\n[parameters.window]\npackets = 2\n[parameters.acknowledge]\nevery = 3",
+            "a window of 2 packets would be full before 3 are acknowledged",
+        ),
+    ];
+    for (from, to, wanted) in table {
+        let text = TEXT.replacen(from, to, 1);
+        assert_ne!(text, TEXT, "{from}");
+        let error = parse(&text).expect_err(wanted);
+        assert!(error.contains(wanted), "{error}");
+    }
+}
