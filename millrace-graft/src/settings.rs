@@ -294,7 +294,7 @@ impl Settings {
             carry,
             gateway: raw.gateway.map(gateway::Raw::checked).transpose()?,
             model: raw.model.map(|path| model(&directory.join(path))).transpose()?,
-            learned: raw.learned.map(|path| directory.join(path)),
+            learned: raw.learned.map(|path| learned(&directory.join(path))).transpose()?,
             purposes: purpose::all(raw.profile)?,
             classify: raw.classify.map(purpose::RawClassify::checked).transpose()?.flatten(),
         };
@@ -510,6 +510,15 @@ fn model(path: &Path) -> Result<Arc<Model>, String> {
     Model::parse(&text).map(Arc::new).map_err(|error| failed(error.to_string()))
 }
 
+/// It need not be there, but where it is to be.
+fn learned(path: &Path) -> Result<PathBuf, String> {
+    let directory = path.parent().filter(|directory| *directory != Path::new("")).unwrap_or(Path::new("."));
+    match directory.is_dir() {
+        true => Ok(path.to_owned()),
+        false => Err(format!("learned {}: there is no directory {}", path.display(), directory.display())),
+    }
+}
+
 fn fetched_to(agreement: &Option<Agreement>) -> Option<PathBuf> {
     agreement.as_ref()?.fetch_to.clone()
 }
@@ -711,6 +720,7 @@ mod tests {
             (format!("{rule}select = \"loss\"\ngraft = \"a\"\n"), "select and graft or congestion"),
             (format!("{rule}size-kib = 1\n"), "size-kib wants select"),
             (format!("model = \"/nowhere/model.json\"\n{rule}"), "model /nowhere/model.json: No such file"),
+            (format!("learned = \"/nowhere/l\"\n{rule}"), "learned /nowhere/l: there is no directory /nowhere"),
             (format!("{rule}pace = 1\n"), "unknown field `pace`"),
             (format!("{rule}agree = \"perhaps\"\n"), "agree is true, false or \"bound\""),
             (format!("{rule}agree = \"bound\"\n"), "rule a: agree = \"bound\" wants a [[peer]]"),
