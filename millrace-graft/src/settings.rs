@@ -720,7 +720,10 @@ mod tests {
             (format!("{rule}select = \"loss\"\ngraft = \"a\"\n"), "select and graft or congestion"),
             (format!("{rule}size-kib = 1\n"), "size-kib wants select"),
             (format!("model = \"/nowhere/model.json\"\n{rule}"), "model /nowhere/model.json: No such file"),
-            (format!("learned = \"/nowhere/l\"\n{rule}"), "learned /nowhere/l: there is no directory /nowhere"),
+            (
+                format!("learned = \"/nowhere/l\"\n{rule}"),
+                "learned /nowhere/l: there is no directory /nowhere",
+            ),
             (format!("{rule}pace = 1\n"), "unknown field `pace`"),
             (format!("{rule}agree = \"perhaps\"\n"), "agree is true, false or \"bound\""),
             (format!("{rule}agree = \"bound\"\n"), "rule a: agree = \"bound\" wants a [[peer]]"),

@@ -2,6 +2,7 @@
 
 mod adapt;
 mod at_once;
+pub mod beside;
 mod compare;
 mod contender;
 mod cost;

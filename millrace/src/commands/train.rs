@@ -15,6 +15,8 @@ use millrace_proto::graft::select::{
     runs,
 };
 
+use millrace_lab::bench::beside::{self, Line, Mark, Panel};
+
 use crate::render::{
     Fit::{self, Name, Text, Whole},
     line, print, table, width,
@@ -42,6 +44,9 @@ pub struct Args {
     /// How it was judged, as data
     #[arg(long)]
     json: bool,
+    /// Draw that here (SVG)
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
 }
 
 pub fn run(args: &Args) -> anyhow::Result<()> {
@@ -67,6 +72,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     report.scores.extend(judge::again(&runs));
     let model = Model::new(about(&report), cases.arms.clone(), judge::train(&cases, settings));
     fs::write(&args.out, model.text()?).with_context(|| args.out.display().to_string())?;
+    args.plot.as_deref().map_or(Ok(()), |path| draw(&report, path))?;
     let tree = format!(
         "{}: {} leaves, {} deep\n",
         args.out.display(),
@@ -94,6 +100,29 @@ pub fn read(path: &Path, most: usize) -> anyhow::Result<String> {
     let bytes = fs::metadata(path).with_context(name)?.len();
     ensure!(bytes <= most as u64, "{}: it has {bytes} bytes; up to {most} are read", name());
     fs::read_to_string(path).with_context(name)
+}
+
+/// Shares of cases, percent: right ones with the interval in which those lie, and what is given away.
+fn draw(report: &Report, path: &Path) -> anyhow::Result<()> {
+    let panel = |title: &str, figures: &dyn Fn(&Score) -> [f64; 3]| Panel {
+        title: title.to_owned(),
+        is_log: false,
+        lines: report
+            .scores
+            .iter()
+            .map(|score| {
+                let [at, from, to] = figures(score).map(|share| share * 100.0);
+                Line { name: score.by.clone(), marks: vec![Mark { series: 0, at, from, to }] }
+            })
+            .collect(),
+    };
+    let panels = [
+        panel("right within ties, % (95 % interval)", &|score| {
+            [score.right, score.right_low, score.right_high]
+        }),
+        panel("regret, % of utility", &|score| [score.regret; 3]),
+    ];
+    beside::draw(&panels, &["by"], 2, path)
 }
 
 fn about(report: &Report) -> String {

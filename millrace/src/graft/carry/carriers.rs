@@ -190,7 +190,9 @@ impl Carriers {
 
     /// Whether what one carrier of the peer cannot carry, another may.
     pub fn has_several(&self, peer: &str) -> bool {
-        self.peers.lock().get(peer).is_some_and(|state| state.all.len() > 1)
+        let states = self.peers.lock();
+        let all = states.get(peer).map_or(&[][..], |state| &state.all);
+        all.iter().filter(|carrier| !carrier.is_closed()).count() > 1
     }
 
     /// To the host with this address, or to the one that it is behind.

@@ -22,6 +22,7 @@ use self::worse::Worse;
 use super::carrying::Carrying;
 use super::network::Network;
 use crate::bench::at_once::at_once;
+use crate::bench::beside;
 use crate::bench::process::Process;
 use crate::bench::site::{SUBSCRIBERS_LINK, Site, device};
 use crate::bench::table::write_json;
@@ -76,9 +77,18 @@ pub struct Args {
     /// Of the losses; rounds count on from it
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Files with rows of earlier runs, whose rounds are added
+    #[arg(long, value_delimiter = ',', value_name = "FILE")]
+    add: Vec<PathBuf>,
+    /// Measure nothing; only put those together
+    #[arg(long, requires = "add")]
+    only_add: bool,
     /// Write the rows here
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Draw them here (SVG)
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
 }
 
 pub use saturate::saturate;
@@ -110,21 +120,14 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         "--film-mbit is from 1 to 100, --film-seconds from 2 to 600"
     );
     args.networks.iter().try_for_each(Network::check)?;
-    let lacking: Vec<_> =
-        Server::ALL.into_iter().filter_map(|server| Some((server, server.lacks()?))).collect();
-    let is_here = |app: &&Application| !lacking.iter().any(|(server, _)| *server == app.server());
-    let apps: Vec<_> = args.apps.iter().filter(is_here).copied().collect();
-    for (_, program) in
-        lacking.iter().filter(|(server, _)| args.apps.iter().any(|app| app.server() == *server))
-    {
-        println!("no {program}: what needs it is left out");
+    let mut rows = Vec::new();
+    for path in &args.add {
+        rows.extend(rows::read(path)?);
     }
-    ensure!(!apps.is_empty(), "no application could be run");
-    warn_if_busy()?;
-    let is_used = |server: Server| apps.iter().any(|app| app.server() == server);
-    let film = is_used(Server::Film).then_some((args.film_mbit, args.film_seconds));
-    let material = Material::new(is_used(Server::Go), film)?;
-    let rows = args.measure(&apps, &material)?;
+    if !args.only_add {
+        rows.extend(args.all()?);
+    }
+    let rows = rows::joined(rows);
     print!("{}", render(&rows));
     let worse = Worse::all(&rows, &args.controls, args.in_place_below_ms);
     worse.iter().for_each(|it| println!("{}", it.text()));
@@ -132,10 +135,31 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     for it in &worse {
         json.push(serde_json::to_value(it)?);
     }
-    args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))
+    args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))?;
+    let (panels, ways) = rows::panels(&rows);
+    args.plot.as_deref().map_or(Ok(()), |path| beside::draw(&panels, &ways, 2, path))
 }
 
 impl Args {
+    /// With what there is here for it.
+    fn all(&self) -> anyhow::Result<Vec<Row>> {
+        let lacking: Vec<_> =
+            Server::ALL.into_iter().filter_map(|server| Some((server, server.lacks()?))).collect();
+        let is_here = |app: &&Application| !lacking.iter().any(|(server, _)| *server == app.server());
+        let apps: Vec<_> = self.apps.iter().filter(is_here).copied().collect();
+        for (_, program) in
+            lacking.iter().filter(|(server, _)| self.apps.iter().any(|app| app.server() == *server))
+        {
+            println!("no {program}: what needs it is left out");
+        }
+        ensure!(!apps.is_empty(), "no application could be run");
+        warn_if_busy()?;
+        let is_used = |server: Server| apps.iter().any(|app| app.server() == server);
+        let film = is_used(Server::Film).then_some((self.film_mbit, self.film_seconds));
+        let material = Material::new(is_used(Server::Go), film)?;
+        self.measure(&apps, &material)
+    }
+
     fn ways(&self, round: usize) -> Vec<Way> {
         let mut ways: Vec<_> = self.controls.iter().cloned().map(Way::InPlace).collect();
         ways.push(Way::Carried);
@@ -154,7 +178,7 @@ impl Args {
         let done = at_once(self.labs, &jobs, |(round, network)| {
             self.on(*network, *round, (apps, material), &progress)
         })?;
-        Ok(rows::joined(done.into_iter().flatten()))
+        Ok(done.into_iter().flatten().collect())
     }
 
     fn on(
@@ -163,7 +187,7 @@ impl Args {
         round: usize,
         (apps, material): (&[Application], &Material),
         progress: &Progress,
-    ) -> anyhow::Result<Vec<(Case, Came)>> {
+    ) -> anyhow::Result<Vec<Row>> {
         // Each round loses other packets.
         let seed = self.seed.wrapping_add(round as u64);
         let site = Site::new(&network.topology(self.rate_mbit, Directions::Both, seed)?)?;
@@ -188,7 +212,7 @@ impl Args {
                 let what = format!("round {round}, {}", case.text());
                 let work = || hosts.measure(*app, &way, self.limit);
                 let it = progress.step(&what, work, |it| rows::told(it.as_ref()))?;
-                came.push((case, it.with_context(|| what)?));
+                came.push(Row::new(case, it.with_context(|| what)?));
             }
         }
         hosts.pair.check_led(apps.len())?;

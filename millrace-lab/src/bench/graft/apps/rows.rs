@@ -1,15 +1,20 @@
 //! What came of runs: rows, as text, and as they are kept in files.
 
-use serde::Serialize;
+use std::path::Path;
+
+use anyhow::Context as _;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::application::Came;
 use super::video::Watched;
+use crate::bench::beside::{Line, Mark, Panel};
 use crate::bench::graft::network::Network;
 use crate::bench::stats::Spread;
 use crate::bench::table::columns;
 
 /// An application on a network, by one way.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Case {
     pub application: String,
     pub loss_percent: f64,
@@ -35,16 +40,17 @@ impl Case {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     #[serde(flatten)]
     pub case: Case,
     /// With the limit for those that were not done by then.
+    #[serde(skip_deserializing)]
     pub seconds: Option<Spread>,
     pub over: usize,
     pub rounds: Vec<f64>,
     /// Of a film, by round.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub watched: Vec<Watched>,
 }
 
@@ -59,18 +65,17 @@ pub fn told(came: Result<&Came, &anyhow::Error>) -> String {
     }
 }
 
-/// In the order of their first runs.
-pub fn joined(came: impl Iterator<Item = (Case, Came)>) -> Vec<Row> {
+/// Runs of the same case in one row; by round trip and loss, as they came.
+pub fn joined(came: impl IntoIterator<Item = Row>) -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();
-    for (case, came) in came {
-        let at = rows.iter().position(|row| row.case == case).unwrap_or(rows.len());
-        if at == rows.len() {
-            rows.push(Row { case, seconds: None, over: 0, rounds: Vec::new(), watched: Vec::new() });
-        }
-        if let Some(row) = rows.get_mut(at) {
-            row.rounds.push(came.seconds);
-            row.watched.extend(came.watched);
-            row.over += usize::from(came.is_over);
+    for row in came {
+        match rows.iter_mut().find(|other| other.case == row.case) {
+            Some(other) => {
+                other.rounds.extend(row.rounds);
+                other.watched.extend(row.watched);
+                other.over += row.over;
+            }
+            None => rows.push(row),
         }
     }
     rows.iter_mut().for_each(|row| row.seconds = Spread::of(&row.rounds));
@@ -78,7 +83,47 @@ pub fn joined(came: impl Iterator<Item = (Case, Came)>) -> Vec<Row> {
     rows
 }
 
+/// What an earlier run has written, without what it has counted of that.
+pub fn read(path: &Path) -> anyhow::Result<Vec<Row>> {
+    let read = || {
+        let all: Vec<Value> = serde_json::from_slice(&std::fs::read(path)?)?;
+        let rows = all.into_iter().filter(|it| it.get("application").is_some());
+        anyhow::Ok(rows.map(serde_json::from_value).collect::<Result<Vec<_>, _>>()?)
+    };
+    read().with_context(|| format!("{}: rows of bench graft apps", path.display()))
+}
+
+/// A panel for each network, with all ways that there are.
+pub fn panels(rows: &[Row]) -> (Vec<Panel>, Vec<&str>) {
+    let mut ways: Vec<&str> = Vec::new();
+    let mut panels: Vec<Panel> = Vec::new();
+    for row in rows {
+        let (case, Some(seconds)) = (&row.case, row.seconds) else { continue };
+        let title = format!("{} ms, {} % lost: seconds", case.rtt_ms, case.loss_text());
+        if !panels.iter().any(|panel| panel.title == title) {
+            panels.push(Panel { title: title.clone(), is_log: true, lines: Vec::new() });
+        }
+        let Some(panel) = panels.iter_mut().find(|panel| panel.title == title) else { continue };
+        if !panel.lines.iter().any(|line| line.name == case.application) {
+            panel.lines.push(Line { name: case.application.clone(), marks: Vec::new() });
+        }
+        let series = ways.iter().position(|way| *way == case.way).unwrap_or_else(|| {
+            ways.push(&case.way);
+            ways.len() - 1
+        });
+        let mark = Mark { series, at: seconds.median, from: seconds.min, to: seconds.max };
+        let line = panel.lines.iter_mut().filter(|line| line.name == case.application);
+        line.for_each(|line| line.marks.push(mark));
+    }
+    (panels, ways)
+}
+
 impl Row {
+    pub fn new(case: Case, came: Came) -> Self {
+        let (over, rounds) = (usize::from(came.is_over), vec![came.seconds]);
+        Self { case, seconds: Spread::of(&rounds), over, rounds, watched: came.watched.into_iter().collect() }
+    }
+
     fn order(&self) -> (u32, [u64; 2], String) {
         let case = &self.case;
         let loss = [case.loss_percent, case.burst_packets].map(|it| (it * 1e6) as u64);
@@ -149,8 +194,8 @@ mod tests {
         let watched = |stalls| Watched { start_s: 1.0, stalls, stalled_s: f64::from(stalls), is_over: false };
         let came = |stalls| Came { seconds: 1.0, is_over: false, watched: Some(watched(stalls)) };
         let bursts = Case { burst_packets: 8.0, ..case_of("film") };
-        let rows =
-            joined([(case_of("film"), came(0)), (bursts.clone(), came(1)), (bursts, came(2))].into_iter());
+        let came = [(case_of("film"), came(0)), (bursts.clone(), came(1)), (bursts, came(2))];
+        let rows = joined(came.map(|(case, came)| Row::new(case, came)));
         assert_eq!(rows.iter().map(Row::stalls).collect::<Vec<_>>(), ["0", "3"]);
         assert!(!rows[0].case.is_beside(&rows[1].case));
         assert!(rows[1].case.text().contains("1/8 %"));
@@ -166,11 +211,38 @@ mod tests {
             (case(100, "cubic"), done(3.0)),
             (case(20, "cubic"), Came { is_over: true, ..done(60.0) }),
         ];
-        let rows = joined(came.into_iter());
+        let rows = joined(came.map(|(case, came)| Row::new(case, came)));
         let [near, carried, cubic] = &rows[..] else { panic!("three rows: {rows:?}") };
         assert_eq!((near.case.rtt_ms, near.over, near.rounds.as_slice()), (20, 1, &[60.0][..]));
         assert_eq!(cubic.seconds.map(|it| it.median), Some(2.0));
         assert_eq!((carried.times(&rows, "cubic"), carried.times(&rows, "bbr")), (Some(4.0), None));
         assert!(render(&rows).lines().count() == 4);
+    }
+
+    #[test]
+    fn runs_are_put_together_and_drawn() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("rows.json");
+        let of = |way: &str, seconds| {
+            let case = Case { way: way.into(), ..case_of("film") };
+            let watched = Watched { start_s: seconds, stalls: 1, stalled_s: 0.5, is_over: false };
+            Row::new(case, Came { seconds, is_over: false, watched: Some(watched) })
+        };
+        let rows = joined([of("cubic", 1.0), of("cubic", 4.0), of("carried", 0.5)]);
+        let mut json: Vec<_> = rows.iter().map(|row| serde_json::to_value(row).expect("JSON")).collect();
+        json.push(serde_json::json!({ "arm": "carried", "than": "cubic" }));
+        std::fs::write(&path, serde_json::to_string(&json).expect("JSON")).expect("a file");
+        assert_eq!(joined(read(&path).expect("rows")), rows);
+        let all = joined(read(&path).expect("rows").into_iter().chain([of("cubic", 2.0)]));
+        assert_eq!(all[0].seconds.map(|it| (it.median, it.max)), Some((2.0, 4.0)));
+        assert_eq!(all[0].stalls(), "3");
+        let (panels, ways) = panels(&all);
+        assert_eq!((panels.len(), ways), (1, vec!["cubic", "carried"]));
+        let marks: Vec<_> = panels[0].lines[0].marks.iter().map(|mark| (mark.series, mark.at)).collect();
+        assert_eq!((panels[0].title.as_str(), marks), ("1 ms, 1 % lost: seconds", vec![(0, 2.0), (1, 0.5)]));
+        std::fs::write(&path, "{}").expect("a file");
+        assert!(
+            read(&path).expect_err("no rows").to_string().contains("rows.json: rows of bench graft apps")
+        );
     }
 }

@@ -77,7 +77,7 @@ fn beside<'a>(rows: &'a [Row], row: &Row, way: &str) -> Option<&'a Row> {
 #[cfg(test)]
 mod tests {
     use super::super::application::Came;
-    use super::super::rows::{Case, joined};
+    use super::super::rows::{Case, Row, joined};
     use super::*;
 
     #[test]
@@ -90,18 +90,19 @@ mod tests {
             way: way.into(),
         };
         let mut came = Vec::new();
-        let mut add = |rtt_ms, way, seconds: [f64; 3]| {
-            came.extend(
-                seconds.map(|it| (case(rtt_ms, way), Came { seconds: it, is_over: false, watched: None })),
-            );
-        };
+        let mut add =
+            |rtt_ms, way, seconds: [f64; 3]| {
+                came.extend(seconds.map(|it| {
+                    Row::new(case(rtt_ms, way), Came { seconds: it, is_over: false, watched: None })
+                }));
+            };
         add(1, "cubic", [1.0, 1.0, 1.0]);
         add(1, "bbr", [0.9, 1.0, 2.0]);
         add(1, CARRIED, [1.1, 1.04, 1.2]);
         add(100, "cubic", [5.0, 5.0, 5.0]);
         add(100, "bbr", [2.0, 3.0, 1.0]);
         add(100, CARRIED, [1.0, 6.0, 1.0]);
-        let rows = joined(came.into_iter());
+        let rows = joined(came);
         let controls = ["cubic", "bbr"].map(str::to_owned);
         let all = Worse::all(&rows, &controls, 10);
         let counts = |arm: &str, than: &str| {

@@ -16,6 +16,7 @@ use self::many::Many;
 use self::way::{Route, Way};
 use super::carrying::{Carrying, Wanted};
 use super::host::LIMIT;
+use crate::bench::beside::{self, Line, Mark, Panel};
 use crate::bench::process::Process;
 use crate::bench::site::Site;
 use crate::bench::stats::{Percentiles, Spread, median};
@@ -53,6 +54,9 @@ pub struct Args {
     /// Write the rows here
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Draw the ways here (SVG)
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -79,6 +83,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     ensure!(args.rounds > 0 && args.messages > 0, "--rounds and --messages are at least 1");
     ensure!(args.seconds > 0.0 && args.seconds < 3600.0, "--seconds is more than 0 and less than 3600");
     ensure!(args.connections <= CONNECTIONS_MAX, "--connections is at most {CONNECTIONS_MAX}");
+    ensure!(args.plot.is_none() || args.parts.contains(&Part::Ways), "--plot draws the ways: --parts ways");
     warn_if_busy()?;
     let site = Site::new(&Topology::standard(1, 1))?;
     let mut json = Vec::new();
@@ -118,6 +123,7 @@ fn beside_each_other(site: &Site, args: &Args) -> anyhow::Result<Vec<Value>> {
     drop(progress);
     rows.iter().try_for_each(|row| row.route.check(2 * args.rounds))?;
     print!("{}{}", render(&rows), lacking.concat());
+    args.plot.as_deref().map_or(Ok(()), |path| beside::draw(&panels(&rows), &["way"], 2, path))?;
     Ok(rows.iter().map(|row| row.json(&rows)).collect())
 }
 
@@ -266,6 +272,23 @@ impl Row<'_> {
 
 fn of<'a, 'b>(rows: &'a [Row<'b>], way: Way) -> Option<&'a Row<'b>> {
     rows.iter().find(|row| row.route.way == way)
+}
+
+fn panels(rows: &[Row<'_>]) -> [Panel; 2] {
+    let panel = |title: &str, mark: &dyn Fn(&Row<'_>) -> Option<Mark>| Panel {
+        title: title.to_owned(),
+        is_log: false,
+        lines: rows
+            .iter()
+            .map(|row| Line { name: row.route.way.name().to_owned(), marks: mark(row).into_iter().collect() })
+            .collect(),
+    };
+    let latency =
+        |row: &Row<'_>| row.percentiles().map(|it| Mark { series: 0, at: it.p50, from: it.p50, to: it.p99 });
+    let gbit = |row: &Row<'_>| {
+        Spread::of(&row.gbit).map(|it| Mark { series: 0, at: it.median, from: it.min, to: it.max })
+    };
+    [panel("one way, us: p50 to p99", &latency), panel("Gbit/s: median, least to most", &gbit)]
 }
 
 fn render(rows: &[Row<'_>]) -> String {

@@ -1,0 +1,183 @@
+//! Figures beside each other as a picture: a panel for each of what they are of, in it a line for each name, and on it a mark for each series.
+
+use std::path::Path;
+
+use anyhow::ensure;
+use plotters::{coord::Shift, prelude::*};
+
+const WIDTH: u32 = 560;
+const LINE_HEIGHT: u32 = 26;
+/// Of a panel, besides its lines.
+const FRAME_HEIGHT: u32 = 84;
+const LABELS_WIDTH: u32 = 210;
+const FONT: &str = "sans-serif";
+
+pub struct Panel {
+    /// With the unit.
+    pub title: String,
+    /// By factors, from the left to the right.
+    pub is_log: bool,
+    pub lines: Vec<Line>,
+}
+
+/// From the top to the bottom.
+pub struct Line {
+    pub name: String,
+    pub marks: Vec<Mark>,
+}
+
+/// A value, and in which range it may lie.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Mark {
+    /// By its place among the names of series.
+    pub series: usize,
+    pub at: f64,
+    pub from: f64,
+    pub to: f64,
+}
+
+impl Panel {
+    fn marks(&self) -> impl Iterator<Item = &Mark> {
+        self.lines.iter().flat_map(|line| &line.marks)
+    }
+
+    /// Where a value lies.
+    fn place(&self, value: f64) -> f64 {
+        if self.is_log { value.max(f64::MIN_POSITIVE).log10() } else { value }
+    }
+
+    fn label(&self, place: f64) -> String {
+        match self.is_log {
+            false => format!("{place}"),
+            true if (place - place.round()).abs() < 1e-6 => format!("{}", 10_f64.powf(place)),
+            true => String::new(),
+        }
+    }
+
+    /// Whole powers of ten; else from 0.
+    fn range(&self) -> (f64, f64) {
+        let places = |of: fn(&Mark) -> f64| self.marks().map(move |mark| self.place(of(mark)));
+        let least = places(|mark| mark.from).fold(f64::INFINITY, f64::min);
+        let most = places(|mark| mark.to).fold(f64::NEG_INFINITY, f64::max);
+        match self.is_log {
+            true => (least.floor(), most.ceil().max(least.floor() + 1.0)),
+            false => (0.0, most.max(f64::MIN_POSITIVE) * 1.05),
+        }
+    }
+}
+
+/// # Errors
+/// There is nothing in it, or the file cannot be written.
+pub fn draw(panels: &[Panel], series: &[&str], columns: usize, path: &Path) -> anyhow::Result<()> {
+    let panels: Vec<_> = panels.iter().filter(|panel| panel.marks().next().is_some()).collect();
+    ensure!(!panels.is_empty(), "nothing could be measured");
+    let lines = panels.iter().map(|panel| panel.lines.len()).max().unwrap_or_default();
+    let columns = columns.clamp(1, panels.len());
+    let rows = panels.len().div_ceil(columns);
+    let height = FRAME_HEIGHT + LINE_HEIGHT * u32::try_from(lines)?;
+    let size = (WIDTH * u32::try_from(columns)?, height * u32::try_from(rows)?);
+    let root = SVGBackend::new(path, size).into_drawing_area();
+    root.fill(&WHITE)?;
+    for (area, panel) in root.split_evenly((rows, columns)).iter().zip(panels) {
+        draw_panel(area, panel, series)?;
+    }
+    root.present()?;
+    Ok(())
+}
+
+fn draw_panel(
+    area: &DrawingArea<SVGBackend<'_>, Shift>,
+    panel: &Panel,
+    series: &[&str],
+) -> anyhow::Result<()> {
+    let ((from, to), count) = (panel.range(), panel.lines.len());
+    let mut chart = ChartBuilder::on(area)
+        .caption(&panel.title, (FONT, 14))
+        .margin(6)
+        .x_label_area_size(24)
+        .y_label_area_size(LABELS_WIDTH)
+        .build_cartesian_2d(from..to, (count as f64 - 0.5)..-0.5)?;
+    let name = |y: &f64| {
+        let is_line = (y - y.round()).abs() < 1e-6 && *y >= 0.0;
+        panel.lines.get(y.round() as usize).filter(|_| is_line).map_or("", |line| &line.name).to_owned()
+    };
+    chart
+        .configure_mesh()
+        .disable_y_mesh()
+        .y_labels(2 * count + 1)
+        .x_label_formatter(&|x| panel.label(*x))
+        .y_label_formatter(&name)
+        .draw()?;
+    for (at, name) in series.iter().enumerate() {
+        let colour = Palette99::pick(at).to_rgba();
+        // Beside each other where they would lie on each other.
+        let aside = 0.6 * ((at as f64 + 0.5) / series.len() as f64 - 0.5);
+        let marks = panel.lines.iter().enumerate().flat_map(|(line, it)| {
+            it.marks.iter().filter(|mark| mark.series == at).map(move |mark| (line as f64 + aside, *mark))
+        });
+        let ranges = marks.clone().map(|(y, mark)| {
+            PathElement::new([(panel.place(mark.from), y), (panel.place(mark.to), y)], colour.stroke_width(2))
+        });
+        chart
+            .draw_series(ranges)?
+            .label(*name)
+            .legend(move |(x, y)| Circle::new((x + 5, y), 4, colour.filled()));
+        chart
+            .draw_series(marks.map(|(y, mark)| Circle::new((panel.place(mark.at), y), 4, colour.filled())))?;
+    }
+    if series.len() > 1 {
+        chart
+            .configure_series_labels()
+            .position(SeriesLabelPosition::UpperRight)
+            .background_style(WHITE.mix(0.8))
+            .draw()?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_panel_line_and_series_is_in_the_picture() {
+        let mark = |series, at| Mark { series, at, from: at / 2.0, to: at * 2.0 };
+        let line = |name: &str, marks: Vec<Mark>| Line { name: name.to_owned(), marks };
+        let panel = |title: &str, is_log, lines| Panel { title: title.to_owned(), is_log, lines };
+        let panels = [
+            panel(
+                "1 ms: s",
+                true,
+                vec![line("curl", vec![mark(0, 0.1), mark(1, 50.0)]), line("redis", vec![])],
+            ),
+            panel("share: %", false, vec![line("tree", vec![mark(0, 80.0)])]),
+            panel("nothing", false, vec![line("no figures", vec![])]),
+        ];
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("plot.svg");
+        draw(&panels, &["cubic", "carried"], 2, &path).expect("a picture");
+        let svg = std::fs::read_to_string(&path).expect("a file");
+        for text in ["1 ms: s", "share: %", "curl", "redis", "tree", "cubic", "carried", "0.01", "100"] {
+            assert!(svg.contains(text), "{text} is not in the picture");
+        }
+        assert!(!svg.contains("no figures"));
+        assert!(draw(&panels[2..], &["cubic"], 2, &path).is_err());
+    }
+
+    #[test]
+    fn powers_of_ten_have_labels() {
+        let panel = |is_log, values: &[f64]| Panel {
+            title: String::new(),
+            is_log,
+            lines: vec![Line {
+                name: String::new(),
+                marks: values.iter().map(|at| Mark { series: 0, at: *at, from: *at, to: *at }).collect(),
+            }],
+        };
+        let log = panel(true, &[0.02, 60.0]);
+        assert_eq!(log.range(), (-2.0, 2.0));
+        assert_eq!([log.label(-2.0), log.label(0.5), log.label(2.0)], ["0.01", "", "100"]);
+        assert_eq!(panel(true, &[1.0]).range(), (0.0, 1.0));
+        assert_eq!(panel(false, &[100.0]).range(), (0.0, 105.0));
+    }
+}
