@@ -104,6 +104,7 @@ fn draw_panel(
     chart
         .configure_mesh()
         .disable_y_mesh()
+        .max_light_lines(0)
         .y_labels(2 * count + 1)
         .x_label_formatter(&|x| panel.label(*x))
         .y_label_formatter(&name)
