@@ -10,6 +10,9 @@ const LINE_HEIGHT: u32 = 26;
 /// Of a panel, besides its lines.
 const FRAME_HEIGHT: u32 = 84;
 const LABELS_WIDTH: u32 = 210;
+/// Above all, where there are several series.
+const LEGEND_HEIGHT: u32 = 26;
+const LEGEND_WIDTH: i32 = 100;
 const FONT: &str = "sans-serif";
 
 pub struct Panel {
@@ -49,7 +52,9 @@ impl Panel {
     fn label(&self, place: f64) -> String {
         match self.is_log {
             false => format!("{place}"),
-            true if (place - place.round()).abs() < 1e-6 => format!("{}", 10_f64.powf(place)),
+            true if (place - place.round()).abs() < 1e-6 => {
+                format!("{:.*}", (-place.round()).max(0.0) as usize, 10_f64.powf(place))
+            }
             true => String::new(),
         }
     }
@@ -75,9 +80,18 @@ pub fn draw(panels: &[Panel], series: &[&str], columns: usize, path: &Path) -> a
     let columns = columns.clamp(1, panels.len());
     let rows = panels.len().div_ceil(columns);
     let height = FRAME_HEIGHT + LINE_HEIGHT * u32::try_from(lines)?;
-    let size = (WIDTH * u32::try_from(columns)?, height * u32::try_from(rows)?);
+    let legend_height = if series.len() > 1 { LEGEND_HEIGHT } else { 0 };
+    let size = (WIDTH * u32::try_from(columns)?, legend_height + height * u32::try_from(rows)?);
     let root = SVGBackend::new(path, size).into_drawing_area();
     root.fill(&WHITE)?;
+    let (legend, root) = root.split_vertically(legend_height);
+    for (x, (at, name)) in (0..).map(|at| 16 + at * LEGEND_WIDTH).zip(series.iter().enumerate()) {
+        if legend_height > 0 {
+            let middle = legend_height as i32 / 2;
+            legend.draw(&Circle::new((x, middle), 4, Palette99::pick(at).filled()))?;
+            legend.draw(&Text::new((*name).to_owned(), (x + 10, middle - 6), (FONT, 14)))?;
+        }
+    }
     for (area, panel) in root.split_evenly((rows, columns)).iter().zip(panels) {
         draw_panel(area, panel, series)?;
     }
@@ -109,7 +123,7 @@ fn draw_panel(
         .x_label_formatter(&|x| panel.label(*x))
         .y_label_formatter(&name)
         .draw()?;
-    for (at, name) in series.iter().enumerate() {
+    for at in 0..series.len() {
         let colour = Palette99::pick(at).to_rgba();
         // Beside each other where they would lie on each other.
         let aside = 0.6 * ((at as f64 + 0.5) / series.len() as f64 - 0.5);
@@ -119,19 +133,9 @@ fn draw_panel(
         let ranges = marks.clone().map(|(y, mark)| {
             PathElement::new([(panel.place(mark.from), y), (panel.place(mark.to), y)], colour.stroke_width(2))
         });
-        chart
-            .draw_series(ranges)?
-            .label(*name)
-            .legend(move |(x, y)| Circle::new((x + 5, y), 4, colour.filled()));
+        chart.draw_series(ranges)?;
         chart
             .draw_series(marks.map(|(y, mark)| Circle::new((panel.place(mark.at), y), 4, colour.filled())))?;
-    }
-    if series.len() > 1 {
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::UpperRight)
-            .background_style(WHITE.mix(0.8))
-            .draw()?;
     }
     Ok(())
 }

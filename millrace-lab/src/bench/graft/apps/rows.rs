@@ -99,7 +99,12 @@ pub fn panels(rows: &[Row]) -> (Vec<Panel>, Vec<&str>) {
     let mut panels: Vec<Panel> = Vec::new();
     for row in rows {
         let (case, Some(seconds)) = (&row.case, row.seconds) else { continue };
-        let title = format!("{} ms, {} % lost: seconds", case.rtt_ms, case.loss_text());
+        let bursts = if case.burst_packets > 1.0 {
+            format!(" in bursts of {}", case.burst_packets)
+        } else {
+            String::new()
+        };
+        let title = format!("{} ms, {} % lost{bursts}: seconds", case.rtt_ms, case.loss_percent);
         if !panels.iter().any(|panel| panel.title == title) {
             panels.push(Panel { title: title.clone(), is_log: true, lines: Vec::new() });
         }
