@@ -104,8 +104,12 @@ impl Learned {
         let text = serde_json::to_vec(self).map_err(|error| failed(path, error))?;
         let new = beside(path, "new");
         let write = || {
-            let mut file =
-                fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+            // Of somebody who was killed then; or it is somebody else's, and leads elsewhere.
+            match fs::remove_file(&new) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+            let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
             file.write_all(&text)?;
             file.sync_all()?;
             fs::rename(&new, path)
@@ -219,9 +223,13 @@ mod tests {
         let read = Learned::read(&path).expect("it is whole").expect("it is there");
         assert_eq!(read, learned);
         assert_eq!(taught(&read, &settings).lessons(), kinds(id).lessons());
-        // Half of a file, of somebody who was killed then, is nobody's.
-        fs::write(directory.path().join("learned.json.new"), "{").expect("room");
+        // Half of a file, of somebody who was killed then, is nobody's; and no link is followed.
+        let (new, other) = (directory.path().join("learned.json.new"), directory.path().join("other"));
+        fs::write(&new, "{").expect("room");
         learned.write(&path).expect("room");
+        std::os::unix::fs::symlink(&other, &new).expect("a link");
+        learned.write(&path).expect("room");
+        assert!(!other.exists() && !new.exists());
         assert_eq!(Learned::read(&path).expect("it is whole"), Some(learned));
     }
 
