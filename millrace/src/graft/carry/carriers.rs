@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use millrace_bpf::gate::Prefix;
 use millrace_graft::{
     settings::{Kind, Peer},
     status,
@@ -17,7 +18,7 @@ use tracing::{info, warn};
 
 use super::{
     carrier::{Carrier, Way},
-    gateway::Gateway,
+    gateway::{Gateway, networks_of},
     hooks::Hooks,
     socket::Crowd,
     table::Table,
@@ -128,7 +129,6 @@ impl Carriers {
 
     fn forget(&self, state: &State) {
         state.addresses.iter().for_each(|address| self.hooks.forget_peer(*address));
-        self.gateway.iter().for_each(|gateway| gateway.forget_peer(&state.settings));
         state.all.iter().for_each(|carrier| carrier.close("the settings have changed"));
         state.served.sever();
     }
@@ -263,16 +263,20 @@ impl Carriers {
 
     /// Several peers may be at one address, behind a translator.
     fn tell(&self, states: &BTreeMap<String, State>) {
-        let (mut warm, is_full) = (BTreeMap::<IpAddr, bool>::new(), self.table.is_full());
+        let is_full = self.table.is_full();
+        let (mut warm, mut networks) = (BTreeMap::<IpAddr, bool>::new(), BTreeMap::<Prefix, bool>::new());
         for state in states.values() {
             let carrier = state.live().filter(|carrier| !carrier.is_suspect() && !is_full);
             for address in &state.addresses {
                 let is_warm = carrier.as_ref().is_some_and(|carrier| carrier.addresses.contains(address));
                 *warm.entry(*address).or_default() |= is_warm;
             }
-            self.gateway.iter().for_each(|gateway| gateway.set_peer(&state.settings, carrier.is_some()));
+            for network in networks_of(&state.settings) {
+                *networks.entry(network).or_default() |= carrier.is_some();
+            }
         }
         warm.iter().for_each(|(address, is_warm)| self.hooks.set_peer(*address, near(*address), *is_warm));
+        self.gateway.iter().for_each(|gateway| gateway.set_peers(&networks));
     }
 
     /// Hosts with a broker, and whether a carrier to each is warm.

@@ -49,7 +49,7 @@ pub struct Gateway {
     wire: Wire,
     again: Wire,
     waiting: Mutex<HashMap<Flow, Option<oneshot::Sender<TcpStream>>>>,
-    /// What the kernel is told of hosts and networks with a broker: whether a carrier is warm.
+    /// As the kernel was told.
     peers: Mutex<BTreeMap<Prefix, bool>>,
     trouble: Mutex<Option<String>>,
 }
@@ -93,22 +93,24 @@ impl Gateway {
         Ok(self.kernel.set_rules(rules)?)
     }
 
-    pub fn set_peer(&self, peer: &Peer, warm: bool) {
-        let mut peers = self.peers.lock();
-        for network in prefixes(peer).filter(|network| peers.get(network) != Some(&warm)).collect::<Vec<_>>()
-        {
-            match self.kernel.set_peer(network, warm) {
-                Ok(()) => drop(peers.insert(network, warm)),
+    /// Hosts and networks with a broker, and whether a carrier to each is warm: these and no others.
+    pub fn set_peers(&self, wanted: &BTreeMap<Prefix, bool>) {
+        let mut told = self.peers.lock();
+        told.retain(|network, _| {
+            let stays = wanted.contains_key(network);
+            if !stays {
+                said("a peer cannot be taken from the kernel", self.kernel.forget_peer(*network));
+            }
+            stays
+        });
+        for (network, warm) in wanted {
+            if told.get(network) == Some(warm) {
+                continue;
+            }
+            match self.kernel.set_peer(*network, *warm) {
+                Ok(()) => drop(told.insert(*network, *warm)),
                 failed => said("a peer cannot be told to the kernel", failed),
             }
-        }
-    }
-
-    pub fn forget_peer(&self, peer: &Peer) {
-        let mut peers = self.peers.lock();
-        for network in prefixes(peer) {
-            peers.remove(&network);
-            said("a peer cannot be taken from the kernel", self.kernel.forget_peer(network));
         }
     }
 
@@ -227,6 +229,7 @@ impl Gateway {
     }
 }
 
-fn prefixes(peer: &Peer) -> impl Iterator<Item = Prefix> {
+/// Hosts and networks that its broker stands for.
+pub fn networks_of(peer: &Peer) -> impl Iterator<Item = Prefix> {
     peer.all_addresses().map(Prefix::from).chain(peer.networks.iter().copied())
 }
