@@ -3,21 +3,21 @@
 //! It says who was spoken with, so nobody else may read it. A file that is not as it should be is put aside, not written over.
 
 use std::{
-    fs,
-    io::{self, Write as _},
+    fs, io,
     net::IpAddr,
-    os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
 };
 
 use millrace_proto::graft::select::{
-    kind::{self, Kind, Kinds, Named, Saw},
+    kind::{self, Kind, Kinds, Saw},
     online::Place,
-    profile::Profile,
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Identity, Settings, Side};
+use crate::{
+    Error, Identity, Settings, Side,
+    replace::{beside, replace},
+};
 
 const VERSION: u32 = 1;
 /// Of a file: more than all that there is room for.
@@ -52,14 +52,7 @@ struct Lesson {
     port: u16,
     command: String,
     cgroup: Option<PathBuf>,
-    saw: Seen,
-}
-
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-enum Seen {
-    Flow { peer: u64, asked: u64, answered: u64, turns: Option<u32> },
-    Name { protocol: String, profile: Profile },
+    saw: Saw,
 }
 
 impl Learned {
@@ -102,19 +95,7 @@ impl Learned {
     /// It cannot be written; what was there stays.
     pub fn write(&self, path: &Path) -> Result<(), Error> {
         let text = serde_json::to_vec(self).map_err(|error| failed(path, error))?;
-        let new = beside(path, "new");
-        let write = || {
-            // Of somebody who was killed then; or it is somebody else's, and leads elsewhere.
-            match fs::remove_file(&new) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
-            let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
-            file.write_all(&text)?;
-            file.sync_all()?;
-            fs::rename(&new, path)
-        };
-        write().map_err(|error| failed(path, error))
+        replace(path, &text, 0o600).map_err(|error| failed(path, error))
     }
 }
 
@@ -126,13 +107,8 @@ impl Lesson {
             0 => None,
             id => Some(settings.cgroup_of(id)?.path().to_owned()),
         };
-        let saw = match seen {
-            Saw::Flow(peer, kind::Flow { asked, answered, turns }) => {
-                Seen::Flow { peer, asked, answered, turns }
-            }
-            Saw::Name(Named { protocol, profile }) => Seen::Name { protocol, profile },
-        };
-        Some(Self { side: if is_client { Side::Client } else { Side::Server }, port, command, cgroup, saw })
+        let side = if is_client { Side::Client } else { Side::Server };
+        Some(Self { side, port, command, cgroup, saw: seen })
     }
 
     /// `None`: likewise, or it is not there.
@@ -143,13 +119,7 @@ impl Lesson {
         };
         let (is_client, command) = (self.side == Side::Client, self.command.clone());
         let kind = Kind { is_client, port: self.port, command, cgroup };
-        let seen = match self.saw.clone() {
-            Seen::Flow { peer, asked, answered, turns } => {
-                Saw::Flow(peer, kind::Flow { asked, answered, turns })
-            }
-            Seen::Name { protocol, profile } => Saw::Name(Named { protocol, profile }),
-        };
-        Some(kind::Lesson { kind, seen })
+        Some(kind::Lesson { kind, seen: self.saw.clone() })
     }
 }
 
@@ -166,12 +136,6 @@ fn read(path: &Path) -> io::Result<String> {
     fs::read_to_string(path)
 }
 
-fn beside(path: &Path, what: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(format!(".{what}"));
-    name.into()
-}
-
 fn failed(path: &Path, error: impl ToString) -> Error {
     Error::File { path: path.display().to_string(), message: error.to_string() }
 }
@@ -179,6 +143,8 @@ fn failed(path: &Path, error: impl ToString) -> Error {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
+
+    use millrace_proto::graft::select::{kind::Named, profile::Profile};
 
     use super::*;
     use crate::settings::Cgroup;

@@ -38,6 +38,7 @@ pub mod packet;
 pub mod paths;
 mod pool;
 mod refusal;
+mod replace;
 mod runtime;
 pub mod settings;
 pub mod status;

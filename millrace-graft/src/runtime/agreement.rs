@@ -1,6 +1,6 @@
 //! What this host says to a peer, and what it does with what they have agreed on.
 
-use std::{fs, net::IpAddr, net::SocketAddr, path::Path, sync::OnceLock, time::Duration};
+use std::{fs, net::IpAddr, net::SocketAddr, sync::OnceLock, time::Duration};
 
 use millrace_bpf::{
     clock,
@@ -19,6 +19,7 @@ use super::Runtime;
 use crate::{
     Agree, Error, Graft, Identity, Manifest, Source,
     agreements::State,
+    replace::replace,
     settings::{self, Agreement},
     status,
 };
@@ -263,18 +264,17 @@ impl Runtime {
         let Some(directory) = self.agreement().and_then(|it| it.fetch_to.clone()) else {
             return Err(refused("there is no fetch-to".to_owned()));
         };
-        let write = |name: &str, bytes: &[u8]| replace(&directory.join(name), bytes);
+        let write = |name: &str, bytes: &[u8]| {
+            let path = directory.join(name);
+            let failed = |error: std::io::Error| Error::File {
+                path: path.display().to_string(),
+                message: error.to_string(),
+            };
+            replace(&path, bytes, 0o666).map_err(failed)
+        };
         write(&parsed.object, image)?;
         write(&format!("{}.toml", parsed.name), manifest.as_bytes())
     }
-}
-
-/// Nobody reads half of it.
-fn replace(path: &Path, bytes: &[u8]) -> Result<(), Error> {
-    let beside = path.with_extension("new");
-    fs::write(&beside, bytes)
-        .and_then(|()| fs::rename(&beside, path))
-        .map_err(|error| Error::File { path: path.display().to_string(), message: error.to_string() })
 }
 
 /// Of this run.

@@ -107,6 +107,8 @@ pub struct Selection {
     /// TCP as it is here.
     plain: String,
     model: Option<Arc<Model>>,
+    /// By which that is known again.
+    identity: Option<String>,
     generation: u32,
     current: BTreeMap<Place, Current>,
     made: BTreeMap<u32, Arc<Made>>,
@@ -122,6 +124,7 @@ impl Selection {
             online: Online::new(plain, CHOICES),
             plain: plain.to_owned(),
             model: None,
+            identity: None,
             generation: 0,
             current: BTreeMap::new(),
             made: BTreeMap::new(),
@@ -136,6 +139,7 @@ impl Selection {
         if !is_same(self.model.as_ref(), settings.model.as_ref()) {
             self.online = Online::new(self.plain.clone(), CHOICES);
             self.generation = self.generation.wrapping_add(1);
+            self.identity = settings.model.as_deref().and_then(learned::identity);
         }
         // Where it is the same, too: one that is shared need not be compared.
         self.model.clone_from(&settings.model);
@@ -147,7 +151,7 @@ impl Selection {
         let known = self.online.known().into_iter();
         learned.places = known.map(|((peer, leaf), known)| At { peer, leaf, known }).collect();
         learned.rates = self.rates.iter().map(|(peer, rate)| (*peer, *rate)).collect();
-        learned.model = self.model.as_deref().and_then(learned::identity);
+        learned.model.clone_from(&self.identity);
     }
 
     /// What one before has known. Leaves of another model are others.
@@ -156,7 +160,7 @@ impl Selection {
         let rates = learned.rates.iter().filter(|(_, mbit)| mbit.is_finite() && *mbit > 0.0);
         rates.take(CHOICES).for_each(|(peer, mbit)| self.note_mbit(*peer, *mbit));
         let Some(model) = self.model.as_deref() else { return };
-        if learned.model.is_some() && learned.model == learned::identity(model) {
+        if learned.model.is_some() && learned.model == self.identity {
             let known = learned.places.iter().map(|at| ((at.peer, at.leaf), at.known.clone()));
             self.online.recall(known, &model.arms);
         }

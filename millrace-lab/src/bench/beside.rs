@@ -5,6 +5,8 @@ use std::path::Path;
 use anyhow::ensure;
 use plotters::{coord::Shift, prelude::*};
 
+use super::stats::Spread;
+
 const WIDTH: u32 = 560;
 const LINE_HEIGHT: u32 = 26;
 /// Of a panel, besides its lines.
@@ -39,7 +41,22 @@ pub struct Mark {
     pub to: f64,
 }
 
+impl Mark {
+    /// The median, from the least to the most.
+    pub fn of(series: usize, spread: Spread) -> Self {
+        Self { series, at: spread.median, from: spread.min, to: spread.max }
+    }
+}
+
 impl Panel {
+    /// Of one series: for each name a figure, and in which range it may lie.
+    pub fn of(title: &str, figures: impl IntoIterator<Item = (String, Option<[f64; 3]>)>) -> Self {
+        let marks = |[at, from, to]: [f64; 3]| vec![Mark { series: 0, at, from, to }];
+        let line =
+            |(name, figure): (String, Option<_>)| Line { name, marks: figure.map_or_else(Vec::new, marks) };
+        Self { title: title.to_owned(), is_log: false, lines: figures.into_iter().map(line).collect() }
+    }
+
     fn marks(&self) -> impl Iterator<Item = &Mark> {
         self.lines.iter().flat_map(|line| &line.marks)
     }

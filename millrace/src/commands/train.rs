@@ -15,7 +15,7 @@ use millrace_proto::graft::select::{
     runs,
 };
 
-use millrace_lab::bench::beside::{self, Line, Mark, Panel};
+use millrace_lab::bench::beside::{self, Panel};
 
 use crate::render::{
     Fit::{self, Name, Text, Whole},
@@ -104,23 +104,13 @@ pub fn read(path: &Path, most: usize) -> anyhow::Result<String> {
 
 /// Shares of cases, percent: right ones with the interval in which those lie, and what is given away.
 fn draw(report: &Report, path: &Path) -> anyhow::Result<()> {
-    let panel = |title: &str, figures: &dyn Fn(&Score) -> [f64; 3]| Panel {
-        title: title.to_owned(),
-        is_log: false,
-        lines: report
-            .scores
-            .iter()
-            .map(|score| {
-                let [at, from, to] = figures(score).map(|share| share * 100.0);
-                Line { name: score.by.clone(), marks: vec![Mark { series: 0, at, from, to }] }
-            })
-            .collect(),
+    let panel = |title, figure: fn(&Score) -> [f64; 3]| {
+        let percent = |score| figure(score).map(|share| share * 100.0);
+        Panel::of(title, report.scores.iter().map(|score| (score.by.clone(), Some(percent(score)))))
     };
     let panels = [
-        panel("right within ties, % (95 % interval)", &|score| {
-            [score.right, score.right_low, score.right_high]
-        }),
-        panel("regret, % of utility", &|score| [score.regret; 3]),
+        panel("right within ties, % (95 % interval)", |it| [it.right, it.right_low, it.right_high]),
+        panel("regret, % of utility", |it| [it.regret; 3]),
     ];
     beside::draw(&panels, &["by"], 2, path)
 }

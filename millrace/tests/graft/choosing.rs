@@ -83,12 +83,15 @@ fn available_controls() -> String {
 }
 
 /// One of the kernel's that is not what sockets have anyway, and is bad where packets are lost.
-fn other_control() -> Option<&'static str> {
+fn other_control(test: &str) -> Option<&'static str> {
     let there = available_controls();
     let usual = default_control();
-    ["reno", "cubic"]
-        .into_iter()
-        .find(|it| *it != usual && there.split_whitespace().any(|known| known == *it))
+    let is_other = |it: &&str| *it != usual && there.split_whitespace().any(|known| known == *it);
+    let other = ["reno", "cubic"].into_iter().find(is_other);
+    if other.is_none() {
+        println!("SKIP {test}: there is no other congestion control");
+    }
+    other
 }
 
 fn lossy_pair() -> Topology {
@@ -107,9 +110,7 @@ fn a_model_that_is_wrong_here_is_left_within_fifty_connections() {
         println!("SKIP {TEST}: plain TCP is not BBR here, so it would be as bad");
         return;
     }
-    let Some(wrong) = other_control() else {
-        return println!("SKIP {TEST}: there is no other congestion control");
-    };
+    let Some(wrong) = other_control(TEST) else { return };
     let Some(site) = Site::in_lab("wrong", &lossy_pair()) else { return };
     model(&site, &[wrong, "bbr"], &leaf(0, &[wrong, "bbr"], Some(2.0)));
     site.configure(&format!("model = \"model.json\"\n{}", rule("in-place")));
@@ -153,9 +154,8 @@ fn a_model_that_is_wrong_here_is_left_within_fifty_connections() {
 /// A daemon that is ended and started anew goes on by what it has learned; what cannot be read is put aside, and said.
 #[test]
 fn what_was_learned_outlasts_the_daemon() {
-    const TEST: &str = "what_was_learned_outlasts_the_daemon";
-    let Some(learned) = other_control() else {
-        return println!("SKIP {TEST}: there is no other congestion control");
+    let Some(learned) = other_control("what_was_learned_outlasts_the_daemon") else {
+        return;
     };
     let Some(site) = Site::new("outlasts") else { return };
     // Whatever it costs is bad.
@@ -163,10 +163,13 @@ fn what_was_learned_outlasts_the_daemon() {
     site.configure(&format!("model = \"model.json\"\nlearned = \"learned.json\"\n{}", rule("in-place")));
     let listener = site.listen();
     let daemon = Daemon::start(&site);
+    let mut sent = 0;
     wait_for("doubt", || {
         send(&site, &listener, 64 << 10);
+        sent += 1;
         (selection(&daemon).paths.first()?.why != "learned").then_some(())
     });
+    wait_for("all outcomes", || (selection(&daemon).outcomes.values().sum::<u64>() == sent).then_some(()));
     let before = selection(&daemon).paths.remove(0);
     let kinds = daemon.status().purposes;
     daemon.end();
@@ -192,9 +195,8 @@ fn what_was_learned_outlasts_the_daemon() {
 /// No outcome counts here, so whoever has another congestion control than the model's was to try it.
 #[test]
 fn at_most_two_of_a_hundred_connections_try_another_arm() {
-    const TEST: &str = "at_most_two_of_a_hundred_connections_try_another_arm";
-    let Some(learned) = other_control() else {
-        return println!("SKIP {TEST}: there is no other congestion control");
+    let Some(learned) = other_control("at_most_two_of_a_hundred_connections_try_another_arm") else {
+        return;
     };
     let Some(site) = Site::new("explore") else { return };
     model(&site, &[learned], &leaf(0, &[learned], None));
@@ -228,9 +230,8 @@ fn at_most_two_of_a_hundred_connections_try_another_arm() {
 /// A daemon that is stopped reads nothing, and connections go on.
 #[test]
 fn what_nobody_reads_is_lost_and_counted() {
-    const TEST: &str = "what_nobody_reads_is_lost_and_counted";
-    let Some(learned) = other_control() else {
-        return println!("SKIP {TEST}: there is no other congestion control");
+    let Some(learned) = other_control("what_nobody_reads_is_lost_and_counted") else {
+        return;
     };
     let Some(site) = Site::new("untold") else { return };
     model(&site, &[learned], &leaf(0, &[learned], None));

@@ -374,12 +374,23 @@ fn by_mptcp_live_connections_move_between_addresses_of_a_peer() {
     }
 }
 
-/// Ports that a host's connections to brokers have.
-fn ports(site: &Site) -> String {
-    let said = site.command(0, "ss").args(["-Htn", &format!("dport = :{CARRIERS}")]).output().unwrap();
+/// A host's connections to brokers, with the bytes that each has sent: those that sent most come last.
+fn connections(site: &Site) -> Vec<(u64, String)> {
+    let said = site.command(0, "ss").args(["-OHtni", &format!("dport = :{CARRIERS}")]).output().unwrap();
     let said = String::from_utf8(said.stdout).unwrap();
-    let local = said.lines().filter_map(|line| line.split_whitespace().nth(3)?.rsplit_once(':'));
-    local.map(|(_, port)| port).collect::<Vec<_>>().join(", ")
+    let of = |line: &str| {
+        let sent = line.split_whitespace().find_map(|word| word.strip_prefix("bytes_sent:")?.parse().ok());
+        let (_, port) = line.split_whitespace().nth(3)?.rsplit_once(':')?;
+        Some((sent.unwrap_or_default(), port.to_owned()))
+    };
+    let mut connections: Vec<_> = said.lines().filter_map(of).collect();
+    connections.sort();
+    connections
+}
+
+/// As nftables has a set.
+fn ports(connections: &[(u64, String)]) -> String {
+    connections.iter().map(|(_, port)| port.as_str()).collect::<Vec<_>>().join(", ")
 }
 
 /// A translator of addresses forgets the connections that there are: what comes of them is dropped, and new ones pass. No other way is there.
@@ -395,7 +406,7 @@ fn connections_that_are_swallowed_go_on_with_new_ones(kind: &str) {
             scope.spawn(|| exchange_until(here, there, &enough));
         }
         for _ in 0..2 {
-            let (before, known) = (carry(&near).resumed, ports(&site));
+            let (before, known) = (carry(&near).resumed, ports(&connections(&site)));
             if !middlebox(&site.namespaces[1], BEFORE, &[&format!("tcp sport {{ {known} }} drop")]) {
                 println!("SKIP {test}: no nft");
                 enough.store(true, Ordering::Relaxed);
@@ -427,24 +438,11 @@ fn by_mptcp_connections_that_are_swallowed_go_on_with_new_ones() {
     }
 }
 
-/// The one of these by which most was sent.
-fn busiest_port(site: &Site) -> String {
-    let said = site.command(0, "ss").args(["-OHtni", &format!("dport = :{CARRIERS}")]).output().unwrap();
-    let said = String::from_utf8(said.stdout).unwrap();
-    let of = |line: &str| {
-        let sent =
-            line.split_whitespace().find_map(|word| word.strip_prefix("bytes_sent:")?.parse::<u64>().ok());
-        let (_, port) = line.split_whitespace().nth(3)?.rsplit_once(':')?;
-        Some((sent.unwrap_or_default(), port.to_owned()))
-    };
-    said.lines().filter_map(of).max().unwrap().1
-}
-
 /// Likewise, of connections that carry nothing yet, while another is heard: whoever gets one of them comes through all the same.
 fn connections_that_are_swallowed_before_their_server_is_reached_go_on(kind: &str) {
     let test = format!("by_{kind}_connections_that_are_swallowed_before_their_server_is_reached_go_on");
     let Some(site) = Site::new(&format!("new-{kind}")) else { return };
-    let [near, far] = warm(&site, &format!("{kind:?}"), "window-kib = 512");
+    let [near, far] = warm(&site, &format!("{kind:?}"), "window-kib = 512\npool-warm = 2");
     let listener = site.listen();
     let first = connect(&site, &listener);
     // Its connections are asked and heard: the carrier as a whole is not silent.
@@ -452,9 +450,10 @@ fn connections_that_are_swallowed_before_their_server_is_reached_go_on(kind: &st
     thread::scope(|scope| {
         scope.spawn(|| exchange_until(&first.0, &first.1, &enough));
         wait_for("bytes", || (carry(&near).sent_bytes > 1 << 20).then_some(()));
-        let (busy, all) = (busiest_port(&site), ports(&site));
-        let idle: Vec<_> = all.split(", ").filter(|port| *port != busy).collect();
-        let idle = idle.join(", ");
+        wait_for("a full pool", || (carrier(&near).pool_idle == 2).then_some(()));
+        let mut idle = connections(&site);
+        idle.pop();
+        let idle = ports(&idle);
         if !middlebox(&site.namespaces[1], BEFORE, &[&format!("tcp sport {{ {idle} }} drop")]) {
             println!("SKIP {test}: no nft");
             enough.store(true, Ordering::Relaxed);

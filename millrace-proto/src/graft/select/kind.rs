@@ -7,6 +7,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
+use serde::{Deserialize, Serialize};
+
 use super::profile::Profile;
 
 /// Kinds that are known at once; the one that was used longest ago goes.
@@ -48,7 +50,8 @@ pub fn number_of(peer: IpAddr) -> u64 {
 }
 
 /// What went through a connection.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Flow {
     /// Bytes of the client.
     pub asked: u64,
@@ -171,7 +174,8 @@ impl Question {
 }
 
 /// What the first bytes of a kind's latest flow were.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Named {
     /// Such as `TLS`, for the operator.
     pub protocol: String,
@@ -199,7 +203,8 @@ pub struct Lesson {
     pub seen: Saw,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Saw {
     /// One that is over, with the number that stands for its peer.
     Flow(u64, Flow),

@@ -1,7 +1,7 @@
 //! Carriers that are there, which of them is used, and what the kernel is told of them.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, HashMap},
     net::{IpAddr, UdpSocket},
     sync::Arc,
     time::{Duration, Instant},
@@ -37,9 +37,9 @@ pub struct Carriers {
 
 struct State {
     settings: Peer,
-    /// The kernel has been told of them.
-    addresses: BTreeSet<IpAddr>,
     all: Vec<Arc<Carrier>>,
+    /// Hosts that were reached by the one that came last.
+    latest: Vec<IpAddr>,
     /// The best of them.
     current: watch::Sender<Option<Arc<Carrier>>>,
     /// Why there is none, by way.
@@ -51,9 +51,15 @@ struct State {
 
 impl State {
     fn new(settings: Peer) -> Self {
-        let (addresses, all) = (settings.all_addresses().collect(), Vec::new());
+        let (all, latest) = (Vec::new(), Vec::new());
         let (current, why, since) = (watch::Sender::new(None), BTreeMap::new(), Instant::now());
-        Self { settings, addresses, all, current, why, since, served: Arc::default() }
+        Self { settings, all, latest, current, why, since, served: Arc::default() }
+    }
+
+    /// Of its hosts: no more than it has carriers, but for the one that has gone. It may call from another address each time.
+    fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        let carried = self.all.iter().flat_map(|carrier| &carrier.addresses);
+        self.settings.all_addresses().chain(carried.chain(&self.latest).copied())
     }
 
     fn live(&self) -> Option<Arc<Carrier>> {
@@ -124,11 +130,10 @@ impl Carriers {
         for peer in peers.iter().filter(|peer| !states.contains_key(&peer.name)).collect::<Vec<_>>() {
             states.insert(peer.name.clone(), State::new(peer.clone()));
         }
-        self.tell(&states);
+        self.tell(&states, false);
     }
 
     fn forget(&self, state: &State) {
-        state.addresses.iter().for_each(|address| self.hooks.forget_peer(*address));
         state.all.iter().for_each(|carrier| carrier.close("the settings have changed"));
         state.served.sever();
     }
@@ -141,14 +146,14 @@ impl Carriers {
         if !carrier.way.is_called() && carrier.addresses.is_empty() {
             carrier.addresses.push(carrier.far.remote);
         }
-        state.addresses.extend(&carrier.addresses);
+        state.latest.clone_from(&carrier.addresses);
         let carrier = Arc::new(carrier);
         state.all.retain(|other| other.way != carrier.way);
         state.all.push(carrier.clone());
         state.why.remove(&carrier.way);
         state.choose();
         info!(peer = carrier.far.peer, "a carrier is warm: {}", carrier.way);
-        self.tell(&states);
+        self.tell(&states, false);
         Some(carrier)
     }
 
@@ -167,7 +172,7 @@ impl Carriers {
         if state.all.is_empty() {
             state.since = Instant::now();
         }
-        self.tell(&states);
+        self.tell(&states, false);
     }
 
     /// There is none by this way, for this reason.
@@ -252,30 +257,30 @@ impl Carriers {
             return false;
         }
         state.choose();
-        self.tell(&states);
+        self.tell(&states, false);
         true
     }
 
-    /// After what changes whether there is room for more connections.
+    /// After what changes whether there is room for more connections, or by which addresses peers are reached.
     pub fn refresh(&self) {
-        self.tell(&self.peers.lock());
+        self.tell(&self.peers.lock(), true);
     }
 
-    /// Several peers may be at one address, behind a translator.
-    fn tell(&self, states: &BTreeMap<String, State>) {
+    /// Several peers may be at one address, behind a translator. `looks`: also by which of its addresses this host reaches them.
+    fn tell(&self, states: &BTreeMap<String, State>, looks: bool) {
         let is_full = self.table.is_full();
         let (mut warm, mut networks) = (BTreeMap::<IpAddr, bool>::new(), BTreeMap::<Prefix, bool>::new());
         for state in states.values() {
             let carrier = state.live().filter(|carrier| !carrier.is_suspect() && !is_full);
-            for address in &state.addresses {
-                let is_warm = carrier.as_ref().is_some_and(|carrier| carrier.addresses.contains(address));
-                *warm.entry(*address).or_default() |= is_warm;
+            for address in state.addresses() {
+                let is_warm = carrier.as_ref().is_some_and(|carrier| carrier.addresses.contains(&address));
+                *warm.entry(address).or_default() |= is_warm;
             }
             for network in networks_of(&state.settings) {
                 *networks.entry(network).or_default() |= carrier.is_some();
             }
         }
-        warm.iter().for_each(|(address, is_warm)| self.hooks.set_peer(*address, near(*address), *is_warm));
+        self.hooks.set_peers(&warm, looks, near);
         self.gateway.iter().for_each(|gateway| gateway.set_peers(&networks));
     }
 

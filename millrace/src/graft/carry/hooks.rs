@@ -131,25 +131,31 @@ impl Hooks {
         self.state.lock().commands.iter().flat_map(|command| &command.serves).any(fits)
     }
 
-    pub fn set_peer(&self, peer: IpAddr, near: IpAddr, warm: bool) {
+    /// Hosts with a broker, and whether a carrier to each is warm: these and no others. `near`: by which address this host reaches one, which is
+    /// looked up again if `looks`, and matters where connections are led.
+    pub fn set_peers(&self, wanted: &BTreeMap<IpAddr, bool>, looks: bool, near: impl Fn(IpAddr) -> IpAddr) {
         let mut state = self.state.lock();
-        if state.peers.get(&peer) == Some(&(near, warm)) {
-            return;
+        let gone: Vec<_> = state.peers.keys().copied().filter(|peer| !wanted.contains_key(peer)).collect();
+        for peer in gone {
+            state.peers.remove(&peer);
+            let done = state.all().try_for_each(|hook| hook.forget_peer(peer));
+            said("a peer cannot be taken from the kernel", done);
         }
-        let done = state.all().try_for_each(|hook| hook.set_peer(peer, near, warm));
-        if done.is_ok() {
-            state.peers.insert(peer, (near, warm));
+        for (peer, warm) in wanted {
+            let told = state.peers.get(peer).copied();
+            let near = match told {
+                Some((near, was_warm)) if !warm || (was_warm && !looks) => near,
+                _ => near(*peer),
+            };
+            if told == Some((near, *warm)) {
+                continue;
+            }
+            let done = state.all().try_for_each(|hook| hook.set_peer(*peer, near, *warm));
+            if done.is_ok() {
+                state.peers.insert(*peer, (near, *warm));
+            }
+            said("a peer cannot be told to the kernel", done);
         }
-        said("a peer cannot be told to the kernel", done);
-    }
-
-    pub fn forget_peer(&self, peer: IpAddr) {
-        let mut state = self.state.lock();
-        state.peers.remove(&peer);
-        said(
-            "a peer cannot be taken from the kernel",
-            state.all().try_for_each(|hook| hook.forget_peer(peer)),
-        );
     }
 
     pub fn avoid(&self, server: SocketAddr, time: Duration) {

@@ -116,7 +116,7 @@ pub fn panels(rows: &[Row]) -> (Vec<Panel>, Vec<&str>) {
             ways.push(&case.way);
             ways.len() - 1
         });
-        let mark = Mark { series, at: seconds.median, from: seconds.min, to: seconds.max };
+        let mark = Mark::of(series, seconds);
         let line = panel.lines.iter_mut().filter(|line| line.name == case.application);
         line.for_each(|line| line.marks.push(mark));
     }

@@ -16,7 +16,7 @@ use self::many::Many;
 use self::way::{Route, Way};
 use super::carrying::{Carrying, Wanted};
 use super::host::LIMIT;
-use crate::bench::beside::{self, Line, Mark, Panel};
+use crate::bench::beside::{self, Panel};
 use crate::bench::process::Process;
 use crate::bench::site::Site;
 use crate::bench::stats::{Percentiles, Spread, median};
@@ -275,20 +275,15 @@ fn of<'a, 'b>(rows: &'a [Row<'b>], way: Way) -> Option<&'a Row<'b>> {
 }
 
 fn panels(rows: &[Row<'_>]) -> [Panel; 2] {
-    let panel = |title: &str, mark: &dyn Fn(&Row<'_>) -> Option<Mark>| Panel {
-        title: title.to_owned(),
-        is_log: false,
-        lines: rows
-            .iter()
-            .map(|row| Line { name: row.route.way.name().to_owned(), marks: mark(row).into_iter().collect() })
-            .collect(),
+    let panel = |title, figure: fn(&Row<'_>) -> Option<[f64; 3]>| {
+        Panel::of(title, rows.iter().map(|row| (row.route.way.name().to_owned(), figure(row))))
     };
-    let latency =
-        |row: &Row<'_>| row.percentiles().map(|it| Mark { series: 0, at: it.p50, from: it.p50, to: it.p99 });
-    let gbit = |row: &Row<'_>| {
-        Spread::of(&row.gbit).map(|it| Mark { series: 0, at: it.median, from: it.min, to: it.max })
-    };
-    [panel("one way, us: p50 to p99", &latency), panel("Gbit/s: median, least to most", &gbit)]
+    [
+        panel("one way, us: p50 to p99", |row| row.percentiles().map(|it| [it.p50, it.p50, it.p99])),
+        panel("Gbit/s: median, least to most", |row| {
+            Spread::of(&row.gbit).map(|it| [it.median, it.min, it.max])
+        }),
+    ]
 }
 
 fn render(rows: &[Row<'_>]) -> String {
