@@ -84,6 +84,7 @@ pub mod idle;
 mod intf;
 mod memory;
 pub mod ndpi;
+pub mod neighbour;
 mod netlink;
 mod object;
 pub mod probe;

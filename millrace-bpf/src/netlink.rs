@@ -7,9 +7,12 @@ use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType
 
 // linux/netlink.h
 const NLM_F_REQUEST_DUMP: u16 = 0x301;
+const NLM_F_REQUEST: u16 = 0x1;
 const NLM_F_REQUEST_ACK: u16 = 0x5;
 /// It must not be there yet.
 pub(crate) const CREATE: u16 = 0x600;
+/// Whether or not it is there.
+pub(crate) const REPLACE: u16 = 0x500;
 const NLMSG_DONE: u16 = 3;
 pub(crate) const NLMSG_ERROR: u16 = 2;
 const HEADER: usize = 16;
@@ -32,17 +35,30 @@ pub(crate) fn dump(kind: u16, body: &[u8], wanted: u16, mut each: impl FnMut(&[u
     }
 }
 
-/// Has something changed, and waits until it is. `flags`: 0, or [`CREATE`].
-pub(crate) fn change(kind: u16, flags: u16, body: &[u8]) -> io::Result<()> {
-    let socket = ask(kind, NLM_F_REQUEST_ACK | flags, body)?;
-    let mut buffer = vec![0; 4096];
-    let len = recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
-    let mut messages = buffer.get(..len).unwrap_or_default();
-    match next_message(&mut messages) {
-        Some((NLMSG_ERROR, body)) if body.starts_with(&[0; 4]) => Ok(()),
-        Some((NLMSG_ERROR, body)) => Err(error(body)),
+/// Asks for one thing; returns the body of the answer, which has to be of kind `wanted`.
+pub(crate) fn get(kind: u16, body: &[u8], wanted: u16) -> io::Result<Vec<u8>> {
+    let socket = ask(kind, NLM_F_REQUEST, body)?;
+    match answer(&socket, &mut [0; 4096])? {
+        (kind, body) if kind == wanted => Ok(body.to_vec()),
+        (NLMSG_ERROR, body) => Err(error(body)),
         _ => Err(io::ErrorKind::InvalidData.into()),
     }
+}
+
+/// Has something changed, and waits until it is. `flags`: 0, [`CREATE`] or [`REPLACE`].
+pub(crate) fn change(kind: u16, flags: u16, body: &[u8]) -> io::Result<()> {
+    let socket = ask(kind, NLM_F_REQUEST_ACK | flags, body)?;
+    match answer(&socket, &mut [0; 4096])? {
+        (NLMSG_ERROR, body) if body.starts_with(&[0; 4]) => Ok(()),
+        (NLMSG_ERROR, body) => Err(error(body)),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+fn answer<'a>(socket: &OwnedFd, buffer: &'a mut [u8]) -> io::Result<(u16, &'a [u8])> {
+    let len = recv(socket.as_raw_fd(), buffer, MsgFlags::empty())?;
+    let mut messages = buffer.get(..len).unwrap_or_default();
+    next_message(&mut messages).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 fn ask(kind: u16, flags: u16, body: &[u8]) -> io::Result<OwnedFd> {

@@ -9,6 +9,7 @@ use millrace_bpf::clock;
 use millrace_bpf::graft::joint::{self, Ends, Joint, Joints, Reason, Room, Tick};
 
 use self::hearing::Hearing;
+use self::hops::Hops;
 use self::live::{CLOCK, LAST_WORDS, LastWords, Live, Sealed};
 use self::places::{Place, check_pacing};
 use super::agenda::Agenda;
@@ -85,6 +86,7 @@ pub struct Runtime {
     ruled: Vec<Ends>,
     /// Those that have several paths.
     pathed: Vec<Ends>,
+    hops: Hops,
     /// What ICMP says of packets between two addresses.
     hearings: BTreeMap<(IpAddr, IpAddr), Hearing>,
     agenda: Agenda,
@@ -120,6 +122,7 @@ impl Runtime {
             live: BTreeMap::new(),
             ruled: ruled::of(&settings),
             pathed: paths::of(&settings),
+            hops: Hops::default(),
             hearings: BTreeMap::new(),
             agenda: Agenda::default(),
             pending: Vec::new(),
@@ -548,6 +551,7 @@ fn check_budget(joints: &mut Joints, graft: &Graft) -> Result<(), Error> {
 
 mod change;
 mod hearing;
+mod hops;
 mod live;
 mod paths;
 mod places;

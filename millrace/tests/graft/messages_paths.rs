@@ -1,11 +1,33 @@
 //! Sessions that applications ask for, by two paths at once.
 
-use std::{fs, process::Command, thread};
+use std::{
+    fs,
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
 
 use millrace_graft::{message::Session, packet::PathStatus};
 
 use crate::messages::{GRAFTS, Host, message, pair, wait_for_keys};
-use crate::site::{CLIENT, SERVER, Site, inside, ip, wait_for};
+use crate::site::{Site, inside, ip, wait_for};
+
+#[derive(Clone, Copy)]
+enum Family {
+    V4,
+    V6,
+}
+
+impl Family {
+    /// Of a host at an interface.
+    fn address(self, interface: &str, side: usize) -> String {
+        let net = if interface == "eth" { 96 } else { 98 };
+        match self {
+            Self::V4 => format!("10.{net}.0.{}", 2 - side),
+            Self::V6 => format!("fd{net}::{}", 2 - side),
+        }
+    }
+}
 
 /// Two ways between both hosts, through a switch each: that one is cut, neither host sees.
 struct Switches(String);
@@ -23,9 +45,11 @@ impl Switches {
                 let port = format!("{interface}-{side}");
                 ip(&format!("-n {host} link add {interface} type veth peer name {port} netns {name}"));
                 ip(&format!("-n {name} link set {port} master {interface} up"));
-                let net = if interface == "eth" { 96 } else { 98 };
-                ip(&format!("-n {host} addr add 10.{net}.0.{}/24 dev {interface}", 2 - side));
                 ip(&format!("-n {host} link set {interface} up"));
+                for (family, more) in [(Family::V4, "/24"), (Family::V6, "/64 nodad")] {
+                    let address = family.address(interface, side);
+                    ip(&format!("-n {host} addr add {address}{more} dev {interface}"));
+                }
             }
         }
         for host in &site.namespaces {
@@ -33,8 +57,16 @@ impl Switches {
                 for of in ["all", "eth", "eth2"] {
                     fs::write(format!("/proc/sys/net/ipv4/conf/{of}/rp_filter"), "0").unwrap();
                 }
-                // The other one's link address is known by a cable that is cut; on a slow machine for long.
-                fs::write("/proc/sys/net/ipv4/neigh/eth/base_reachable_time_ms", "600000").unwrap();
+                // Who does not answer by a cable is forgotten in three seconds, not in a minute.
+                for family in ["ipv4", "ipv6"] {
+                    for (time, value) in [
+                        ("base_reachable_time_ms", "1000"),
+                        ("delay_first_probe_time", "1"),
+                        ("retrans_time_ms", "200"),
+                    ] {
+                        fs::write(format!("/proc/sys/net/{family}/neigh/eth/{time}"), value).unwrap();
+                    }
+                }
             });
         }
         switches
@@ -42,6 +74,11 @@ impl Switches {
 
     fn cut(&self, interface: &str) {
         ip(&format!("-n {} link set {interface}-1 nomaster", self.0));
+    }
+
+    /// One of the hosts sees it.
+    fn unplug(&self, interface: &str) {
+        ip(&format!("-n {} link set {interface}-1 down", self.0));
     }
 }
 
@@ -51,20 +88,21 @@ impl Drop for Switches {
     }
 }
 
-fn start<'a>(site: &'a Site, side: usize, more: &str) -> Host<'a> {
-    let (local, remote, [near, far]) = match side {
-        0 => (CLIENT, SERVER, [2, 1]),
-        _ => (SERVER, CLIENT, [1, 2]),
-    };
+fn start<'a>(site: &'a Site, side: usize, family: Family, more: &str) -> Host<'a> {
     let grafts = GRAFTS.replace(r#"["eth"]"#, r#"["eth", "eth2"]"#);
+    let ends = |interface: &str| {
+        let [local, remote] = [side, 1 - side].map(|side| family.address(interface, side));
+        format!("local = \"{local}\"\nremote = \"{remote}\"\n")
+    };
+    let path = |interface| format!("[[peer.path]]\n{}interface = \"{interface}\"\n", ends(interface));
     Host::start_with(
         site,
         side,
         &format!(
-            "{grafts}\n[[peer]]\nname = \"other\"\nlocal = \"{local}\"\nremote = \"{remote}\"\nkey-file = \"key\"\n\
-             ports = \"41000-41002\"\n{more}\
-             [[peer.path]]\nlocal = \"{local}\"\nremote = \"{remote}\"\ninterface = \"eth\"\n\
-             [[peer.path]]\nlocal = \"10.98.0.{near}\"\nremote = \"10.98.0.{far}\"\ninterface = \"eth2\"\n"
+            "{grafts}\n[[peer]]\nname = \"other\"\n{}key-file = \"key\"\nports = \"41000-41002\"\n{more}{}{}",
+            ends("eth"),
+            path("eth"),
+            path("eth2")
         ),
     )
 }
@@ -106,20 +144,31 @@ fn go(near: &mut Session, far: &mut Session, messages: u32) {
 
 #[test]
 fn messages_go_by_both_paths_and_by_the_one_that_is_left() {
-    for (more, gone, left) in [("", "eth2", 0), ("protocol = \"253\"\n", "eth", 1)] {
+    type Cut = fn(&Switches);
+    let table: [(_, _, Cut, usize); 4] = [
+        (Family::V4, "", |it| it.cut("eth2"), 0),
+        (Family::V4, "protocol = \"253\"\n", |it| it.cut("eth"), 1),
+        (Family::V6, "", |it| it.cut("eth"), 1),
+        (Family::V4, "", |it| it.unplug("eth"), 1),
+    ];
+    for (family, more, cut, left) in table {
         let Some(site) = Site::new("ways") else { return };
         let switches = Switches::between(&site);
-        let hosts = [0, 1].map(|side| start(&site, side, more));
+        let hosts = [0, 1].map(|side| start(&site, side, family, more));
         hosts.iter().for_each(wait_for_keys);
         are_up(&hosts, [true, true]);
         let (mut near, mut far) = pair(&site, &["reliability"]);
         go(&mut near, &mut far, 2000);
         let used = paths(&hosts[0]);
         assert!(used.iter().all(|path| path.sent >= 100), "{more}{used:?}");
-        switches.cut(gone);
+        cut(&switches);
         go(&mut near, &mut far, 2000);
         are_up(&hosts, [left == 0, left == 1]);
-        go(&mut far, &mut near, 500);
+        // And when the hosts would have forgotten each other there.
+        let cut = Instant::now();
+        while cut.elapsed() < Duration::from_secs(4) {
+            go(&mut far, &mut near, 100);
+        }
         let (near_paths, status) = (paths(&hosts[0]), hosts[1].status());
         assert_eq!(near_paths[1 - left].weight, 0, "{near_paths:?}");
         assert!(status.peers[0].round_trip_us.is_some(), "the daemons' own words go there, too");
@@ -131,7 +180,8 @@ fn messages_go_by_both_paths_and_by_the_one_that_is_left() {
 fn redundant_paths_lose_nothing_when_one_is_cut() {
     let Some(site) = Site::new("twice") else { return };
     let switches = Switches::between(&site);
-    let hosts = [0, 1].map(|side| start(&site, side, "protocol = \"253\"\npaths = \"redundant\"\n"));
+    let hosts =
+        [0, 1].map(|side| start(&site, side, Family::V4, "protocol = \"253\"\npaths = \"redundant\"\n"));
     hosts.iter().for_each(wait_for_keys);
     are_up(&hosts, [true, true]);
     let (mut near, mut far) = pair(&site, &["partial-order"]);

@@ -11,6 +11,7 @@ use super::super::agree::Word;
 use super::super::paths::{Balance, COUNT, IDLE, LOOK, WEIGHT_MOST};
 use super::super::settings::{Paths, Settings};
 use super::Runtime;
+use super::hops::Wanted;
 use crate::Error;
 
 /// A session has traffic for so long after something more than words has passed.
@@ -101,6 +102,12 @@ impl Routes {
         self.settings.each.iter().zip(self.balance.weights()).map(path).collect()
     }
 
+    /// Than the session's own.
+    fn is_another_up(&self) -> bool {
+        let mut others = self.each.iter().enumerate().skip(1);
+        others.any(|(at, path)| path.ifindex != 0 && self.balance.is_up(at))
+    }
+
     pub fn status(&self, counts: &[joint::PathCount; PATHS_MAX]) -> Vec<PathStatus> {
         let each = self.settings.each.iter().zip(self.each.iter().zip(counts)).enumerate();
         let status = |(at, (path, (now, count))): (usize, (&super::super::settings::Path, _))| {
@@ -136,9 +143,13 @@ impl Runtime {
         }
         self.looked_at_paths = now;
         let interfaces = interfaces(&self.settings);
+        let mut wanted = Wanted::new();
         for ends in self.pathed.clone() {
             self.look_at_paths_of(&ends, now, &interfaces)?;
+            let Some(routes) = self.live.get(&ends).and_then(|live| live.routes.as_ref()) else { continue };
+            *wanted.entry((ends.local.ip(), ends.remote.ip())).or_default() |= routes.is_another_up();
         }
+        self.hops.look(now, &wanted);
         Ok(())
     }
 
