@@ -33,15 +33,16 @@ pub struct Far {
 pub struct Way {
     /// Of the kind in the settings.
     pub place: usize,
-    /// Of the address among the peer's; `None`, which is last: it has called.
     at: At,
     pub kind: Kind,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum At {
+    /// The address's number among the peer's.
     Called(usize, SocketAddr),
-    Calls(IpAddr),
+    /// It has called this host, by the address `to` of it, if that is known.
+    Calls { from: IpAddr, to: Option<IpAddr> },
 }
 
 impl Way {
@@ -49,8 +50,8 @@ impl Way {
         Self { place, at: At::Called(number, at), kind }
     }
 
-    pub fn calls(place: usize, kind: Kind, from: IpAddr) -> Self {
-        Self { place, at: At::Calls(from), kind }
+    pub fn calls(place: usize, kind: Kind, from: IpAddr, to: Option<IpAddr>) -> Self {
+        Self { place, at: At::Calls { from, to }, kind }
     }
 
     pub fn is_called(&self) -> bool {
@@ -62,7 +63,7 @@ impl Way {
     }
 
     pub fn is_incoming_quic(&self) -> bool {
-        self.kind == Kind::Quic && matches!(self.at, At::Calls(_))
+        self.kind == Kind::Quic && matches!(self.at, At::Calls { .. })
     }
 }
 
@@ -70,7 +71,8 @@ impl fmt::Display for Way {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.at {
             At::Called(_, at) => write!(out, "{} to {at}", self.kind),
-            At::Calls(from) => write!(out, "{} from {from}", self.kind),
+            At::Calls { from, to: None } => write!(out, "{} from {from}", self.kind),
+            At::Calls { from, to: Some(to) } => write!(out, "{} from {from} to {to}", self.kind),
         }
     }
 }

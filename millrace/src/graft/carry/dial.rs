@@ -194,13 +194,9 @@ async fn answer(
     let Frame::Hello { run } = stream.first().await? else { bail!("it does not speak as a broker") };
     // It is ready for connections before the caller knows.
     let from = connection.remote_address().ip().to_canonical();
-    begin(
-        context,
-        peer,
-        connection,
-        run,
-        Way::calls(place(&context.carriers_wanted, Kind::Quic), Kind::Quic, from),
-    );
+    let to = connection.local_ip().map(|to| to.to_canonical());
+    let way = Way::calls(place(&context.carriers_wanted, Kind::Quic), Kind::Quic, from, to);
+    begin(context, peer, connection, run, way);
     stream.sender.push(&Frame::Hello { run: context.run });
     stream.sender.flush().await?;
     stream.finish();
