@@ -30,6 +30,7 @@ mod golden;
 mod graft;
 mod http;
 mod log;
+mod memory;
 mod openmetrics;
 pub mod relay;
 mod render;

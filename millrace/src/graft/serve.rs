@@ -1,6 +1,9 @@
 //! From start-up to the end of a daemon of grafts: socket, HTTP, signals.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use millrace_graft::settings::Agreement;
 use tracing::{error, info};
@@ -10,7 +13,10 @@ use super::{
     control::{self, WHO},
     daemon::{Daemon, Setup},
 };
-use crate::daemon::{Signal, Signals, router};
+use crate::{
+    daemon::{Signal, Signals, router},
+    memory::Memory,
+};
 
 /// How often the sockets are looked at.
 const TICK: Duration = Duration::from_secs(1);
@@ -39,10 +45,16 @@ pub async fn run(setup: Setup) -> anyhow::Result<()> {
     keeping.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let serve = control::serve(&socket, daemon.clone());
     tokio::pin!(serve);
+    let mut memory = Memory::default();
     loop {
         tokio::select! {
             never = &mut serve => match never {},
-            _ = ticks.tick() => tokio::task::block_in_place(|| daemon.tick()),
+            _ = ticks.tick() => tokio::task::block_in_place(|| {
+                daemon.tick();
+                if memory.is_time(Instant::now()) {
+                    memory.look();
+                }
+            }),
             _ = lessons.tick() => tokio::task::block_in_place(|| daemon.learn()),
             _ = keeping.tick() => tokio::task::block_in_place(|| daemon.keep()),
             signal = signals.next() => match signal {

@@ -6,7 +6,6 @@ mod engine;
 mod events;
 mod guard;
 pub mod http;
-mod memory;
 pub mod metrics;
 mod page;
 pub(crate) mod serve;

@@ -13,12 +13,11 @@ use super::{
     access,
     config::{self, Config},
     http,
-    memory::Memory,
     server::{self, Server},
     status::StatusSource,
     tls,
 };
-use crate::log;
+use crate::{log, memory::Memory};
 
 const SECOND_SIGNAL: &str = "ended by a second signal while sessions were open";
 

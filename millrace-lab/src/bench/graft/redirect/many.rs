@@ -2,7 +2,7 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -13,8 +13,9 @@ use crate::bench::graft::host::LIMIT;
 use crate::bench::process::Process;
 use crate::bench::usage::rss_bytes;
 
-pub const WAVES: usize = 3;
 const MESSAGE: usize = 64;
+/// After the last of them, until daemons have given back what they do not need.
+const SETTLED: Duration = Duration::from_secs(12);
 /// Of this process, besides its end of each connection.
 const OTHER_DESCRIPTORS: u64 = 256;
 
@@ -43,13 +44,13 @@ impl Many {
         pair: &Carrying<'_>,
         [server, client]: [&Process; 2],
         at: SocketAddr,
-        count: usize,
+        (count, waves): (usize, usize),
     ) -> anyhow::Result<Self> {
         let memory =
             || anyhow::Ok(Memory { client: rss_bytes(client.id())?, server: rss_bytes(server.id())? });
         let before = memory()?;
-        let mut waves = Vec::new();
-        for _ in 0..WAVES {
+        let mut measured = Vec::new();
+        for _ in 0..waves {
             let start = Instant::now();
             let held = hold(pair, at, count)?;
             let per_second = count as f64 / start.elapsed().as_secs_f64();
@@ -58,9 +59,10 @@ impl Many {
             pair.client.wait_for("the end of all connections", |status| {
                 status.pointer("/status/carry/connections").and_then(Value::as_u64) == Some(0)
             })?;
-            waves.push(Wave { per_second, during, after: memory()? });
+            std::thread::sleep(SETTLED);
+            measured.push(Wave { per_second, during, after: memory()? });
         }
-        Ok(Self { count, before, waves })
+        Ok(Self { count, before, waves: measured })
     }
 
     pub fn json(&self) -> Value {

@@ -48,9 +48,12 @@ pub struct Args {
     /// Seconds of sending as much as goes, of each round
     #[arg(long, default_value_t = 2.0)]
     seconds: f64,
-    /// Carried at once by QUIC, three times, at most 55000; 0: that is not measured
+    /// Carried at once by QUIC, at most 55000; 0: that is not measured
     #[arg(long, default_value_t = 10_000)]
     connections: usize,
+    /// As many of them, one wave after another
+    #[arg(long, default_value_t = 3)]
+    waves: usize,
     /// Write the rows here
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -83,6 +86,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     ensure!(args.rounds > 0 && args.messages > 0, "--rounds and --messages are at least 1");
     ensure!(args.seconds > 0.0 && args.seconds < 3600.0, "--seconds is more than 0 and less than 3600");
     ensure!(args.connections <= CONNECTIONS_MAX, "--connections is at most {CONNECTIONS_MAX}");
+    ensure!(args.waves > 0, "--waves is at least 1");
     ensure!(args.plot.is_none() || args.parts.contains(&Part::Ways), "--plot draws the ways: --parts ways");
     warn_if_busy()?;
     let site = Site::new(&Topology::standard(1, 1))?;
@@ -91,7 +95,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         json.extend(beside_each_other(&site, &args)?);
     }
     if args.parts.contains(&Part::Many) && args.connections > 0 {
-        json.push(at_once(&site, args.connections)?);
+        json.push(at_once(&site, args.connections, args.waves)?);
     }
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))
 }
@@ -128,7 +132,7 @@ fn beside_each_other(site: &Site, args: &Args) -> anyhow::Result<Vec<Value>> {
 }
 
 /// By daemons that have carried nothing before.
-fn at_once(site: &Site, count: usize) -> anyhow::Result<Value> {
+fn at_once(site: &Site, count: usize, waves: usize) -> anyhow::Result<Value> {
     // Nothing is led where there is hardly room left.
     let carry = format!("connections = {}\n", count + count / 32 + 64);
     let wanted = Wanted { carry: &carry, ..Wanted::default() };
@@ -143,9 +147,9 @@ fn at_once(site: &Site, count: usize) -> anyhow::Result<Value> {
     let is_there = || server.node.enter(|| TcpStream::connect(at).is_ok()).unwrap_or(false);
     echo.wait_until("its port", LIMIT, is_there)?;
     let (far, near) = pair.start()?;
-    let many = Many::measure(&pair, [&far, &near], at, count)?;
+    let many = Many::measure(&pair, [&far, &near], at, (count, waves))?;
     // All were carried, in each wave.
-    pair.check_led(many::WAVES * count)?;
+    pair.check_led(waves * count)?;
     print!("{}", many.render());
     Ok(many.json())
 }

@@ -1,4 +1,4 @@
-//! What the allocator keeps of memory that is free goes back to the system: each thread's arena keeps its peak otherwise, for
+//! What the allocator of a daemon keeps of memory that is free goes back to the system: each thread's arena keeps its peak otherwise, for
 //! ever after a flood.
 
 use std::time::{Duration, Instant};
