@@ -23,7 +23,7 @@ use super::{
     context::Context,
     hop,
     meter::Meter,
-    silence::{Due, Silence},
+    silence::{Came, Due, Silence},
     stream::{LEAD_LEAST, Stream},
     table::Resumption,
     watch::Seen,
@@ -101,7 +101,7 @@ pub struct Pump<'a> {
     answer_by: Option<(Instant, u64)>,
     /// Of a pool's connection, while it carries this one.
     silence: Option<Silence>,
-    is_news: bool,
+    came: Came,
     heard_when_asked: u64,
     piece: usize,
     times: Times,
@@ -187,7 +187,7 @@ impl<'a> Pump<'a> {
             confirm_at: None,
             answer_by: None,
             silence: None,
-            is_news: false,
+            came: Came::default(),
             heard_when_asked: 0,
             piece: PIECE_LEAST,
             times: Times::new(),
@@ -430,7 +430,7 @@ impl<'a> Pump<'a> {
         while !self.is_all_said() {
             let Some(frame) = self.stream.receiver.frame()? else { break };
             self.answer_by = None;
-            self.is_news |= !matches!(frame, Frame::Ask | Frame::Answer);
+            self.came.hear(&frame);
             match frame {
                 Frame::Ask if self.stream.asked.is_some() => self.answer(),
                 Frame::Answer if self.stream.asked.is_some() => {}
@@ -473,9 +473,21 @@ impl<'a> Pump<'a> {
     fn note_silence(&mut self) {
         let Some(asked) = self.stream.asked else { return };
         let (heard, now) = (self.stream.heard(), Instant::now());
-        let silence = self.silence.get_or_insert_with(|| Silence::new(asked, heard, now));
-        silence.note(heard, self.is_news, now);
-        self.is_news = false;
+        let came = std::mem::take(&mut self.came);
+        match &mut self.silence {
+            Some(silence) => silence.note(heard, &came, now),
+            None => self.silence = Some(Silence::new(self.patience(asked), heard, now)),
+        }
+    }
+
+    /// Where another carrier may go on at once, it costs little to leave one that is only slow.
+    fn patience(&self, asked: Duration) -> Duration {
+        match &self.role {
+            Role::Client { carrier, .. } if self.context.carriers.has_several(&carrier.far.peer) => {
+                carrier.patience().min(asked)
+            }
+            _ => asked,
+        }
     }
 
     /// Once, however often it is asked while nothing goes.
@@ -487,7 +499,9 @@ impl<'a> Pump<'a> {
 
     /// Nothing has come for a while.
     async fn ask(&mut self) -> Result<(), Stop> {
-        let Some(silence) = &mut self.silence else { return Ok(()) };
+        let patience = self.stream.asked.map(|asked| self.patience(asked));
+        let (Some(silence), Some(patience)) = (&mut self.silence, patience) else { return Ok(()) };
+        silence.set_patience(patience);
         match silence.due(Instant::now()) {
             Due::Nothing => {}
             Due::Ask => {
@@ -503,18 +517,18 @@ impl<'a> Pump<'a> {
                 if let Ok(received) = received {
                     return Ok(received?);
                 }
-                self.doubt();
+                if let Role::Client { carrier, .. } = &self.role {
+                    self.doubt(carrier, self.heard_when_asked);
+                }
                 return Err(Broken::Lost.into());
             }
         }
         Ok(())
     }
 
-    /// Of a carrier by which nothing has come at all, others are not to wait for the same.
-    fn doubt(&self) {
-        if let Role::Client { carrier, .. } = &self.role
-            && carrier.heard() == self.heard_when_asked
-        {
+    /// Of a carrier by which nothing has come at all since it was asked, others are not to wait for the same.
+    fn doubt(&self, carrier: &Arc<Carrier>, heard_when_asked: u64) {
+        if carrier.heard() == heard_when_asked {
             carrier.doubt();
             self.context.carriers.suspect(carrier);
         }
@@ -565,6 +579,7 @@ impl<'a> Pump<'a> {
             let same_run = fresh.far.run == carrier.far.run;
             *carrier = fresh;
             let Ok(mut stream) = carrier.open().await else { continue };
+            let (carrier, heard_when_asked) = (carrier.clone(), carrier.heard());
             let question = Frame::Resume { id: open.id, received: self.inn.received() };
             match stream.ask(&question).await {
                 Ok(Frame::Accepted { received }) => {
@@ -584,7 +599,12 @@ impl<'a> Pump<'a> {
                     return Ok(true);
                 }
                 Ok(_) | Err(Broken::Malformed(_)) => return Err(Ended::Lost),
-                Err(_) => stream.leave(),
+                Err(error) => {
+                    stream.leave();
+                    if matches!(error, Broken::TimedOut) {
+                        self.doubt(&carrier, heard_when_asked);
+                    }
+                }
             }
         }
     }

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use millrace_proto::graft::carry::frame::Frame;
 use tokio::time::Instant;
 
 /// Of silence, after the last news; each answer that is nothing more makes it longer.
@@ -20,6 +21,27 @@ pub enum Due {
     Tell,
     /// It was asked, and nothing has come.
     Lost,
+}
+
+/// What has come since it was noted last.
+#[derive(Debug, Default)]
+pub struct Came {
+    has_talk: bool,
+    has_more: bool,
+}
+
+impl Came {
+    pub fn hear(&mut self, frame: &Frame) {
+        match frame {
+            Frame::Ask | Frame::Answer => self.has_talk = true,
+            _ => self.has_more = true,
+        }
+    }
+
+    /// Whether it was more than an answer: what is no frame yet is a part of something long.
+    fn is_news(&self) -> bool {
+        self.has_more || !self.has_talk
+    }
 }
 
 #[derive(Debug)]
@@ -41,18 +63,23 @@ impl Silence {
         Self { patience, heard, heard_at: now, quiet, asked_at: None, owes_since: None }
     }
 
-    /// So many times has something come. `is_news`: it was more than an answer.
-    pub fn note(&mut self, heard: u64, is_news: bool, now: Instant) {
+    /// So many times has something come.
+    pub fn note(&mut self, heard: u64, came: &Came, now: Instant) {
         if self.heard == heard {
             return;
         }
         (self.heard, self.heard_at, self.asked_at) = (heard, now, None);
-        if is_news {
+        if came.is_news() {
             self.quiet = self.patience / 2;
             self.owes_since = self.owes_since.or(Some(now));
         } else {
             self.quiet = (2 * self.quiet).min(QUIET_MOST.max(self.patience));
         }
+    }
+
+    /// Also for an answer that is waited for.
+    pub fn set_patience(&mut self, patience: Duration) {
+        self.patience = patience;
     }
 
     pub fn said(&mut self) {
@@ -91,6 +118,8 @@ mod tests {
     use super::*;
 
     const PATIENCE: Duration = Duration::from_secs(1);
+    const TALK: Came = Came { has_talk: true, has_more: false };
+    const MORE: Came = Came { has_talk: false, has_more: true };
 
     fn at(millis: u64) -> Instant {
         static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
@@ -103,18 +132,18 @@ mod tests {
         assert_eq!((silence.due(at(499)), silence.at()), (Due::Nothing, at(500)));
         assert_eq!((silence.due(at(500)), silence.due(at(1499))), (Due::Ask, Due::Nothing));
         // An answer, and no more: the next question comes later, and the one after that later still.
-        silence.note(1, false, at(1499));
+        silence.note(1, &TALK, at(1499));
         assert_eq!((silence.due(at(2498)), silence.due(at(2499))), (Due::Nothing, Due::Ask));
-        silence.note(2, false, at(2600));
+        silence.note(2, &TALK, at(2600));
         assert_eq!(silence.at(), at(4600));
-        (3..20).for_each(|heard| silence.note(heard, false, at(3000)));
+        (3..20).for_each(|heard| silence.note(heard, &TALK, at(3000)));
         assert_eq!(silence.at(), at(3000) + QUIET_MOST);
         // News: it is asked as soon as before.
-        silence.note(20, true, at(4000));
+        silence.note(20, &MORE, at(4000));
         silence.said();
         assert_eq!((silence.at(), silence.due(at(4500))), (at(4500), Due::Ask));
         // The same count is nothing new.
-        silence.note(20, true, at(5000));
+        silence.note(20, &MORE, at(5000));
         assert_eq!(
             (silence.at(), silence.due(at(5499)), silence.due(at(5500))),
             (at(5500), Due::Nothing, Due::Lost)
@@ -124,17 +153,34 @@ mod tests {
     #[test]
     fn who_hears_much_and_says_nothing_says_that() {
         let mut silence = Silence::new(PATIENCE, 0, at(0));
-        silence.note(1, true, at(100));
-        silence.note(2, true, at(300));
+        silence.note(1, &MORE, at(100));
+        silence.note(2, &MORE, at(300));
         assert_eq!(
             (silence.at(), silence.due(at(349)), silence.due(at(350))),
             (at(350), Due::Nothing, Due::Tell)
         );
         assert_eq!((silence.at(), silence.due(at(351))), (at(800), Due::Nothing));
         // What is said anyway is enough, and answers are not answered.
-        silence.note(3, true, at(400));
+        silence.note(3, &MORE, at(400));
         silence.said();
-        silence.note(4, false, at(500));
+        silence.note(4, &TALK, at(500));
         assert_eq!(silence.due(at(700)), Due::Nothing);
+    }
+
+    /// Packets of something long come one after the other, and most of them end no frame.
+    #[test]
+    fn a_part_of_a_frame_is_news_and_an_answer_is_none() {
+        let mut silence = Silence::new(PATIENCE, 0, at(0));
+        (1..20).for_each(|heard| silence.note(heard, &Came::default(), at(heard)));
+        assert_eq!(silence.at(), at(1 + 250), "it is told that something comes");
+        silence.said();
+        assert_eq!(silence.at(), at(19 + 500));
+        let of = |frames: &[Frame]| {
+            let mut came = Came::default();
+            frames.iter().for_each(|frame| came.hear(frame));
+            came.is_news()
+        };
+        assert!(!of(&[Frame::Ask]) && !of(&[Frame::Answer, Frame::Answer]));
+        assert!(of(&[Frame::End]) && of(&[Frame::Ask, Frame::Confirm { delivered: 1 }]));
     }
 }

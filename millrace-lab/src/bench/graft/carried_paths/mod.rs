@@ -45,6 +45,9 @@ pub struct Args {
     /// Runs at once, each in a lab of its own
     #[arg(long, default_value_t = 1)]
     labs: usize,
+    /// Only ways that have this in their names, as `mptcp, first`
+    #[arg(long, default_value = "", value_name = "TEXT")]
+    only: String,
     /// Write the rows here
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -63,12 +66,13 @@ struct Arm {
 }
 
 const ONE: Arm = Arm { name: "TCP, one path", carrier: None, is_spread: false, is_listed: false, cut: None };
+const ONE_CARRIED: Arm = Arm { name: "carried, MPTCP, one path", ..MPTCP };
 const MPTCP: Arm = Arm { carrier: Some("mptcp"), ..ONE };
 const BOTH: Arm = Arm { is_spread: true, ..MPTCP };
 
 const ARMS: [Arm; 9] = [
     ONE,
-    Arm { name: "carried, MPTCP, one path", ..MPTCP },
+    ONE_CARRIED,
     Arm { name: "carried, MPTCP, two paths", ..BOTH },
     Arm { name: "carried, QUIC, one path", carrier: Some("quic"), ..ONE },
     Arm { name: "MPTCP, first cut", cut: Some(FIRST), ..BOTH },
@@ -105,8 +109,11 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let mptcp = fs::read_to_string("/proc/sys/net/mptcp/enabled").unwrap_or_default();
     ensure!(mptcp.trim() == "1", "no MPTCP on this host: net.mptcp.enabled is 0, or the kernel has none");
     warn_if_busy()?;
+    let only = args.only.to_lowercase();
+    let arms: Vec<_> = ARMS.iter().filter(|arm| arm.name.to_lowercase().contains(&only)).collect();
+    ensure!(!arms.is_empty(), "--only {}: no way has that in its name", args.only);
     let jobs: Vec<(usize, &Arm)> =
-        (1..=args.rounds).flat_map(|round| ARMS.iter().map(move |arm| (round, arm))).collect();
+        (1..=args.rounds).flat_map(|round| arms.iter().map(move |arm| (round, *arm))).collect();
     let progress = Progress::of_lanes(jobs.len(), args.labs);
     let done = at_once(args.labs, &jobs, |(round, arm)| {
         let what = format!("round {round}, {}", arm.name);
@@ -114,17 +121,18 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         progress.step(&what, work, told)?
     })?;
     drop(progress);
-    let mut figures: Vec<Vec<Figures>> = ARMS.iter().map(|_| Vec::new()).collect();
+    let mut figures: Vec<Vec<Figures>> = arms.iter().map(|_| Vec::new()).collect();
     for (at, came) in done.into_iter().enumerate() {
-        figures[at % ARMS.len()].push(came);
+        figures[at % arms.len()].push(came);
     }
-    let one = median_by(&figures[1], |it| it.mbit_s);
+    let one = arms.iter().position(|arm| arm.name == ONE_CARRIED.name);
+    let one = one.map(|at| median_by(&figures[at], |it| it.mbit_s));
     let head = ["way", "Mbit/s", "least", "most", "times one", "longest gap ms", "most"];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
-    lines.extend(ARMS.iter().zip(&figures).map(|(arm, figures)| arm.line(figures, one)));
+    lines.extend(arms.iter().zip(&figures).map(|(arm, figures)| arm.line(figures, one)));
     print!("{}", columns(&lines));
     let rows: Vec<_> =
-        ARMS.iter().zip(&figures).map(|(arm, figures)| arm.json(&args, figures, one)).collect();
+        arms.iter().zip(&figures).map(|(arm, figures)| arm.json(&args, figures, one)).collect();
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &rows))
 }
 
@@ -240,24 +248,24 @@ fn ip(node: &Node, arguments: &str) -> anyhow::Result<()> {
 }
 
 impl Arm {
-    fn line(&self, figures: &[Figures], one: f64) -> Vec<String> {
+    fn line(&self, figures: &[Figures], one: Option<f64>) -> Vec<String> {
         let rates = Spread::by(figures, |it| it.mbit_s);
         let gaps = Spread::by(figures, |it| it.drained.gap_ms);
         let mut line = vec![self.name.to_owned()];
         let (Some(rates), Some(gaps)) = (rates, gaps) else { return line };
         line.extend([rates.median, rates.min, rates.max].map(|mbit| format!("{mbit:.1}")));
-        line.push(format!("{:.2}", rates.median / one));
+        line.push(one.map_or_else(String::new, |one| format!("{:.2}", rates.median / one)));
         line.extend([gaps.median, gaps.max].map(|ms| format!("{ms:.0}")));
         line
     }
 
-    fn json(&self, args: &Args, figures: &[Figures], one: f64) -> Value {
+    fn json(&self, args: &Args, figures: &[Figures], one: Option<f64>) -> Value {
         let rounds: Vec<_> =
             figures.iter().map(|it| json!({ "mbit_s": it.mbit_s, "drained": it.drained })).collect();
         let links = &args.links;
         json!({
             "way": self.name, "rate_mbit": links.rate_mbit, "rtt_ms": links.rtt_ms, "loss_percent": links.loss,
-            "seconds": args.seconds, "times_one": median_by(figures, |it| it.mbit_s) / one, "rounds": rounds,
+            "seconds": args.seconds, "times_one": one.map(|one| median_by(figures, |it| it.mbit_s) / one), "rounds": rounds,
         })
     }
 }
