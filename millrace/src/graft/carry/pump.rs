@@ -480,13 +480,15 @@ impl<'a> Pump<'a> {
         }
     }
 
-    /// Where another carrier may go on at once, it costs little to leave one that is only slow.
+    /// Where another carrier may go on at once, it costs little to leave one by which nothing comes at all. If only this connection is silent, its
+    /// answer may be in a long queue behind others.
     fn patience(&self, asked: Duration) -> Duration {
-        match &self.role {
-            Role::Client { carrier, .. } if self.context.carriers.has_several(&carrier.far.peer) => {
-                carrier.patience().min(asked)
-            }
-            _ => asked,
+        let Role::Client { carrier, .. } = &self.role else { return asked };
+        let is_asked = self.silence.as_ref().is_some_and(Silence::is_asked);
+        let is_silent = !is_asked || carrier.heard() == self.heard_when_asked;
+        match is_silent && self.context.carriers.has_several(&carrier.far.peer) {
+            true => carrier.patience().min(asked),
+            false => asked,
         }
     }
 

@@ -82,6 +82,10 @@ impl Silence {
         self.patience = patience;
     }
 
+    pub fn is_asked(&self) -> bool {
+        self.asked_at.is_some()
+    }
+
     pub fn said(&mut self) {
         self.owes_since = None;
     }
@@ -165,6 +169,17 @@ mod tests {
         silence.said();
         silence.note(4, &TALK, at(500));
         assert_eq!(silence.due(at(700)), Due::Nothing);
+    }
+
+    #[test]
+    fn who_is_asked_may_get_more_time() {
+        let mut silence = Silence::new(PATIENCE / 4, 0, at(0));
+        assert_eq!((silence.due(at(125)), silence.is_asked(), silence.at()), (Due::Ask, true, at(375)));
+        silence.set_patience(PATIENCE);
+        assert_eq!((silence.due(at(375)), silence.at()), (Due::Nothing, at(1125)));
+        assert_eq!(silence.due(at(1125)), Due::Lost);
+        silence.note(1, &TALK, at(1126));
+        assert!(!silence.is_asked());
     }
 
     /// Packets of something long come one after the other, and most of them end no frame.
