@@ -329,6 +329,7 @@ impl Connected {
         };
         let (at, bytes) = (message.as_ptr().cast(), message.len());
         let length = size_of::<SendInfo>() as libc::socklen_t;
+        let was_aborted = self.events() & ERROR != 0;
         // SAFETY: bytes and description are lent for this call.
         let sent = unsafe {
             let info = (&raw mut info).cast();
@@ -342,6 +343,10 @@ impl Connected {
             error if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
             // Both ends have ended it, and what came is still to be read.
             error if error.raw_os_error() == Some(libc::ENOENT) => Err(io::ErrorKind::BrokenPipe.into()),
+            // Said of an association that the other end is about to end, too, and not only of one that it has aborted.
+            error if error.raw_os_error() == Some(libc::ECONNRESET) && !was_aborted => {
+                Err(io::ErrorKind::BrokenPipe.into())
+            }
             error => Err(error),
         }
     }
