@@ -5,18 +5,17 @@ use std::net::IpAddr;
 
 use nix::libc;
 
-use crate::netlink::{REPLACE, attribute, attribute_of, change, get};
+use crate::netlink::{
+    REPLACE, RTA_OIF, RTM_GETROUTE, RTM_NEWROUTE, attribute, attribute_of, change, get, octets,
+};
 
 // linux/rtnetlink.h
-const RTM_NEWROUTE: u16 = 24;
-const RTM_GETROUTE: u16 = 26;
 const RTM_NEWNEIGH: u16 = 28;
 const RTM_GETNEIGH: u16 = 30;
 /// struct rtmsg
 const RTMSG: usize = 12;
 const RTA_DST: u16 = 1;
 const RTA_SRC: u16 = 2;
-const RTA_OIF: u16 = 4;
 const RTA_GATEWAY: u16 = 5;
 const RTA_VIA: u16 = 18;
 // linux/neighbour.h
@@ -35,8 +34,8 @@ const USED: u16 = NUD_REACHABLE | NUD_STALE | NUD_DELAY | NUD_NOARP | NUD_PERMAN
 /// Whom packets go to first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NextHop {
-    pub address: IpAddr,
-    pub ifindex: u32,
+    address: IpAddr,
+    ifindex: u32,
 }
 
 /// As long as the interface's are.
@@ -92,13 +91,6 @@ fn family(address: IpAddr) -> u8 {
     match address {
         IpAddr::V4(_) => libc::AF_INET as u8,
         IpAddr::V6(_) => libc::AF_INET6 as u8,
-    }
-}
-
-fn octets(address: IpAddr) -> Vec<u8> {
-    match address {
-        IpAddr::V4(address) => address.octets().to_vec(),
-        IpAddr::V6(address) => address.octets().to_vec(),
     }
 }
 

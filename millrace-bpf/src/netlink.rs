@@ -1,6 +1,7 @@
 //! Questions to rtnetlink about the calling thread's network namespace, and changes of it.
 
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket};
@@ -16,6 +17,11 @@ pub(crate) const REPLACE: u16 = 0x500;
 const NLMSG_DONE: u16 = 3;
 pub(crate) const NLMSG_ERROR: u16 = 2;
 const HEADER: usize = 16;
+
+// linux/rtnetlink.h
+pub(crate) const RTM_NEWROUTE: u16 = 24;
+pub(crate) const RTM_GETROUTE: u16 = 26;
+pub(crate) const RTA_OIF: u16 = 4;
 
 /// Asks for everything of a kind, and hands over the bodies of answers of kind `wanted`.
 pub(crate) fn dump(kind: u16, body: &[u8], wanted: u16, mut each: impl FnMut(&[u8])) -> io::Result<()> {
@@ -87,6 +93,14 @@ pub(crate) fn attribute_of(kind: u16, value: &[u8]) -> Vec<u8> {
     bytes.extend(value);
     bytes.resize(bytes.len().next_multiple_of(4), 0);
     bytes
+}
+
+/// As attributes have an address, and packets.
+pub(crate) fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    }
 }
 
 pub(crate) fn next_message<'a>(messages: &mut &'a [u8]) -> Option<(u16, &'a [u8])> {

@@ -188,6 +188,9 @@ impl Runtime {
         self.memory = settings.memory()?;
         self.ruled = ruled::of(&settings);
         self.pathed = paths::of(&settings);
+        if self.pathed.is_empty() {
+            self.hops = Hops::default();
+        }
         self.settings = settings;
         for session in &self.settings.sessions {
             self.live.entry(session.ends).and_modify(|live| live.take_rules(session));

@@ -8,12 +8,10 @@ use std::io;
 use nix::libc;
 
 use super::{LOOPBACK, Run};
-use crate::netlink::{CREATE, attribute, attribute_of, change, dump};
+use crate::netlink::{CREATE, RTA_OIF, RTM_GETROUTE, RTM_NEWROUTE, attribute, attribute_of, change, dump};
 
 // linux/rtnetlink.h, linux/fib_rules.h
-const RTM_NEWROUTE: u16 = 24;
 const RTM_DELROUTE: u16 = 25;
-const RTM_GETROUTE: u16 = 26;
 const RTM_NEWRULE: u16 = 32;
 const RTM_DELRULE: u16 = 33;
 const RTM_GETRULE: u16 = 34;
@@ -21,7 +19,6 @@ const RTM_GETRULE: u16 = 34;
 const HEAD: usize = 12;
 const RTN_LOCAL: u8 = 2;
 const RT_SCOPE_HOST: u8 = 254;
-const RTA_OIF: u16 = 4;
 const RTA_TABLE: u16 = 15;
 const FR_ACT_TO_TBL: u8 = 1;
 const FRA_IIFNAME: u16 = 3;

@@ -1,7 +1,7 @@
 //! What an end says by itself: datagrams of a session that no application has sent.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::sys::socket::{
@@ -10,6 +10,7 @@ use nix::sys::socket::{
 };
 
 use super::Ends;
+use crate::netlink::octets;
 
 /// What a word has, instead of the mark of functions: behind it the number of the path by which it is to leave.
 pub(super) fn word_mark(mark: u32) -> u32 {
@@ -47,13 +48,6 @@ fn datagram(ends: &Ends, payload: &[u8]) -> Vec<u8> {
     let check = !sum(&all);
     let check = if check == 0 { u16::MAX } else { check }.to_be_bytes();
     [&ports[..], &bytes, &check, payload].concat()
-}
-
-fn octets(address: IpAddr) -> Vec<u8> {
-    match address {
-        IpAddr::V4(address) => address.octets().to_vec(),
-        IpAddr::V6(address) => address.octets().to_vec(),
-    }
 }
 
 /// RFC 1071.
