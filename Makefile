@@ -4,10 +4,15 @@ SHELL := /bin/bash
 # What `make setup` may just have installed is found without a new login.
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 
+# When this began, for scripts/test.sh, which says how long it took with all set-up.
+export SETUP_BEGAN := $(shell date +%s)
+
 # Seconds of fuzzing, shared by all targets.
 TIME ?= 60
+# How `make endurance` makes it hard: stress, onecpu, random or stopped.
+KIND ?= stress
 
-.PHONY: help setup build demo demo-graft lint test peers endurance fuzz model kernels soak bench pictures picture web web-test clean-lab install install-gate install-graft examples image
+.PHONY: help setup build demo demo-graft lint test test-all peers endurance fuzz model kernels soak bench pictures picture web web-test clean-lab install install-gate install-graft examples image
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -30,14 +35,18 @@ demo-graft: setup ## curl and a web server over a path like a satellite's: plain
 lint: setup ## formatting and lints
 	@scripts/lint.sh
 
-test: setup ## lint, every test, interoperation with unmodified peers, the web pages in Chromium
+test: setup ## lint, units, every feature end to end with both engines, the web pages in Chromium
 	@scripts/setup.sh test
 	@scripts/test.sh
 
-endurance: setup ## the tests five times beside stress-ng, and once on one CPU
+test-all: setup ## what `make test` leaves out: peers that have to be built, benchmarks, walks through all docs
+	@scripts/setup.sh test
+	@scripts/test.sh rest
+
+endurance: setup ## what the last `make test` built, once, made hard: KIND=stress|onecpu|random|stopped (SEED=N: as it was)
 	@scripts/setup.sh test
 	@scripts/setup.sh endurance
-	@scripts/endurance.sh
+	@scripts/test.sh endure $(KIND)
 
 peers: setup ## build the MoQ peers that interop tests and benchmarks use (all of them)
 	scripts/peers.sh all

@@ -6,7 +6,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 
 /** To remove what a browser leaves behind. */
-const TRIES = 50;
+const TRIES = 600;
 
 export class Browser {
   #process;
@@ -84,7 +84,7 @@ export class Browser {
     this.#process.kill("SIGKILL");
     // Its helpers write there until they have noticed.
     for (let tries = 0; tries < TRIES; tries++) {
-      await new Promise((resolve) => setTimeout(resolve, 200));
+      await new Promise((resolve) => setTimeout(resolve, 200)); // exact: the gap between two tries
       try {
         rmSync(this.#profile, { recursive: true, force: true });
         return;

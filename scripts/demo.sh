@@ -49,17 +49,14 @@ at() {
     shift
     if [ "$engine" = kernel ]; then exec nsenter --net="/run/netns/${!netns}" -- "$@"; else exec "$@"; fi
 }
-listen=127.0.0.1:$(free_port u)
-http=127.0.0.1:$(free_port t)
-page=http://localhost:${http##*:}
+listen=127.0.0.1:0
+http=127.0.0.1:0
 options=(--engine user)
 if [ "$engine" = kernel ]; then
     listen=$LAB_RELAY_V4:4443
     http=$LAB_RELAY_V4:9184
-    page=http://$http
     options=(--engine kernel --interface "to-pub,to-sub1,to-sub2")
 fi
-url=moqt://$listen
 
 live_video() {
     ffmpeg -hide_banner -loglevel error -nostdin -re \
@@ -76,12 +73,20 @@ frames() {
         head -n1
 }
 
-say "the relay, with engine $engine and a certificate made for this run, on $url"
+say "the relay, with engine $engine and a certificate made for this run"
 at RELAY "$millrace" relay --listen "$listen" --public --http "$http" --http-token-file "$dir/token" --max-delay off "${options[@]}" 2>"$dir/relay.log" &
 relay=$!
 pids+=("$relay")
+serves() { where "$dir/relay.log" serving || ! kill -0 "$relay"; }
+wait_for 120 serves || true
+listen=$(where "$dir/relay.log" serving) && http=$(where "$dir/relay.log" "metrics, health and status") ||
+    { cat "$dir/relay.log"; die "the relay did not start"; }
+url=moqt://$listen
+# Browsers connect from pages on localhost; in a lab scripts/watch.mjs has them take the relay's.
+page=http://localhost:${http##*:}
+[ "$engine" = user ] || page=http://$http
 ask() { (at RELAY "$millrace" status --http "$http" --http-token-file "$dir/token"); }
-wait_for 60 ask || { cat "$dir/relay.log"; die "the relay did not start"; }
+wait_for 120 ask || { cat "$dir/relay.log"; die "the relay did not start"; }
 
 say "a publisher: $seconds s of live video and sound from ffmpeg"
 live_video "$seconds" 2>"$dir/ffmpeg.log" | tee "$dir/original.mp4" |
@@ -91,7 +96,7 @@ pids+=("$publisher")
 
 # The tracks are there once ffmpeg has written its first fragment: until then a player is told so, and asks again.
 play() {
-    local deadline=$((SECONDS + 15))
+    local deadline=$((SECONDS + 60))
     until (at "SUB$1" "$millrace" subscribe --name demo --tls-disable-verify --join-groups 1000 "$url") \
         >"$dir/player$1.mp4" 2>"$dir/player$1.log"; do
         grep -q DOES_NOT_EXIST "$dir/player$1.log" && [ "$SECONDS" -lt "$deadline" ] || return 1
@@ -111,7 +116,7 @@ watch() {
     live_video 300 2>>"$dir/ffmpeg.log" > >(at PUB "$millrace" publish --reconnect=false --name live --tls-disable-verify "$url" 2>"$dir/publish-live.log") &
     source=$!
     pids+=("$source")
-    (at SUB1 env TOKEN_FILE="$dir/token" node scripts/watch.mjs "$chromium" "$page" "$dir/browser.png" 30 120) 2>"$dir/browser.log" ||
+    (at SUB1 env TOKEN_FILE="$dir/token" node scripts/watch.mjs "$chromium" "$page" "$dir/browser.png" 30 240) 2>"$dir/browser.log" ||
         die "the picture in the browser does not move: $(tail -n1 "$dir/browser.log")"
     kill "$source"
 }
@@ -124,7 +129,7 @@ for i in 1 2; do
 done
 pids+=("${players[@]}")
 
-sleep $((seconds / 2))
+sleep $((seconds / 2)) # exact: for a look in the middle of the video
 echo
 ask
 echo
@@ -133,6 +138,8 @@ wait "$publisher" || die "the publisher failed: $(tail -n1 "$dir/publish.log")"
 for player in "${players[@]}"; do wait "$player" || die "a player failed: $(tail -qn1 "$dir"/player*.log)"; done
 # Media packets, by who sent them.
 sent() { (at RELAY curl -fsS -H "Authorization: Bearer $(<"$dir/token")" "http://$http/metrics") | sed -n "s/^millrace_relay_packets_sent_total{sender=\"$1\"} //p"; }
+kernel_has_sent() { [ "$(sent kernel)" -gt 0 ]; }
+[ "$engine" = user ] || wait_for 60 kernel_has_sent || true # what is wrong then is said below
 by_kernel=$(sent kernel) by_user=$(sent data_plane)
 watch
 kill -TERM "$relay"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 # Crates of one row do not use each other.
 ORDER = [
-    ["millrace-proto"],
+    ["millrace-proto", "millrace-testkit"],
     ["millrace-bpf", "millrace-webtransport"],
     ["millrace-transport"],
     ["millrace-relay", "millrace-client", "millrace-gate", "millrace-cost", "millrace-graft"],

@@ -42,18 +42,15 @@ wait_for() {
     done
 }
 
-# A port that nobody listens on: free_port t (TCP) or u (UDP).
-free_port() {
-    local port
-    while port=$((20000 + RANDOM % 10000)); do
-        [ -n "$(ss -H"$1"ln "sport = :$port")" ] || { echo "$port"; return; }
-    done
-}
+# Where a relay is that has chosen its ports by itself, by its log $1: it says that it is `serving`, or that there are
+# `metrics, health and status`. Fails until it has said so.
+where() { sed -n "s/.*: $2 addr=\([^ ]*\).*/\1/p" "$1" | head -n1 | grep .; }
 
 # In a lab: the process of the relay that was started as $millrace.
 relay_pid() {
     local pid
     for pid in $(ip netns pids "$LAB_RELAY_NETNS"); do
+        # exact: the relay has answered before this is asked.
         case $(tr '\0' ' ' <"/proc/$pid/cmdline") in "$millrace relay "*) echo "$pid" && return ;; esac
     done
     return 1

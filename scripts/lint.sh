@@ -22,6 +22,12 @@ say "arrows between crates and modules"
 scripts/layers.py --self-test
 scripts/layers.py
 
+say "tests wait for what they read, and say which tier they are in"
+scripts/waits.py --self-test
+scripts/waits.py
+unsaid=$(grep -rnE --include='*.rs' '#\[ignore' millrace* | grep -vE '#\[ignore = "(test-all|soak|helper): ') || true
+[ -z "$unsaid" ] || die "these do not say whether they are for make test-all, make soak, or a helper: $unsaid"
+
 say "transport and relay without the kernel need no clang"
 tree=$(cargo tree --quiet --locked -p millrace-transport -p millrace-relay --no-default-features -e normal,build --prefix none)
 ! grep -E '^(millrace-bpf|libbpf)' <<<"$tree" || die "without features they depend on what needs clang"

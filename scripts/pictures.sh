@@ -36,10 +36,10 @@ netns() { local name=LAB_${1^^}_NETNS; echo "${!name}"; }
 server_of_memcached() {
     at relay memcached -l "$LAB_RELAY_V4" -u nobody -U 0 -t 2 -m 64 &
     wait_for 60 pgrep -f "^memcached -l $LAB_RELAY_V4 " || die "memcached did not start"
-    pid=$(pgrep -nf "^memcached -l $LAB_RELAY_V4 ")
+    pid=$(pgrep -nf "^memcached -l $LAB_RELAY_V4 ") # exact: it was found just now
     # 9 gets for a set, values of 1 KiB: the generator's own mix.
     at sub1 memcaslap -s "$LAB_RELAY_V4:11211" -T 1 -c 16 -t "$((seconds + 8))s" >"$dir/memaslap.log" &
-    sleep 3
+    sleep 3 # exact: how the load begins is not to be in the picture
 }
 
 relay_with() {
@@ -48,7 +48,7 @@ relay_with() {
     [ "$1" = user ] || options+=(--interface "to-pub$interfaces")
     at relay "$millrace" relay --listen "$LAB_RELAY_V4:4443" --public "${options[@]}" 2>"$dir/relay.log" &
     wait_for 60 at relay "$millrace" status || die "the relay did not start: $(tail -n1 "$dir/relay.log")"
-    pid=$(pgrep -nf "^$millrace relay --listen $LAB_RELAY_V4:4443")
+    pid=$(pgrep -nf "^$millrace relay --listen $LAB_RELAY_V4:4443") # exact: it has answered
     at pub "$millrace" publish --name picture --generate --wait --rate-hz 500 --duration $((seconds + 12)) \
         --tls-disable-verify "$url" 2>"$dir/publish.log" &
     published() { at relay "$millrace" status --json | grep -q '"publisher": true'; }
@@ -57,7 +57,9 @@ relay_with() {
         at "sub$i" "$millrace" subscribe --name picture --track objects --tls-disable-verify "$url" \
             >/dev/null 2>"$dir/subscribe.log" &
     done
-    sleep 4
+    are_there() { [ "$(at relay "$millrace" status --json | grep -c '"subscriber": true')" -ge "$subscribers" ]; }
+    wait_for 60 are_there || die "the subscribers are not there: $(tail -n1 "$dir/subscribe.log")"
+    sleep 4 # exact: how the load begins is not to be in the picture
 }
 
 case $picture in

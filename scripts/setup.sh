@@ -112,7 +112,7 @@ bpftool                         bpftool
 NEEDS
 }
 
-# What scripts/endurance.sh puts beside the tests.
+# What `make endurance` puts beside the tests.
 needs_endurance() {
     cat <<'NEEDS'
 stress-ng                       stress-ng

@@ -27,56 +27,61 @@ trap 'trap - EXIT; kill -- $(jobs -p | sed "s/^/-/") 2>/dev/null || true' EXIT
 # Each job is a group of processes, and ends as one.
 set -m
 
-listen=127.0.0.1:$(free_port u)
-status=127.0.0.1:$(free_port t)
-http=127.0.0.1:$(free_port t)
-url=moqt://$listen
-
-"$millrace" relay --engine user --listen "$listen" --http "$status" --http-token-file "$dir/token" 2>"$dir/relay.log" &
+"$millrace" relay --engine user --listen 127.0.0.1:0 --http 127.0.0.1:0 --http-token-file "$dir/token" 2>"$dir/relay.log" &
 relay=$!
-wait_for 60 curl -fs "http://$status/healthz" || die "the relay did not start: $(tail -n1 "$dir/relay.log")"
+wait_for 120 where "$dir/relay.log" serving || die "the relay did not start: $(tail -n1 "$dir/relay.log")"
+url=moqt://$(where "$dir/relay.log" serving)
 "$millrace" publish --name soak --generate --rate-hz 200 --duration 86400 --tls-disable-verify "$url" \
     2>"$dir/publish.log" &
 # A subscriber that comes and goes.
 player() {
     while :; do
-        timeout -s INT "$1" "$millrace" subscribe --name soak --track objects --tls-disable-verify "$url" || sleep 1
+        timeout -s INT "$1" "$millrace" subscribe --name soak --track objects --tls-disable-verify "$url" || sleep 1 # exact: the gap between two tries
     done >/dev/null 2>"$dir/subscribe.log"
 }
 player 30 &
 player 50 &
+# exact: paces those that live for one packet.
 short_lived() { while sleep 0.1; do bash -c 'echo >/dev/udp/127.0.0.1/9' || true; done 2>/dev/null; }
 short_lived &
 
 # Little memory for the dashboard, so that it is full from early on.
-"$millrace" cost --frequency "$hz" --programs --profile "$relay" --http "$http" --http-token-file "$dir/token" --http-memory 4 \
+"$millrace" cost --frequency "$hz" --programs --profile "$relay" --http 127.0.0.1:0 --http-token-file "$dir/token" --http-memory 4 \
     --log "$dir/log.gz" --log-size 1 --log-files 2 2>"$dir/cost.log" &
 cost=$!
 ask() { curl -fs -H "Authorization: Bearer $(<"$dir/token")" "$@"; }
+address() { grep -oE -m1 'http://[0-9.]+:[0-9]+' "$dir/cost.log"; }
+wait_for 120 address || die "the observer did not start: $(tail -n1 "$dir/cost.log")"
+http=$(address)
+http=${http#http://}
 wait_for 60 ask "http://$http/metrics" || die "the observer did not start: $(tail -n1 "$dir/cost.log")"
+# exact: the gap between two tries.
 viewer() { while ask -m 20 -N "http://$http/api/reports" || sleep 1; do :; done >/dev/null; }
 viewer &
+# exact: paces those who ask.
 asker() { while sleep 7; do ask "http://$http/api/stacks" "http://$http/metrics" >/dev/null || true; done; }
 asker &
 
-rss() { awk '/^VmRSS/ { print $2 }' "/proc/$cost/status"; }
+rss() { awk '/^VmRSS/ { print $2 }' "/proc/$cost/status"; } # exact: a look each few seconds
 # The dashboard's connections come and go with the viewers.
-files() { find "/proc/$cost/fd" -lname 'socket:*' -prune -o -type l -print | wc -l; }
-maps() { awk '/^memlock:/ { sum += $2 } END { print sum / 1024 }' /proc/"$cost"/fdinfo/* 2>/dev/null; }
+files() { find "/proc/$cost/fd" -lname 'socket:*' -prune -o -type l -print | wc -l; } # exact: likewise
+maps() { awk '/^memlock:/ { sum += $2 } END { print sum / 1024 }' /proc/"$cost"/fdinfo/* 2>/dev/null; } # exact: likewise
+# exact: it is waited for at first, and then has all of them.
 programs() { awk '/^prog_id:/ { print $2 }' /proc/"$cost"/fdinfo/* 2>/dev/null | sort -un; }
 
 has_programs() { [ "$(programs | wc -l)" -gt 2 ]; }
 wait_for 60 has_programs || die "the observer has no programs: $(tail -n1 "$dir/cost.log")"
-sleep 1
-own=$(programs)
-say "$hz Hz for $seconds s, $(wc -w <<<"$own") programs"
+say "$hz Hz for $seconds s"
 for _ in $(seq $((seconds / every))); do
-    sleep "$every"
+    sleep "$every" # exact: from one look to the next
     kill -0 "$cost" 2>/dev/null || die "the observer ended: $(tail -n1 "$dir/cost.log")"
     echo "$(rss) $(files) $(maps)" >>"$dir/figures"
 done
 ask "http://$http/api/report" >"$dir/report.json"
 ask "http://$http/metrics" >"$dir/metrics"
+# All that there are: it has run for long.
+own=$(programs)
+say "$(wc -w <<<"$own") programs are to go with it"
 kill -9 "$cost"
 wait "$cost" 2>/dev/null || true
 grep -E '^millrace_cost_(samples|lost|reports|observer_seconds|observed_seconds)_total' "$dir/metrics"

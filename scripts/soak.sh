@@ -40,14 +40,14 @@ subscribe() { in_node "$1" "$millrace" subscribe --name soak --track objects --j
 say "engine $SOAK_ENGINE: $rate objects/s, $subscribers subscribers and one that comes and goes, $links, $seconds s"
 in_node relay "$millrace" relay --engine "$SOAK_ENGINE" --listen "$LAB_RELAY_V4:4443" --public --max-delay off \
     2>"$dir/relay.log" &
-wait_for 10 status || die "the relay did not start: $(tail -n1 "$dir/relay.log")"
+wait_for 120 status || die "the relay did not start: $(tail -n1 "$dir/relay.log")"
 relay=$(relay_pid) || die "the relay is gone: $(tail -n1 "$dir/relay.log")"
 
 in_node pub "$millrace" publish --name soak --generate --wait --rate-hz "$rate" --duration "$seconds" \
     --tls-disable-verify "$url" 2>"$dir/publish.log" &
 publisher=$!
 published() { status --json | jq -e '[.sessions[] | select(.publisher)] | length > 0'; }
-wait_for 10 published || die "the publisher is not there: $(tail -n1 "$dir/publish.log")"
+wait_for 120 published || die "the publisher is not there: $(tail -n1 "$dir/publish.log")"
 players=()
 for i in $(seq "$subscribers"); do
     subscribe "sub$i" >"$dir/sub$i.json" 2>"$dir/sub$i.log" &

@@ -1,96 +1,98 @@
 #!/usr/bin/env bash
-# Lint, then every test of the workspace, interoperation with unmodified peers included, and the web pages in a browser.
-# What cannot run here (no root, no ffmpeg ...) prints a line "SKIP: why" and is counted in the summary.
+# Builds the tests and runs one of two tiers. What cannot run here (no root, no ffmpeg ...) prints a line "SKIP: why" and is counted.
 #
-# Most tests wait for something most of the time, so two programs run at once, and beside the first ones the peers are
-# built. Logs: target/test, and target/web for the web pages.
+#   scripts/test.sh               `make test`: lint, units, BPF programs, every feature end to end with both engines, the pages in Chromium
+#   scripts/test.sh rest          `make test-all`: what that leaves out; peers that have to be built, benchmarks, walks through all docs
+#   scripts/test.sh endure KIND   `make endurance`: the programs of the last `make test`, see scripts/run_tests.py; SEED=N again with that one
 #
-# Programs that take minutes, to be begun first: else the last one would run alone.
-longest='kernel_relay|kernel|breakdown|graft|bench'
+# Which tier a test is in stands where the test stands, see scripts/run_tests.py. The limits, in minutes on two quiet cores: MINUTES_TEST
+# for `make test` from an empty machine, MINUTES_BOTH for both.
 . "$(dirname "$0")/lib.sh"
 
-logs=$ROOT/target/test
-rm -rf "$logs"
-mkdir -p "$logs" "$ROOT/target/web"
-trap 'trap - EXIT; kill $(jobs -p) 2>/dev/null || true' EXIT
+MINUTES_TEST=20
+MINUTES_BOTH=40
+out=$ROOT/target/test
+began=${SETUP_BEGAN:-$(date +%s)}
 
-# Each test program as a line: its crate's directory, its kind and name, the program.
-programs() {
-    cargo test --workspace --locked --no-run --message-format=json |
-        sed -n 's|.*"manifest_path":"\([^"]*\)/Cargo.toml","target":{"kind":\["\([^"]*\)".*"name":"\([^"]*\)","src_path".*"profile":{[^}]*"test":true}.*"executable":"\([^"]*\)".*|\1 \2 \3 \4|p'
-}
-
-# Runs a program as cargo does, prints what became of its tests, and fails if it does.
-run() {
-    local dir=$1 kind=$2 name=$3 program=$4 status=0 log title
-    title=$(basename "$dir")
-    [ "$kind" != test ] || title+=/tests/$name
-    log=$logs/${title//\//-}-$kind.log
-    (cd "$dir" && CARGO_MANIFEST_DIR=$dir CARGO=$(command -v cargo) "$program" --show-output) >"$log" 2>&1 </dev/null || status=$?
-    # At once, so that what two programs say is not mixed.
-    printf '%s\n' "$title $(sed -n 's/^test result: //p' "$log")" "$(grep -E '^test .* \.\.\. ' "$log" || true)"
-    [ "$status" = 0 ] || printf '%s\n' "$title FAILED: $status" "$(sed -n '/^failures:$/,/^test result:/p' "$log")"
-    [ "$status" = 0 ] || echo "$title" >>"$logs/failed"
-}
-
-# Those on standard input, so many at a time.
-run_all() {
-    xargs -r -L 1 -P "$1" bash -euo pipefail -c 'run "$@"' run
-}
-export -f run
-export logs
-
-doc_tests() {
-    cargo test --workspace --locked --doc >"$logs/doc.log" 2>&1 || { cat "$logs/doc.log"; echo doc >>"$logs/failed"; }
-}
-
-peers() {
-    PEERS_PROFILE=${PEERS_PROFILE:-dev} nice scripts/peers.sh >"$logs/peers.log" 2>&1 ||
-        { tail -n 30 "$logs/peers.log"; echo "peers for interoperation" >>"$logs/failed"; }
-}
-
-web() {
-    local log=$ROOT/target/web/test.log
-    scripts/web.sh test >"$log" 2>&1 && return
-    sed -n '/^not ok/,/^  \.\.\./p' "$log"
-    tail -n 20 "$log"
-    echo "the web pages" >>"$logs/failed"
-}
-
-scripts/lint.sh
-
-say "building the tests"
-programs >"$logs/programs"
-[ -s "$logs/programs" ] || die "no test programs"
-
-say "testing (everything that is said is kept in target/test), and building peers for interoperation"
-peers &
-peers=$!
-is_interop='/(interop|kernel_interop)-[0-9a-f]*$'
-others=$(grep -vE "$is_interop" "$logs/programs")
-{ grep -E " ($longest) " <<<"$others"; grep -vE " ($longest) " <<<"$others"; } | run_all 2
-doc_tests
-wait "$peers"
-
-say "README and docs, word for word"
-scripts/walk.py target/debug/millrace >"$logs/docs.log" 2>&1 || { grep -A 20 ^FAILED "$logs/docs.log"; echo "README and docs" >>"$logs/failed"; }
-tail -n 1 "$logs/docs.log"
-
-say "interoperation, and the web pages in headless Chromium (target/web/test.log, screenshots beside it)"
-web &
-web=$!
-grep -E "$is_interop" "$logs/programs" | run_all 1
-wait "$web"
-
-# A passing test's own output is only of interest where it says that something was skipped.
-skipped=$(grep -ohE '\bSKIP\b.*' "$logs"/*.log "$ROOT/target/web/test.log" | sort | uniq -c || true)
-if [ -n "$skipped" ]; then
-    say "skipped here (how often, why):"
-    printf '%s\n' "$skipped"
-fi
-# The runners' own closing lines come last.
-for log in "$logs"/*.log; do
-    if results=$(grep '^test result: ' "$log"); then printf '     Running %s\n%s\n' "$(basename "$log" .log)" "$results"; fi
+# Where each program spends its time is asked of the build itself: a linker that notes how long it took.
+note_links() {
+    local real
+    real=$(command -v cc)
+    rm -f "$out/links"
+    cat >"$out/bin/cc" <<LINKER
+#!/usr/bin/env bash
+began=\${EPOCHREALTIME/./}
+"$real" "\$@" || exit
+ended=\${EPOCHREALTIME/./}
+while [ \$# -gt 1 ]; do
+    if [ "\$1" = -o ] && [[ \$2 == *target/*/deps/* ]]; then
+        echo "\$(((ended - began) / 1000000)).\$(printf %06d \$(((ended - began) % 1000000))) \$2" >>"$out/links"
+    fi
+    shift
 done
-grep -E '^# (tests|pass|fail|skipped) ' "$ROOT/target/web/test.log" || true
-[ ! -s "$logs/failed" ] || die "FAILED: $(paste -sd, "$logs/failed")"
+exit 0
+LINKER
+    chmod +x "$out/bin/cc"
+}
+
+build() {
+    say "building the tests"
+    note_links
+    PATH=$out/bin:$PATH cargo test --workspace --locked --no-run --timings --message-format=json-render-diagnostics >"$out/cargo.json"
+    [ -s "$out/cargo.json" ] || die "no test programs"
+}
+
+# Jobs that are no test programs. The relay's page plays video, and is slow beside much else.
+jobs_test() {
+    jobs=(--job docs/README.md "scripts/walk.py target/debug/millrace README.md")
+    local part
+    for part in dashboard pace relay-user relay-kernel; do jobs+=(--job "web/$part" "scripts/web.sh test $part"); done
+}
+
+jobs_rest() {
+    local interop='millrace/tests/interop>millrace/tests/kernel_interop'
+    jobs=(
+        --job "peers>$interop" "PEERS_PROFILE=${PEERS_PROFILE:-dev} nice scripts/peers.sh"
+        --job docs "scripts/walk.py target/debug/millrace"
+        --job doc-tests "cargo test --workspace --locked --doc"
+    )
+}
+
+# The closing line of this script: how long both tiers took, the last time that they ran here.
+close() {
+    local tier=$1 seconds=$(($(date +%s) - began))
+    echo "$seconds" >"$out/seconds-$tier"
+    local quick rest
+    quick=$(cat "$out/seconds-test" 2>/dev/null || echo -)
+    rest=$(cat "$out/seconds-rest" 2>/dev/null || echo -)
+    say "make test took $quick s (limit $((MINUTES_TEST * 60)) from an empty machine), make test-all $rest s (limit of both $((MINUTES_BOTH * 60)))"
+}
+
+tier=${1:-test}
+mkdir -p "$out/bin" "$ROOT/target/web"
+case $tier in
+    test)
+        scripts/lint.sh
+        build
+        jobs_test
+        ;;
+    rest)
+        build
+        jobs_rest
+        ;;
+    endure)
+        [ -s "$out/cargo.json" ] || die "make test first: this runs what that has built"
+        jobs_test
+        exec scripts/run_tests.py --endure "${2:?KIND: stress, onecpu, random or stopped}" ${SEED:+--seed "$SEED"} "${jobs[@]}"
+        ;;
+    *) die "scripts/test.sh [rest|endure KIND]" ;;
+esac
+
+rm -rf "$out/logs" "$out/flaky"
+say "testing (logs: target/test/logs)"
+status=0
+scripts/run_tests.py --tier "$tier" --closing "$out/closing" "${jobs[@]}" || status=$?
+close "$tier"
+# The tests' own closing line comes last.
+cat "$out/closing"
+exit "$status"

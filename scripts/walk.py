@@ -26,19 +26,19 @@ import json
 import os
 import pathlib
 import re
-import select
 import shlex
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
 
 # Seconds: for what ends by itself, for what has to come up, to leave.
-PATIENCE, UP, LEAVE = 60, 60, 30
+PATIENCE, UP, LEAVE = 300, 120, 120
 
 # Commands that go on, and what they say, or which file they have made, once they are there. A new one of the same kind takes
 # the place of the last.
@@ -63,6 +63,8 @@ SHOWS = [
     r"millrace cost --json --period",
     r"millrace cost$",
 ]
+# Commands that show the state of what goes on, which may not have come about yet: they are asked again until it is as shown.
+ASKS = r"millrace ((gate|graft|fanout) )?(status|why)\b(?!.*--watch)"
 # What takes minutes, or a machine for itself.
 LONG = [
     (r"millrace bench ", "a measurement of minutes or hours"),
@@ -225,8 +227,8 @@ class Walk:
         self.page, self.binary, self.is_whole, self.is_root = page, binary, is_whole, is_root
         self.run_count, self.seen, self.checks = 0, 0, 0
         self.parsed, self.soak, self.failed = [], [], []
-        # Of what goes on: where it stands, its process, its log. Then what the last command said, and all of them.
-        self.staying, self.last, self.before = {}, "", ""
+        # Of what goes on: where it stands, its process, its log. Then what the last command said, as far as it has, and all of them.
+        self.staying, self.last, self.before = {}, lambda: "", ""
 
     def report(self):
         names = ["run_count", "seen", "checks", "parsed", "soak", "failed"]
@@ -295,14 +297,18 @@ class Walk:
                 self.soak.append((start, command, long))
             else:
                 self.run_count += 1
-                output = self.command(start, self.renamed(command, bool(long)))
+                renamed = self.renamed(command, bool(long))
+                output = self.command(start, renamed, shown)
+                if missing(shown, output) and re.match(ASKS, renamed):
+                    output = wait_until(lambda: self.asked(renamed), lambda said: not missing(shown, said))
                 if shown:
                     self.compare(start, shown, output)
 
     def says(self, number, text):
         self.checks += 1
-        if text not in self.last:
-            self.fail(number, f"says {text}", self.last[-2000:])
+        said = wait_until(self.last, lambda said: text in said)
+        if text not in said:
+            self.fail(number, f"says {text}", said[-2000:])
 
     def renamed(self, command, is_long):
         pairs = RENAMED.get(self.page, RENAMED[""])
@@ -314,8 +320,8 @@ class Walk:
             command = given.sub(f"{flag} {value}", command) if given.search(command) else f"{command} {flag} {value}"
         return command
 
-    def command(self, number, command):
-        """Runs it as a reader does; what it said."""
+    def command(self, number, command, shown=()):
+        """Runs it as a reader does; what it said. `shown`: what one that goes on is waited for to say."""
         name, bare = command.split("\n")[0], re.sub(r"\s+# .*", "", command)
         for kind in [kind for kind, what in ENDS.items() if re.match(what, bare)]:
             self.leave(kind)
@@ -323,7 +329,7 @@ class Walk:
         if stays is not None:
             return self.stay(number, command, stays)
         if any(re.match(what, bare) for what in SHOWS):
-            return self.follow(number, command)
+            return self.follow(number, command, shown)
         started = self.start(command)
         try:
             output, _ = started.communicate(timeout=1800 if self.is_whole else PATIENCE)
@@ -332,7 +338,7 @@ class Walk:
             output, _ = started.communicate()
             self.fail(number, name, f"goes on after {PATIENCE} s\n{output[-2000:]}")
             return output
-        self.last = output
+        self.last = lambda: output
         self.before += output
         if started.returncode != 0:
             self.fail(number, name, f"exit code {started.returncode}\n{output[-2000:]}")
@@ -354,15 +360,12 @@ class Walk:
         log = pathlib.Path(f"log.{number}")
         started = self.start(re.sub(r"\s*&\s*$", "", command), log.open("w"))
         self.staying[kind] = (number, started, log)
-        over = time.monotonic() + UP
         is_there = (lambda: os.path.exists(said)) if said.startswith("/") else (lambda: said in log.read_text())
-        while not is_there():
-            if started.poll() is not None or time.monotonic() > over:
-                self.fail(number, command, f"does not say {said!r}: {log.read_text()[-2000:]}")
-                break
-            time.sleep(0.05)
-        self.last = log.read_text()
-        return self.last
+        wait_until(lambda: is_there() or started.poll() is not None, bool)
+        if not is_there():
+            self.fail(number, command, f"does not say {said!r}: {log.read_text()[-2000:]}")
+        self.last = log.read_text
+        return self.last()
 
     def leave(self, kind):
         """Whoever is asked to leave does so, and has nothing to complain of."""
@@ -383,23 +386,38 @@ class Walk:
         if code not in (0, 255):
             self.fail(number, kind, f"exit code {code} after Ctrl-C\n{log.read_text()[-2000:]}")
 
-    def follow(self, number, command):
+    def follow(self, number, command, shown):
         started = self.start(command)
-        said, _, _ = select.select([started.stdout], [], [], UP)
-        first = started.stdout.readline() if said else ""
-        # For some more of it.
-        time.sleep(1)
-        os.killpg(started.pid, signal.SIGINT)
+        lines = []
+
+        def read():
+            for line in started.stdout:
+                lines.append(line)
+
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
+        ended = lambda: started.poll() is not None
+        wait_until(lambda: (lines and not missing(shown, "".join(lines))) or ended(), bool)
+        is_there = bool(lines)
+        time.sleep(1)  # exact: for some more of it, which is shown to nobody
+        if not ended():
+            os.killpg(started.pid, signal.SIGINT)
         try:
-            rest, _ = started.communicate(timeout=LEAVE)
+            started.wait(LEAVE)
         except subprocess.TimeoutExpired:
             os.killpg(started.pid, signal.SIGKILL)
-            rest, _ = started.communicate()
+            started.wait()
             self.fail(number, command, f"does not leave within {LEAVE} s of Ctrl-C")
-        if not first or started.returncode not in (0, 130, -signal.SIGINT):
-            self.fail(number, command, f"exit code {started.returncode}\n{first}{rest[-2000:]}")
-        self.before += first + rest
-        return first + rest
+        reader.join(LEAVE)
+        said = "".join(lines)
+        if not is_there or started.returncode not in (0, 130, -signal.SIGINT):
+            self.fail(number, command, f"exit code {started.returncode}\n{said[-2000:]}")
+        self.before += said
+        return said
+
+    def asked(self, command):
+        """What a command says that only asks."""
+        return subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=PATIENCE).stdout
 
     def file(self, block):
         """Files that blocks are by their first line."""
@@ -454,10 +472,23 @@ class Walk:
     def compare(self, number, shown, output):
         """Each line that is shown comes in what was said, with figures of its own."""
         said = {shape(line) for line in output.split("\n")}
-        for line in shown:
-            if line.strip() != "..." and shape(line) not in said:
-                near = sorted(said, key=lambda other: -len(set(other.split()) & set(shape(line).split())))[:3]
-                self.fail(number, f"shows {line.strip()}", "nothing like it was said, but\n" + "\n".join(near))
+        for line in missing(shown, output):
+            near = sorted(said, key=lambda other: -len(set(other.split()) & set(shape(line).split())))[:3]
+            self.fail(number, f"shows {line.strip()}", "nothing like it was said, but\n" + "\n".join(near))
+
+
+def wait_until(read, wanted):
+    """Reads a state until it is as wanted, or the time is over, and returns it."""
+    over = time.monotonic() + UP
+    while not wanted(state := read()) and time.monotonic() < over:
+        time.sleep(0.05)  # exact: the gap between two looks
+    return state
+
+
+def missing(shown, output):
+    """Lines that are shown, and that nothing like was said."""
+    said = {shape(line) for line in output.split("\n")}
+    return [line for line in shown if line.strip() != "..." and shape(line) not in said]
 
 
 def shape(line):

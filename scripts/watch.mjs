@@ -3,13 +3,13 @@
 //   node scripts/watch.mjs CHROMIUM URL PNG [FRAMES [SECONDS]]
 //
 // TOKEN_FILE: the HTTP listener's token, with which the page shows figures of the relay too.
-// Fails if not so many frames (30) are shown within so many seconds (60).
+// Fails if not so many frames (30) are shown within so many seconds (120).
 
 import { readFileSync, writeFileSync } from "node:fs";
 
 import { Browser } from "./browser.mjs";
 
-const [chromium, url, png, frames = "30", seconds = "60"] = process.argv.slice(2);
+const [chromium, url, png, frames = "30", seconds = "120"] = process.argv.slice(2);
 
 /** What the page says of itself, and a sum over the picture. */
 const LOOK = `(() => {
@@ -40,7 +40,7 @@ async function watch(browser) {
       writeFileSync(png, await page.screenshot());
       return last;
     }
-    await new Promise((resolve) => setTimeout(resolve, 100));
+    await new Promise((resolve) => setTimeout(resolve, 100)); // exact: the gap between two looks
   }
   throw new Error(`${last?.shown ?? 0} frames were shown within ${seconds} s. ${last?.message ?? ""}`);
 }

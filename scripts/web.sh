@@ -3,7 +3,7 @@
 #
 #   scripts/web.sh build    builds web/dist anew
 #   scripts/web.sh check    says whether web/dist is what its sources give; builds to compare only if node is set up
-#   scripts/web.sh test [dashboard|relay]     tests them in headless Chromium; screenshots in target/web
+#   scripts/web.sh test [dashboard|pace|relay-user|relay-kernel]...     tests them in headless Chromium; screenshots in target/web
 #   scripts/web.sh picture   docs/dashboard.png anew: this machine for a minute, with some traffic of its own
 . "$(dirname "$0")/lib.sh"
 
@@ -43,9 +43,12 @@ check() {
 # Reports that the browser is shown: of this machine, now.
 record() {
     # Something to see.
-    ping -q -f -w 11 127.0.0.1 >/dev/null &
-    target/debug/millrace cost --json --stacks --programs --profile $$ --period 500ms --reports 20 >"$1"
-    wait
+    ping -q -f -w 300 127.0.0.1 >/dev/null &
+    local ping=$! status=0
+    target/debug/millrace cost --json --stacks --programs --profile $$ --period 500ms --reports 20 >"$1" || status=$?
+    kill "$ping" 2>/dev/null || true
+    wait "$ping" || true
+    return "$status"
 }
 
 # Encoded once, so that encoding takes no part in what is tested.
@@ -76,8 +79,8 @@ test_in_browser() {
     export MILLRACE=$ROOT/target/debug/millrace SHOTS=$ROOT/target/web
     mkdir -p "$SHOTS"
     local part failed=0 parts=("$@")
-    [ ${#parts[@]} != 0 ] || parts=(dashboard relay)
-    for part in "${parts[@]}"; do "test_$part" || failed=1; done
+    [ ${#parts[@]} != 0 ] || parts=(dashboard pace relay-user relay-kernel)
+    for part in "${parts[@]}"; do "test_${part/-/_}" || failed=1; done
     say "screenshots: target/web"
     return "$failed"
 }
@@ -96,6 +99,8 @@ test_dashboard() {
     (cd web && node --test test/dashboard.test.js)
 }
 
+test_pace() { (cd web && node --test test/pace.test.js); }
+
 # A minute of traffic on loopback, none of it enough to keep a CPU busy.
 picture() {
     local why port
@@ -109,30 +114,38 @@ picture() {
     mkdir -p "$(dirname "$REPORTS")"
     for port in 15201 15202; do
         iperf3 -s -B 127.0.0.1 -p "$port" -1 >/dev/null &
-        wait_for 10 eval "ss -ltn | grep -q 127.0.0.1:$port" || die "iperf3 does not listen"
+        wait_for 120 eval "ss -ltn | grep -q 127.0.0.1:$port" || die "iperf3 does not listen"
     done
     iperf3 -c 127.0.0.1 -p 15201 -b 200M -l 4k -t 66 >/dev/null &
+    # exact: UDP joins in the middle of the picture.
     (sleep 20 && iperf3 -c 127.0.0.1 -p 15202 -u -b 100M -l 1200 -t 25 >/dev/null) &
     "$MILLRACE" cost --json --stacks --mode events --frequency 997 --period 1s --reports 64 >"$REPORTS"
     wait
     (cd web && node --test --test-name-pattern=picture test/dashboard.test.js)
 }
 
-# Live video to the browser and from it, with each engine.
+# Live video to the browser and from it, with one engine. Parts may run side by side, so each has files of its own.
 test_relay() {
     if ! have ffmpeg; then
         say "SKIP: the relay's page is not tested: no ffmpeg"
         return
     fi
-    export CLIP=$SHOTS/clip.mp4 FILMED=$SHOTS/filmed.mjpeg MOQ_SUB=${MILLRACE_PEERS:-$ROOT/target/peers}/bin/moq-sub
+    export ENGINE=$1
+    export CLIP=$SHOTS/clip-$ENGINE.mp4 FILMED=$SHOTS/filmed-$ENGINE.mjpeg MOQ_SUB=${MILLRACE_PEERS:-$ROOT/target/peers}/bin/moq-sub
+    shift
     clip "$CLIP"
     ffmpeg -v error -nostdin -y -f lavfi -i "testsrc2=size=1280x720:rate=30" -t 5 -c:v mjpeg -q:v 6 -f mjpeg "$FILMED"
-    (cd web && node --test test/pace.test.js && ENGINE=user node --test test/relay.test.js) || return 1
+    (cd web && "$@" node --test test/relay.test.js)
+}
+
+test_relay_user() { test_relay user; }
+
+test_relay_kernel() {
     if [ "$(id -u)" != 0 ]; then
         say "SKIP: the relay's page is not tested with engine kernel, which needs root"
         return
     fi
-    (cd web && ENGINE=kernel "$MILLRACE" lab run --subscribers 1 --emulate -- node --test test/relay.test.js)
+    test_relay kernel "$MILLRACE" lab run --subscribers 1 --emulate --
 }
 
 case ${1:-} in

@@ -76,7 +76,7 @@ fn outlasts(
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
+    use millrace_testkit::wait_for;
 
     use super::*;
     use crate::object::embedded;
@@ -98,9 +98,8 @@ mod tests {
         }
         let states = object.handle("barrier_states").expect("a map");
         let program = object.program("barrier_run").expect("a program");
-        let begin = Instant::now();
-        while outlasts(&program, &states, || Ok(())).expect("a run") {
-            assert!(begin.elapsed() < Duration::from_secs(60), "it is not found out");
-        }
+        wait_for("what does not wait to be found out", || {
+            !outlasts(&program, &states, || Ok(())).expect("a run")
+        });
     }
 }

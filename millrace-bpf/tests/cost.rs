@@ -4,17 +4,20 @@ use std::collections::{HashMap, HashSet};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use libbpf_rs::query::ProgInfoIter;
-use millrace_bpf::cost::{Config, Cost, Event, Method, Missing, Sockets, Transport, WAYS};
-use millrace_bpf::programs::{Functions, Statistics};
+use millrace_bpf::cost::{Config, Cost, Event, Method, Missing, Sockets, Totals, Transport, WAYS};
+use millrace_bpf::programs::{Function, Functions, Statistics};
+use millrace_testkit::{wait_for, wait_until};
+use nix::sys::resource::{UsageWho, getrusage};
 use nix::time::{ClockId, clock_gettime};
 
 const CALLS: u64 = 100;
-const BOUND: Duration = Duration::from_secs(60);
+const BOUND: Duration = millrace_testkit::BOUND;
 
 /// One test at a time, since each counts what the whole process does.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -57,15 +60,31 @@ fn calls(cost: &mut Cost) -> (u64, u64) {
 
 /// Nanoseconds and calls of this process by event.
 fn own(cost: &mut Cost) -> impl Fn(Event) -> (u64, u64) + use<> {
-    // Sums reach a process when its thread leaves the CPU, which a short sleep on a slow machine does not do.
-    thread::sleep(Duration::from_millis(20));
-    let mut processes = cost.processes().expect("processes");
+    // Sums reach a process when its thread leaves the CPU.
+    let before = left_cpu();
+    wait_until("this thread to leave its CPU", left_cpu, |now| *now > before);
+    let mut processes = cost.processes().expect("processes"); // exact: this thread has left its CPU
     processes.retain(|process| process.id.pid == std::process::id());
     move |event| {
         processes
             .iter()
             .fold((0, 0), |sum, process| (sum.0 + process.ns(event), sum.1 + process.calls(event)))
     }
+}
+
+/// How often this thread did.
+fn left_cpu() -> i64 {
+    let usage = getrusage(UsageWho::RUSAGE_THREAD).expect("usage");
+    usage.voluntary_context_switches() + usage.involuntary_context_switches()
+}
+
+/// Of the whole machine.
+fn total(cost: &Cost, of: impl Fn(&Totals) -> u64) -> u64 {
+    cost.totals().iter().map(of).sum() // exact: callers wait for it, or know that it stands still
+}
+
+fn cpus(cost: &Cost) -> usize {
+    cost.totals().len() // exact: fixed at start-up
 }
 
 #[test]
@@ -151,23 +170,27 @@ fn a_call_across_a_pause_is_not_counted() {
         let near = UdpSocket::bind("127.0.0.1:0").expect("a socket");
         let far = UdpSocket::bind("127.0.0.1:0").expect("a socket");
         let to = far.local_addr().expect("an address");
-        let receives =
-            |cost: &Cost| -> u64 { cost.totals().iter().map(|totals| totals.calls(Event::Receive)).sum() };
+        let receives = |cost: &Cost| total(cost, |totals| totals.calls(Event::Receive));
+        let has_received = AtomicBool::new(false);
         let before = own(cost)(Event::Receive);
         let attached = thread::scope(|scope| {
             let waiting = scope.spawn(|| {
                 far.recv(&mut [0; 16]).expect("received");
+                has_received.store(true, Ordering::Release);
                 // In user mode, 200 ms on a CPU: this thread's word must not be open.
                 let start = on_cpu();
                 while on_cpu() - start < Duration::from_millis(200) {}
             });
-            while own(cost)(Event::Receive).1 == before.1 {
-                thread::sleep(Duration::from_millis(1));
-            }
+            wait_until("the call", || own(cost)(Event::Receive).1, |calls| *calls > before.1);
             cost.detach();
-            let paused = receives(cost);
+            // A program that another CPU was running then may still count.
+            let paused = wait_for("the end of the last programs", || {
+                let counted = receives(cost);
+                thread::sleep(Duration::from_millis(20)); // exact: far longer than a program runs
+                (receives(cost) == counted).then_some(counted)
+            });
             near.send_to(b"millrace", to).expect("sent");
-            thread::sleep(Duration::from_millis(20));
+            wait_for("the datagram", || has_received.load(Ordering::Acquire));
             assert_eq!(receives(cost), paused, "detached, nothing is counted");
             let attached = own(cost)(Event::Receive);
             cost.attach().expect("it attaches again");
@@ -239,7 +262,8 @@ fn waiting_costs_nothing() {
         let before = own(cost)(Event::Receive);
         thread::scope(|scope| {
             scope.spawn(|| far.recv(&mut [0; 16]).expect("received"));
-            thread::sleep(WAIT);
+            wait_until("the call", || own(cost)(Event::Receive).1, |calls| *calls > before.1);
+            thread::sleep(WAIT); // exact: how long the call blocks, which is under test
             near.send_to(b"millrace", to).expect("sent");
         });
         let after = own(cost)(Event::Receive);
@@ -254,18 +278,20 @@ fn waiting_costs_nothing() {
 fn events_never_take_more_than_a_cpu_has() {
     let Some(_alone) = alone("events_never_take_more_than_a_cpu_has") else { return };
     with_each_method("events_never_take_more_than_a_cpu_has", |cost, _| {
-        for cpu in 0..cost.totals().len() {
+        for cpu in 0..cpus(cost) {
             // Possible CPUs need not be online.
             let _ = cost.sample(u32::try_from(cpu).expect("a number"), 1000);
         }
         let sum = |cost: &Cost| -> Vec<u64> {
-            let totals = cost.totals();
+            let totals = cost.totals(); // exact: between two readings of the clock
             totals.iter().map(|totals| Event::ALL.iter().map(|event| totals.ns(*event)).sum()).collect()
         };
         let before = (Instant::now(), sum(cost), own(cost)(Event::Send).0);
         let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
         let to = socket.local_addr().expect("an address");
-        while before.0.elapsed() < Duration::from_millis(300) {
+        // On a CPU, however busy that is.
+        let start = on_cpu();
+        while on_cpu() - start < Duration::from_millis(300) {
             socket.send_to(&[0; 1000], to).expect("sent");
         }
         let sent = own(cost)(Event::Send).0 - before.2;
@@ -275,8 +301,7 @@ fn events_never_take_more_than_a_cpu_has() {
         let networking: Vec<u64> =
             after.iter().zip(&before.1).map(|(after, before)| after - before).collect();
         assert!(networking.iter().all(|ns| *ns <= elapsed), "{networking:?} of {elapsed}");
-        let softirqs: u64 = cost.totals().iter().map(|totals| totals.ns(Event::NetRx)).sum();
-        assert!(softirqs > 0);
+        wait_until("softirqs", || total(cost, |totals| totals.ns(Event::NetRx)), |ns| *ns > 0);
     });
 }
 
@@ -290,10 +315,7 @@ fn workers_of_io_uring_are_an_event() {
             Ok(bytes) => assert_eq!(bytes, 8),
             Err(error) => return println!("SKIP {test}: {error}"),
         }
-        let deadline = Instant::now() + BOUND;
-        while own(cost)(Event::IoUring).0 == 0 {
-            assert!(Instant::now() < deadline, "no time of a worker");
-        }
+        wait_until("time of a worker", || own(cost)(Event::IoUring).0, |ns| *ns > 0);
     });
 }
 
@@ -312,16 +334,14 @@ fn workers_of_io_uring_splice() {
             }
         }
         let want = if cost.method() == Some(Method::Functions) { CALLS } else { 0 };
-        let deadline = Instant::now() + BOUND;
-        loop {
+        // The last sums come when the worker leaves its CPU.
+        let counted = || {
             let after = calls(cost);
-            let counted = (after.0 - before.0, after.1 - before.1);
-            if counted == (want, want) && own(cost)(Event::IoUring).0 > 0 {
-                return;
-            }
-            // The last sums come when the worker leaves its CPU.
-            assert!(Instant::now() < deadline, "{counted:?}");
-        }
+            (after.0 - before.0, after.1 - before.1, own(cost)(Event::IoUring).0)
+        };
+        wait_until("all calls", counted, |(sent, received, ns)| {
+            (*sent, *received) == (want, want) && *ns > 0
+        });
     });
 }
 
@@ -332,7 +352,7 @@ fn name_of(symbols: &[(u64, String)], address: u64) -> &str {
 }
 
 fn symbols() -> Vec<(u64, String)> {
-    let text = std::fs::read_to_string("/proc/kallsyms").expect("kallsyms");
+    let text = std::fs::read_to_string("/proc/kallsyms").expect("kallsyms"); // exact: its caller looks for what came before
     let mut symbols: Vec<_> = text
         .lines()
         .filter_map(|line| {
@@ -357,7 +377,7 @@ fn flood(until: impl Fn() -> bool) {
 }
 
 fn sample_all(cost: &mut Cost, hz: u32) {
-    let sampled = (0..cost.totals().len()).filter(|cpu| cost.sample(*cpu as u32, hz).is_ok()).count();
+    let sampled = (0..cpus(cost)).filter(|cpu| cost.sample(*cpu as u32, hz).is_ok()).count();
     assert!(sampled > 0, "no CPU could be sampled");
 }
 
@@ -366,14 +386,16 @@ fn stacks_come_by_either_transport() {
     let Some(_alone) = alone("stacks_come_by_either_transport") else { return };
     let symbols = symbols();
     for transport in [Transport::DoubleBuffer, Transport::RingBuffer] {
-        let mut cost = attached(&Config { transport, ..Config::default() });
+        // Room for all of them, whenever this thread gets to read them.
+        let mut cost = attached(&Config { transport, buffer_bytes: 1 << 22, ..Config::default() });
         sample_all(&mut cost, 1000);
+        let samples = |cost: &Cost| total(cost, |totals| totals.samples);
         let own = std::process::id();
         let (mut sends, mut right, mut in_calls) = (0, 0, 0);
         let deadline = Instant::now() + BOUND;
         while right < 50 && Instant::now() < deadline {
-            let samples: u64 = cost.totals().iter().map(|totals| totals.samples).sum();
-            flood(|| cost.totals().iter().map(|totals| totals.samples).sum::<u64>() > samples + 50);
+            let before = samples(&cost);
+            flood(|| samples(&cost) > before + 50);
             cost.drain(|record| {
                 if record.pid != own || record.event != Some(Event::Send) {
                     return;
@@ -391,8 +413,7 @@ fn stacks_come_by_either_transport() {
         assert!(right >= 50, "{right} of {sends}, {transport:?}");
         // The others fall in what leads to the programs, and in those of other observers; few on the very edges.
         assert!(in_calls * 2 >= sends, "{in_calls} of {sends}, {transport:?}");
-        let lost: u64 = cost.totals().iter().map(|totals| totals.lost_samples).sum();
-        assert_eq!(lost, 0, "{transport:?}");
+        assert_eq!(total(&cost, |totals| totals.lost_samples), 0, "{transport:?}");
     }
 }
 
@@ -403,10 +424,10 @@ fn a_full_buffer_counts_what_it_loses() {
         let buffer_bytes = 1 << 13;
         let mut cost = attached(&Config { events: false, transport, buffer_bytes, ..Config::default() });
         sample_all(&mut cost, 10_000);
-        let lost = |cost: &Cost| -> u64 { cost.totals().iter().map(|totals| totals.lost_samples).sum() };
+        let lost = |cost: &Cost| total(cost, |totals| totals.lost_samples);
         flood(|| lost(&cost) > 100);
         assert!(lost(&cost) > 100, "{transport:?}");
-        let mut bytes = vec![0; cost.totals().len()];
+        let mut bytes = vec![0; cpus(&cost)];
         cost.drain(|record| {
             assert!(record.kernel.iter().all(|frame| *frame >= 1 << 63), "{record:?}");
             bytes[record.cpu as usize] += 40 + 8 * (record.kernel.len() + record.user.len());
@@ -449,7 +470,6 @@ fn programs_have_run_times() {
     let cost = attached(&Config::default());
     let own: HashSet<u32> = cost.program_ids().into_iter().collect();
     assert!(own.len() >= 4, "{own:?}");
-    thread::sleep(Duration::from_millis(20));
     let ran = |name: &str| {
         let programs = statistics.read();
         let program = programs.iter().find(|program| own.contains(&program.id) && program.name == name);
@@ -457,7 +477,7 @@ fn programs_have_run_times() {
         assert_eq!(program.kind, "tracing");
         program.run_ns > 0 && program.runs > 0
     };
-    assert!(ran("cost_sched_swit"));
+    wait_for("a run", || ran("cost_sched_swit"));
 }
 
 const VICTIM: &str = "MILLRACE_COST_VICTIM";
@@ -471,7 +491,7 @@ fn victim() {
     let mut cost = attached(&Config::default());
     sample_all(&mut cost, 100);
     println!("\nattached {:?}", cost.program_ids());
-    thread::sleep(BOUND);
+    thread::sleep(10 * BOUND); // exact: it is killed before
 }
 
 #[test]
@@ -493,11 +513,7 @@ fn nothing_stays_after_a_kill() {
     victim.kill().expect("killed");
     victim.wait().expect("gone");
     // Programs go after a grace period.
-    let deadline = Instant::now() + BOUND;
-    while left() > 0 {
-        assert!(Instant::now() < deadline, "{} programs are left", left());
-        thread::sleep(Duration::from_millis(10));
-    }
+    wait_until("the end of its programs", left, |left| *left == 0);
 }
 
 /// The kernel's own list, which has no lengths, agrees.
@@ -508,14 +524,16 @@ fn functions_of_programs_are_where_the_kernel_has_them() {
     functions.refresh().expect("a list");
     let cost = attached(&Config::default());
     assert!(functions.refresh().expect("a list"), "programs came");
-    assert!(!functions.refresh().expect("a list"), "none came since");
+    // None came since, as soon as nobody else on this machine loads any.
+    wait_until("a list that stays", || functions.refresh().expect("a list"), |came| !came);
     let of_kernel: HashMap<u64, String> = symbols().into_iter().collect();
     // Programs of a process that has ended go a grace period later: between both lists too.
     let mut still = Functions::default();
     still.refresh().expect("a list");
-    let still: HashSet<u64> = still.iter().map(|function| function.start).collect();
+    let still: HashSet<_> = still.iter().map(|function| (function.start, function.name.clone())).collect();
     // One address may have several names: bpf_prog_TAG_NAME is the program's.
-    for function in functions.iter().filter(|function| still.contains(&function.start)) {
+    let stays = |function: &&Function| still.contains(&(function.start, function.name.clone()));
+    for function in functions.iter().filter(stays) {
         let Some(name) = of_kernel.get(&function.start) else { panic!("{function:?}") };
         let name = name.strip_prefix("bpf_prog_").and_then(|rest| rest.get(16..)).expect("a program");
         let name = name.strip_prefix('_').unwrap_or(name);

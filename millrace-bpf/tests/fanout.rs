@@ -59,7 +59,7 @@ struct Figures {
 }
 
 #[test]
-#[ignore = "measures, which takes a quiet machine"]
+#[ignore = "soak: measures, on a quiet machine"]
 fn ways_to_go_on() {
     if !nix::unistd::geteuid().is_root() {
         println!("SKIP ways_to_go_on: needs root");
@@ -178,7 +178,7 @@ fn measure(way: Way) -> Figures {
             pin(0);
             for (packet, sent) in packets.iter().zip(&sent) {
                 next.wait();
-                std::thread::sleep(PAUSE);
+                std::thread::sleep(PAUSE); // exact: paces the sender
                 sent.store(now_ns(), Ordering::SeqCst);
                 from.send(packet).expect("send");
             }

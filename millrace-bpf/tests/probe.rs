@@ -126,7 +126,7 @@ fn stamps_both_directions(name: &str, asked: Option<Mechanism>) {
     );
     assert!(samples.iter().all(|s| (before..after).contains(&s.time_ns)));
     assert!(samples.is_sorted_by_key(|s| s.time_ns));
-    let counters = probe.counters().expect("counters");
+    let counters = probe.counters().expect("counters"); // exact: each packet came after it was counted
     assert_eq!(Counters { not_udp: 0, ..counters }, Counters { sampled: 4, small: 2, ..Counters::default() });
 
     drop(probe);

@@ -15,10 +15,11 @@ use fastrand::Rng;
 use millrace_bpf::crypto::QuicKeys;
 use millrace_bpf::gate::{self, Gate};
 use millrace_bpf::relay::{
-    Compute, Config, Egress, EgressOutcome, Forwarded, Outcome, Position, Relay, Slot, Upstream,
+    Compute, Config, Counters, Egress, EgressOutcome, Forwarded, Outcome, Position, Relay, Slot, Upstream,
 };
 use millrace_bpf::xdp::Mode;
 use millrace_proto::quic::keys::Suite;
+use millrace_testkit::wait_until;
 use net::{Capture, Network, RawSender, address, ip, root};
 use peers::{PORT, Subscriber};
 use quic::{Chunk, Direction};
@@ -77,6 +78,10 @@ impl Scene {
         peers::receive_original(&self.to, packet, &self.relay)
     }
 
+    fn counted(&self) -> Counters {
+        self.relay.counters().expect("counters") // exact: the program counts a packet before it lets the original pass
+    }
+
     fn send(&mut self, len: usize) -> (Chunk, Vec<Forwarded>) {
         let (chunk, packet) = self.packet(len);
         self.from.send(&packet).expect("send");
@@ -86,7 +91,7 @@ impl Scene {
     /// Every subscriber gets `len` bytes, as the userspace builder would have sent them.
     fn reaches_all(&mut self, len: usize) {
         let (chunk, forwarded) = self.send(len);
-        assert_eq!(forwarded.len(), self.subscribers.len(), "{:?}", self.relay.counters());
+        assert_eq!(forwarded.len(), self.subscribers.len(), "{:?}", self.counted());
         for (subscriber, sent) in self.subscribers.iter().zip(&forwarded) {
             assert_eq!(sent.downstream, subscriber.downstream.id());
             let moved = Chunk { stream: EGRESS.stream_id, ..chunk.clone() };
@@ -99,9 +104,9 @@ impl Scene {
 
     /// Nobody gets `len` bytes.
     fn is_too_large(&mut self, len: usize) {
-        let before = self.relay.counters().expect("counters");
+        let before = self.counted();
         assert_eq!(self.send(len).1, []);
-        let counted = self.relay.counters().expect("counters").since(&before);
+        let counted = self.counted().since(&before);
         assert_eq!(counted.egresses(EgressOutcome::TooLarge), self.subscribers.len() as u64, "{counted:?}");
     }
 }
@@ -226,16 +231,15 @@ fn stacked_tags_are_left_to_userspace() {
     let (_, packet) = scene.packet(100);
     let frame = net::frame(to, Some(7), ends, &packet);
     for outer in [0x88a8_u16, 0x8100] {
-        let before = scene.relay.counters().expect("counters");
+        let before = scene.counted();
         let tag = [outer, 9].map(u16::to_be_bytes);
         wire.send(&[&frame[..12], tag.as_flattened(), &frame[12..]].concat());
-        let counted = || scene.relay.counters().expect("counters").since(&before);
         // Nobody in userspace listens on that VLAN: the count is all there is to see.
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
-        while counted().packets(Outcome::OddHeaders) == 0 {
-            assert!(std::time::Instant::now() < deadline, "{:?}", counted());
-            std::thread::yield_now();
-        }
+        wait_until(
+            "the count",
+            || scene.counted().since(&before),
+            |counted| counted.packets(Outcome::OddHeaders) > 0,
+        );
     }
     assert_eq!(scene.relay.drain(|packet| panic!("{packet:?}")), 0);
     // With one of the tags it is forwarded.

@@ -11,8 +11,9 @@ use std::time::Duration;
 
 use millrace_bpf::clock::monotonic_ns;
 use millrace_bpf::fanout::{
-    Cap, Config, Fanout, FurtherRun, Leg, LegOutcome, Outcome, Ssrc, Stream, StreamConfig,
+    Cap, Config, Counters, Fanout, FurtherRun, Leg, LegOutcome, Outcome, Ssrc, Stream, StreamConfig,
 };
+use millrace_testkit::wait_until;
 use net::{Capture, Network, RawSender, address, inside, root};
 
 const PORT: u16 = 5004;
@@ -61,8 +62,18 @@ impl<'a> Scene<'a> {
         (self.stream().add(to, cap, FAR).expect("room"), socket)
     }
 
+    /// Once so many are counted: receivers have copies before the packet itself is.
+    fn counted(&self, what: &str, packets: u64, count: impl Fn(&Counters) -> u64) -> Counters {
+        wait_until(what, || self.fanout.counters().expect("counters"), |counters| count(counters) == packets)
+    }
+
+    fn forwarded(&self, packets: u64) -> Counters {
+        self.counted("all packets", packets, |counters| counters.packets(Outcome::Forwarded))
+    }
+
+    /// Copies of packets that were counted.
     fn copies(&self, outcome: LegOutcome) -> u64 {
-        self.fanout.counters().expect("counters").copies(outcome)
+        self.fanout.counters().expect("counters").copies(outcome) // exact: its callers know that all was counted
     }
 }
 
@@ -117,8 +128,7 @@ fn every_receiver_gets_the_same_bytes_in_order() {
             if let Some(capture) = capture {
                 assert_eq!(capture.check(), 50 * receivers.len(), "whose checksums are right");
             }
-            let counters = scene.fanout.counters().expect("counters");
-            assert_eq!(counters.packets(Outcome::Forwarded), 50);
+            let counters = scene.forwarded(50);
             assert_eq!(counters.copies(LegOutcome::Sent), 400);
             assert!(receivers.iter().all(|(leg, _)| leg.sent().0 == 50));
             // Userspace sees nothing of it.
@@ -142,7 +152,7 @@ fn more_receivers_than_fit_a_run_get_it_by_further_runs() {
         scene.from.send(&packet).expect("send");
         receivers.iter().for_each(|(_, socket)| expect(socket, &packet));
     }
-    let counters = scene.fanout.counters().expect("counters");
+    let counters = scene.counted("all last runs", 5, |counters| counters.runs(FurtherRun::Last));
     assert_eq!((counters.packets(Outcome::Continued), counters.packets(Outcome::Forwarded)), (5, 0));
     assert_eq!((counters.runs(FurtherRun::Continued), counters.runs(FurtherRun::Last)), (30, 5));
     assert_eq!(counters.copies(LegOutcome::Sent), 1500);
@@ -155,8 +165,8 @@ fn more_receivers_than_fit_a_run_get_it_by_further_runs() {
     let packet = packet(9, 1000);
     scene.from.send(&packet).expect("send");
     receivers.iter().take(80).for_each(|(_, socket)| expect(socket, &packet));
-    let counters = scene.fanout.counters().expect("counters");
-    assert_eq!((counters.copies(LegOutcome::Sent), counters.runs(FurtherRun::Left)), (80, 1));
+    let counters = scene.counted("the last run", 1, |counters| counters.runs(FurtherRun::Left));
+    assert_eq!(counters.copies(LegOutcome::Sent), 80);
 }
 
 #[test]
@@ -183,6 +193,7 @@ fn who_has_a_cap_or_no_lease_is_sent_no_more() {
             expect(&leased_socket, &packet);
         }
     }
+    scene.forwarded(10);
     for socket in [&capped_socket, &leased_socket] {
         socket.set_read_timeout(Some(Duration::from_millis(1))).expect("a time-out");
         assert!(socket.recv(&mut [0; 2048]).is_err(), "nothing more");
@@ -194,11 +205,11 @@ fn who_has_a_cap_or_no_lease_is_sent_no_more() {
     scene.from.send(&packet).expect("send");
     leased_socket.set_read_timeout(Some(Duration::from_secs(60))).expect("a time-out");
     expect(&leased_socket, &packet);
+    scene.forwarded(11);
     drop((capped, leased));
     let sent = scene.copies(LegOutcome::Sent);
     scene.from.send(&packet).expect("send");
-    let counters = scene.fanout.counters().expect("counters");
-    assert_eq!((counters.packets(Outcome::Forwarded), counters.copies(LegOutcome::Sent)), (12, sent));
+    assert_eq!(scene.forwarded(12).copies(LegOutcome::Sent), sent);
 }
 
 /// What is of somebody else, and what comes while nothing is attached, is userspace's.
@@ -237,6 +248,7 @@ fn what_cannot_be_sent_is_counted() {
     scene.from.send(&packet(1, 600)).expect("send");
     scene.from.send(&packet(2, 300)).expect("send");
     expect(&socket, &packet(2, 300));
+    scene.forwarded(2);
     let strangers = [LegOutcome::TooLarge, LegOutcome::NoNeighbour].map(|outcome| stranger.copies(outcome));
     assert_eq!(strangers, [1, 1]);
     assert_eq!(here.copies(LegOutcome::NoRoute), 2);
@@ -262,5 +274,7 @@ fn checksums_stay_what_they_were_and_tags_stay_behind() {
     expect(&socket, &packet(2, 100));
     raw.send(&net::frame(to, Some(7), ends, &packet(3, 100)));
     expect(&socket, &packet(3, 100));
-    assert_eq!(leg.sent().0, 3, "the receiver's host has dropped what was damaged before it came here");
+    // The receiver's host has dropped what was damaged before it came here.
+    scene.forwarded(3);
+    assert_eq!(leg.sent().0, 3);
 }

@@ -98,7 +98,7 @@ async fn a_server_that_is_killed_leaves_nothing_attached() {
     assert!(site.is_guarded());
     assert_eq!(server.end(Signal::SIGKILL).0, None);
     // The kernel lets go of a link after the process, by a work queue.
-    wait_for("clean interface", || (!site.is_guarded()).then_some(()));
+    wait_for("a clean interface", || !site.is_guarded());
 }
 
 #[test]

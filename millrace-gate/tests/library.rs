@@ -82,15 +82,17 @@ fn own_token_keys_change_and_no_token_is_lost() {
     let first = (0..2).find_map(|slot| keys().get(slot).cloned()).unwrap();
     // When there was none yet.
     let mut before = begin;
-    wait_for("a second key", || {
-        let now = Instant::now();
-        let is_there = (0..2).all(|slot| keys().get(slot).is_some());
+    let (is_known, after) = wait_for("a second key", || {
+        let (now, keys) = (Instant::now(), keys());
+        let is_there = (0..2).all(|slot| keys.get(slot).is_some());
         before = if is_there { before } else { now };
-        is_there.then_some(())
+        let is_known = (0..2).any(|slot| keys.get(slot) == Some(&first));
+        is_there.then(|| (is_known, before.elapsed()))
     });
     assert!(begin.elapsed() > Duration::from_secs(1), "the first is good for two lifetimes");
-    assert!(known(&first), "and accepted with the second");
-    wait_for("a third key", || (!known(&first)).then_some(()));
+    // Of a look that comes late, on a busy machine, nothing follows: the third may be there.
+    assert!(is_known || after > Duration::from_secs(1), "and accepted with the second");
+    wait_for("a third key", || !known(&first));
     assert!(before.elapsed() > Duration::from_secs(1), "for a lifetime at least");
     // Those of a file stay.
     let shared = TokenKeys { slots: [1, 2].map(|byte| Key::new([byte; 16])), current: 0 };
@@ -98,7 +100,7 @@ fn own_token_keys_change_and_no_token_is_lost() {
     gate.set_policy(&Policy { token_keys: Some(shared.clone()), ..policy.clone() }).unwrap();
     assert!(shared.slots.iter().all(known));
     gate.set_policy(&policy).unwrap();
-    wait_for("keys of its own", || shared.slots.iter().all(|key| !known(key)).then_some(()));
+    wait_for("keys of its own", || shared.slots.iter().all(|key| !known(key)));
 }
 
 /// What an operator reads names each cause once, and what to do.
@@ -347,7 +349,7 @@ fn a_child_does_not_keep_the_gate() {
     stdin.write_all(b"f").unwrap();
     assert_eq!(parent.wait().unwrap().code(), Some(0));
     // The kernel lets go of a link after the process, by a work queue.
-    wait_for("clean interface", || (!site.is_guarded()).then_some(()));
+    wait_for("a clean interface", || !site.is_guarded());
     // Who reads it is there still, or this would fail.
     stdin.write_all(b"x").expect("the child lives");
     drop(stdin);

@@ -19,7 +19,7 @@ use quinn::{
     ConnectionError, ConnectionId, ConnectionIdGenerator, Endpoint, EndpointConfig, ServerConfig,
     TokioRuntime,
 };
-use support::{PORT, Site, answer, hello, initial, inside, is_root, wait_for};
+use support::{PORT, Site, answer, hello, initial, inside, is_root, wait_until};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -157,7 +157,7 @@ async fn live_connections_are_not_hurt() {
         gate.set_policy(&Policy::parse(&published(1 - round as u32 % 2)).unwrap()).unwrap();
         hello(&connection).await;
         let sent = (round + 1) * BURST;
-        wait_for("end of the burst", || (web(&gate).rule(Rule::Quota).packets >= sent).then_some(()));
+        wait_until("the end of the burst", || web(&gate).rule(Rule::Quota).packets, |count| *count >= sent);
     }
     let total = ROUNDS * BURST;
     assert_eq!((web(&gate).rule(Rule::Quota).packets, refused(&gate)), (total, total));

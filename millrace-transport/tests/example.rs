@@ -9,7 +9,7 @@ mod files;
 use std::{net::Ipv4Addr, time::Duration};
 
 /// How long anything may take before the test fails.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = millrace_testkit::BOUND;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn files_arrive_by_the_second_sender() {

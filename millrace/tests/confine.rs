@@ -1,4 +1,5 @@
 //! A confined process that tries to get out, for real: this program is its own child.
+//! Harness: its own.
 
 use std::{
     collections::BTreeMap,
@@ -11,11 +12,12 @@ use std::{
     },
     process::{Command, Stdio},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use millrace::confine::{Bounds, Confined, Hello, enter, hello, say};
 use millrace_graft::message::control::{Control, Received};
+use millrace_testkit::wait_for;
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::{
@@ -139,7 +141,7 @@ fn parent() {
     let (child, control) = Confined::start(["confined-child"]).expect("started");
     greeted(&control);
     println!("{}", child.pid());
-    thread::sleep(2 * LONG);
+    thread::sleep(2 * LONG); // exact: until it is killed
 }
 
 // --- tests
@@ -193,6 +195,7 @@ fn what_it_has_is_what_it_was_given() {
     rustix::io::fcntl_setfd(&leaked, rustix::io::FdFlags::empty()).expect("set");
     let (child, control) = Confined::start(["confined-child"]).expect("started");
     let without = greeted(&control);
+    // exact: it has greeted, and then changes nothing
     let of = |what: &str| format!("/proc/{}/{what}", child.pid());
     let status = fs::read_to_string(of("status")).expect("a status");
     let has = |line: &str| {
@@ -218,6 +221,7 @@ fn what_it_has_is_what_it_was_given() {
     let users: Vec<&str> = users.split_whitespace().collect();
     assert!(users.iter().all(|user| *user == (0x6d00_0000 + child.pid()).to_string()), "{users:?}");
     assert_eq!(has("Groups:"), "");
+    // exact: it has greeted
     assert_ne!(fs::read_link(of("ns/net")).ok(), fs::read_link("/proc/self/ns/net").ok());
     assert_eq!(fs::read_dir(of("root")).expect("its root").count(), 0);
 }
@@ -231,7 +235,7 @@ fn what_cannot_be_prepared_is_said() {
 }
 
 fn it_dies_with_its_parent() {
-    let mut parent = Command::new("/proc/self/exe")
+    let mut parent = Command::new("/proc/self/exe") // exact: this program
         .arg("parent-to-be-killed")
         .stdout(Stdio::piped())
         .spawn()
@@ -299,12 +303,5 @@ fn wait(descriptor: impl AsFd) {
 
 fn end(child: &Confined) -> String {
     wait(child);
-    let until = Instant::now() + LONG;
-    loop {
-        if let Some(how) = child.ended() {
-            return how.to_owned();
-        }
-        assert!(Instant::now() < until, "not waited for");
-        thread::sleep(Duration::from_millis(1));
-    }
+    wait_for("how it has ended", || child.ended().map(str::to_owned))
 }

@@ -11,7 +11,7 @@ trap clean EXIT
 daemons=
 
 wait_for() {
-    left=300
+    left=1200
     until "$@" >"$temporary/status" 2>&1; do
         left=$((left - 1))
         [ "$left" -gt 0 ] || return 1
@@ -19,7 +19,10 @@ wait_for() {
     done
 }
 status() { in_node "$1" millrace graft status --json --socket "$temporary/$2.sock"; }
+cannot_be_had() { grep -q 'no [A-Z]*CTP on this host\|no MPTCP on this host' "$temporary/server.log"; }
+answers_or_not() { status relay server || cannot_be_had; }
 warm() { status sub1 client | grep -q '"state": "warm"'; }
+led() { status sub1 client | grep -q '"led": 1'; }
 # Of either family: where the state is LISTEN.
 serving() { in_node relay cat /proc/net/tcp /proc/net/tcp6 | grep -q ":$port_hex 0*:0000 0A"; }
 # Not by a function, of which a signal would reach the shell alone.
@@ -58,8 +61,8 @@ for kind in quic tcp mptcp sctp; do
     settings client "$kind" "$far" "" "carry = \"$LAB_RELAY_V4:9188\"" >"$temporary/client.toml"
     daemon relay server
     daemons=$!
-    if ! wait_for status relay server; then
-        grep -q 'no [A-Z]*CTP on this host\|no MPTCP on this host' "$temporary/server.log" || fail "no daemon for $kind"
+    wait_for answers_or_not || fail "no daemon for $kind"
+    if cannot_be_had; then
         echo "SKIP: $(grep -o 'no [A-Z]* on this host' "$temporary/server.log" | head -n 1)"
         continue
     fi
@@ -71,7 +74,7 @@ for kind in quic tcp mptcp sctp; do
     wait_for serving || fail "no server"
     came=$(in_node sub1 sh -c "echo \$\$ >$cgroups/client/cgroup.procs; exec busybox nc $LAB_RELAY_V4 $port" <"$temporary/bytes" | cut -d ' ' -f 1)
     [ "$came" = "$wanted" ] || fail "$kind: other bytes came: $came, and not $wanted"
-    status sub1 client | grep -q '"led": 1' || fail "$kind: it was not carried: $(status sub1 client)"
+    wait_for led || fail "$kind: it was not carried: $(status sub1 client)"
     echo "$kind: 2000000 bytes there, their hash back"
     kill $daemons
     wait

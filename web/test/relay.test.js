@@ -4,20 +4,21 @@
 // player, if it is there. In a lab (LAB_ID) publisher, relay and browser are in their own namespaces; FILMED: what a camera films there, MJPEG.
 
 import assert from "node:assert/strict";
-import { spawn } from "node:child_process";
+import { createSocket } from "node:dgram";
 import { once } from "node:events";
 import { chmodSync, existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
-import { createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { createInterface } from "node:readline";
-import { after, before, test } from "node:test";
+import { after, before } from "node:test";
 
 import { chromium } from "playwright-core";
 
+import { BOUND_MS, settles, start, test, until } from "./support.js";
+
 const { MILLRACE, CLIP, FILMED, ENGINE = "user", SHOTS, MOQ_SUB, CHROMIUM = "/usr/bin/chromium", LAB_ID, LAB_RELAY_V4 } = process.env;
-/** How long anything may take before a test fails: long, since others may want the CPU. */
-const PATIENCE_MS = 60_000;
+/** Less than clocks differ by that are not the same. */
+const SAME_CLOCK_MS = 60_000;
 /** Frames that make a moving picture. */
 const SOME = 60;
 
@@ -29,74 +30,52 @@ const TOKEN = join(dir, "token");
 const host = LAB_ID ? LAB_RELAY_V4 : "127.0.0.1";
 /** As it is in the page's address. */
 const name = LAB_ID ? host : "localhost";
+/** Nobody else is in the relay's namespace; on this machine it takes what is free. */
+const PORTS = LAB_ID ? { media: 4443, http: 9184 } : { media: 0, http: 0 };
 let browser;
-let ports;
+/** Of the latest relay. */
+let ports = PORTS;
 
 /** A command where the publisher, the relay or the player is. */
 function at(node, command, ...args) {
   return LAB_ID ? ["nsenter", `--net=/run/netns/${process.env[`LAB_${node}_NETNS`]}`, "--", command, ...args] : [command, ...args];
 }
 
-function start(node, ...command) {
-  return started(at(node, ...command), "ignore");
-}
-
-function started([program, ...args], output) {
-  const child = spawn(program, args, { stdio: ["pipe", output, "pipe"] });
-  child.lines = [];
-  createInterface(child.stderr).on("line", (line) => child.lines.push(line));
-  child.stdin.on("error", () => {});
-  child.stop = async (signal = "SIGTERM") => {
-    child.kill(signal);
-    if (child.exitCode === null && child.signalCode === null) await once(child, "exit");
-  };
+/** A relay; `again`: where the last one was. `who` says who may do what. */
+async function relay({ who = ["--public"], again = false } = {}) {
+  let child;
+  // It may take a while until a port can be had again.
+  await until("a relay at these ports", async () => (child = await begin(who, again ? ports : PORTS)) !== undefined);
   return child;
 }
 
-/** `what` and `report` are for the failure. */
-async function until(what, holds, report = async () => "") {
-  const deadline = Date.now() + PATIENCE_MS;
-  while (Date.now() < deadline) {
-    if (await holds()) return;
-    await new Promise((resolve) => setTimeout(resolve, 50));
-  }
-  assert.fail(`not within a minute: ${what} ${await report()}`);
-}
-
-async function freePort() {
-  const server = createServer().listen(0, "127.0.0.1");
-  await once(server, "listening");
-  const { port } = server.address();
-  server.close();
-  return port;
-}
-
-/** A relay, always at the same ports; `who` says who may do what. */
-async function relay(who = ["--public"]) {
+/** One that serves; undefined if somebody else is at its ports. */
+async function begin(who, { media, http }) {
   const interfaces = LAB_ID ? ["--interface", "to-pub,to-sub1"] : [];
-  const http = `${host}:${ports.http}`;
-  const files = ["--http-token-file", TOKEN];
-  const options = ["--engine", ENGINE, ...interfaces, ...who, "--max-delay", "off", "--listen", `${host}:${ports.media}`];
-  const child = start("RELAY", MILLRACE, "relay", ...options, "--http", http, ...files);
-  await until("the relay is there", async () => {
-    assert.equal(child.exitCode, null, child.lines.join("\n"));
-    const status = start("RELAY", MILLRACE, "status", "--http", http, ...files);
-    const [code] = await once(status, "exit");
-    return code === 0;
-  });
-  return child;
+  const options = ["--engine", ENGINE, ...interfaces, ...who, "--max-delay", "off", "--listen", `${host}:${media}`];
+  const child = start(at("RELAY", MILLRACE, "relay", ...options, "--http", `${host}:${http}`, "--http-token-file", TOKEN));
+  const port = (of) => child.lines.map((line) => Number(of.exec(line)?.[1])).find((port) => port > 0);
+  const found = () => ({ http: port(/: metrics, health and status addr=\S+:(\d+)/), media: port(/: serving addr=\S+:(\d+)/) });
+  await settles("a relay that serves", () => [found(), child.exitCode, child.lines], ([{ media }, code]) => media !== undefined || code !== null);
+  if (child.exitCode === null) {
+    ports = found();
+    return child;
+  }
+  await child.ended;
+  assert.match(child.lines.join("\n"), /in use/);
+  return undefined;
 }
 
 /** Publishes the clip over and over, in real time. */
 function publish(name = "live", ...more) {
   const output = ["-c", "copy", "-f", "mp4", "-movflags", "cmaf+separate_moof+delay_moov+skip_trailer+frag_every_frame", "-"];
-  const source = spawn("ffmpeg", ["-v", "error", "-nostdin", "-re", "-stream_loop", "-1", "-i", CLIP, ...output], { stdio: ["ignore", "pipe", "ignore"] });
-  const child = start("PUB", MILLRACE, "publish", "--name", name, ...more, "--tls-disable-verify", `moqt://${host}:${ports.media}`);
+  const source = start(["ffmpeg", "-v", "error", "-nostdin", "-re", "-stream_loop", "-1", "-i", CLIP, ...output], "ignore", "pipe");
+  const child = start(at("PUB", MILLRACE, "publish", "--name", name, ...more, "--tls-disable-verify", `moqt://${host}:${ports.media}`), "pipe");
   source.stdout.on("error", () => {});
   source.stdout.pipe(child.stdin);
   return {
     stop: async () => {
-      source.kill("SIGKILL");
+      await source.stop("SIGKILL");
       await child.stop();
     },
   };
@@ -105,7 +84,8 @@ function publish(name = "live", ...more) {
 /** The relay's page; errors of its code are failures. */
 async function open({ from = browser, query = `?token=${readFileSync(TOKEN, "utf8").trim()}`, tab = "", prepare = async () => {}, ...options } = {}) {
   const context = await from.newContext({ viewport: { width: 1280, height: 900 }, ...options });
-  context.setDefaultTimeout(PATIENCE_MS);
+  context.setDefaultTimeout(BOUND_MS);
+  await context.addInitScript(RECORD_MESSAGES);
   const page = await context.newPage();
   const wrong = [];
   const said = [];
@@ -117,18 +97,30 @@ async function open({ from = browser, query = `?token=${readFileSync(TOKEN, "utf
   return { page, wrong, close: () => context.close() };
 }
 
+/** What the page has told its user, in its order: the next message may come before anybody has looked. */
+const RECORD_MESSAGES = `
+  window.told = [];
+  new MutationObserver(() => {
+    const place = document.querySelector("#message:not([hidden])");
+    if (place?.textContent && place.textContent !== window.told.at(-1)) window.told.push(place.textContent);
+  }).observe(document, { subtree: true, childList: true, attributes: true, characterData: true });
+`;
+const told = (page) => page.evaluate(() => window.told);
+
 const figure = (page, name) => page.locator(`[data-figure="${name}"]:visible`).innerText();
+const figured = (page, name, wanted) => settles(`the figure "${name}"`, () => figure(page, name), wanted, page.report);
 const message = (page, text) => page.locator("#message:not([hidden])", { hasText: text }).waitFor();
 const shot = async (page, name) => SHOTS && page.screenshot({ path: join(SHOTS, `relay-${ENGINE}-${name}.png`), fullPage: true });
 
-async function assertFits(page) {
-  assert.equal(await page.evaluate(() => document.documentElement.scrollWidth > window.innerWidth), false, "the page is wider than its window");
+async function fits(page) {
+  const widths = () => page.evaluate(() => [document.documentElement.scrollWidth, window.innerWidth]);
+  await settles("a page that is no wider than its window", widths, ([page, window]) => page <= window);
 }
 
 /** The relay's status, as others than the page have it. */
 async function status() {
   const asking = at("SUB1", MILLRACE, "status", "--json", "--http", `${host}:${ports.http}`, "--http-token-file", TOKEN);
-  const child = started(asking, "pipe");
+  const child = start(asking, "ignore", "pipe");
   let json = "";
   child.stdout.on("data", (bytes) => (json += bytes));
   await once(child, "close");
@@ -152,16 +144,15 @@ async function moves(page, frames = SOME) {
   const shown = async () => Number(await figure(page, "Frames shown"));
   const before = await shown();
   const seen = new Set();
-  await until(`${frames} frames are shown`, async () => {
+  const look = async () => {
     seen.add(await picture(page));
-    const now = await shown();
-    return now - before >= frames && seen.size > 2;
-  }, page.report);
+    return { frames: (await shown()) - before, pictures: seen.size };
+  };
+  await settles(`${frames} frames that move`, look, (now) => now.frames >= frames && now.pictures > 2, page.report);
 }
 
 before(async () => {
   if (SHOTS) mkdirSync(SHOTS, { recursive: true });
-  ports = { media: await freePort(), http: await freePort() };
   browser = await launch();
 });
 
@@ -171,7 +162,7 @@ function launch(flags = []) {
   chmodSync(wrapper, 0o755);
   // Browsers connect from pages on localhost, or by https; in a lab the relay is elsewhere.
   const secure = LAB_ID ? [`--unsafely-treat-insecure-origin-as-secure=http://${name}:${ports.http}`] : [];
-  return chromium.launch({ executablePath: wrapper, args: ["--no-sandbox", ...CAMERA, ...secure, ...flags] });
+  return chromium.launch({ executablePath: wrapper, args: ["--no-sandbox", ...CAMERA, ...secure, ...flags], timeout: BOUND_MS });
 }
 
 after(async () => {
@@ -188,38 +179,46 @@ test("what is live is listed and plays, for late viewers too, and goes on after 
     publisher = publish();
     await first.page.locator("#broadcasts button[aria-current=true]", { hasText: "live" }).waitFor();
     await moves(first.page);
-    assert.equal(await figure(first.page, "State"), "live");
-    assert.equal(await figure(first.page, "Engine"), ENGINE);
-    const sender = ENGINE === "kernel" ? "Packets by the kernel" : "Packets by userspace";
-    await until(`${sender}: some`, async () => (await figure(first.page, sender)) !== "0");
+    await figured(first.page, "State", "live");
+    await figured(first.page, "Engine", ENGINE);
+    await figured(first.page, ENGINE === "kernel" ? "Packets by the kernel" : "Packets by userspace", (packets) => packets !== "0");
     await shot(first.page, "plays");
 
     // Both catalogs say the same; hang's has what is in the init segment a second time, for who needs that.
     const said = (key, value) => (key === "description" ? undefined : value);
     const isFrom = async (format) => {
-      await first.page.locator("moq-watch").evaluate((player, format) => (player.catalogFormat = format), format);
+      const player = first.page.locator("moq-watch");
+      await player.evaluate((player, format) => {
+        window.before = player.catalog;
+        player.catalogFormat = format;
+      }, format);
+      // Not that of the other format, which may be there for a moment.
+      const video = () => player.evaluate(({ catalog }) => (catalog && catalog !== window.before ? JSON.stringify(catalog.video) : undefined));
+      const found = await settles(`a catalog by ${format}`, video, (video) => video !== undefined, first.page.report);
       await moves(first.page, 10);
-      const video = await first.page.locator("moq-watch").evaluate((player) => JSON.stringify(player.catalog.video));
-      return JSON.stringify(JSON.parse(video), said);
+      return JSON.stringify(JSON.parse(found), said);
     };
-    assert.equal(await isFrom("hang"), await isFrom("msf"));
+    const hang = await isFrom("hang");
+    const msf = await isFrom("msf");
+    assert.equal(hang, msf);
 
     // The catalog was written once, long before; and those without the token see the picture, not the relay's figures.
     const late = await open({ query: "", viewport: { width: 390, height: 844 }, colorScheme: "dark" });
     await moves(late.page);
     await late.page.locator("#relay", { hasText: "need the link with the token" }).waitFor();
-    await assertFits(late.page);
+    await fits(late.page);
     await shot(late.page, "phone");
     assert.deepEqual(late.wrong, []);
     await late.close();
 
     const stopping = server.stop();
-    await message(first.page, /The connection to the relay has ended|The relay is being stopped/);
+    const isGone = (told) => told.some((message) => /The connection to the relay has ended|The relay is being stopped/.test(message));
+    await settles("word that the relay is gone", () => told(first.page), isGone);
     await shot(first.page, "gone");
     await stopping;
     await message(first.page, "The relay does not answer any more");
     await publisher.stop();
-    server = await relay();
+    server = await relay({ again: true });
     publisher = publish();
     await first.page.locator("#message[hidden]").waitFor({ state: "attached" });
     await moves(first.page);
@@ -236,8 +235,7 @@ test("two broadcasts, chosen by keyboard", async () => {
   const publishers = [publish("one"), publish("two")];
   const { page, wrong, close } = await open();
   try {
-    await page.locator("#broadcasts button").nth(1).waitFor();
-    assert.deepEqual(await page.locator("#broadcasts button").allInnerTexts(), ["one", "two"]);
+    await settles("two broadcasts", () => page.locator("#broadcasts button").allInnerTexts(), ["one", "two"]);
     for (const name of ["two", "one"]) {
       await page.locator("#broadcasts button", { hasText: name }).focus();
       await page.keyboard.press("Enter");
@@ -253,11 +251,21 @@ test("two broadcasts, chosen by keyboard", async () => {
   }
 });
 
+/** A UDP port where nobody is, and nobody can be: the socket there talks to another one alone, so the kernel refuses all others. */
+async function refusing(socket) {
+  socket.bind(0, "127.0.0.1");
+  await once(socket, "listening");
+  socket.connect(9, "127.0.0.1");
+  await once(socket, "connect");
+  return socket.address().port;
+}
+
 test("what hinders is said in words", async () => {
   const server = await relay();
   const without = (name) => (page) => page.addInitScript((name) => delete window[name], name);
   const routed = (web) => (page) => page.route("**/web.json", (route) => route.fulfill({ json: web }));
-  const elsewhere = await freePort();
+  const nobody = createSocket("udp4");
+  const elsewhere = LAB_ID ? PORTS.media + 1 : await refusing(nobody);
   const table = [
     [without("WebTransport"), "no WebTransport"],
     [without("VideoDecoder"), "cannot decode video"],
@@ -273,6 +281,7 @@ test("what hinders is said in words", async () => {
       await close();
     }
   } finally {
+    nobody.close();
     await server.stop();
   }
 });
@@ -295,10 +304,13 @@ test("tabs by keyboard and by address, on a phone too", async () => {
   const publisher = publish("relay");
   const { page, wrong, close } = await open({ tab: "#relay" });
   const shows = async (title, id, address) => {
-    await page.locator(`#panel-${id}:not([hidden])`).waitFor();
-    const { chosen, stops, panels, address: at } = await tabs(page);
-    assert.deepEqual({ chosen, stops, panels, at }, { chosen: title, stops: 1, panels: [`panel-${id}`], at: address });
+    const shown = async () => {
+      const { focus: _, ...shown } = await tabs(page);
+      return shown;
+    };
+    await settles(`${title} at ${address}`, shown, { chosen: title, stops: 1, panels: [`panel-${id}`], address }, page.report);
   };
+  const focuses = (title) => settles(`the focus on ${title}`, async () => (await tabs(page)).focus, title);
   try {
     await shows("Relay", "relay", "#relay");
     await titled(page, "Relay");
@@ -306,17 +318,16 @@ test("tabs by keyboard and by address, on a phone too", async () => {
     await page.keyboard.press("Home");
     await page.locator("#broadcasts button[aria-current=true]", { hasText: "relay" }).waitFor();
     await shows("Watch", "watch", "#watch/relay");
-    assert.equal((await tabs(page)).focus, "Watch");
+    await focuses("Watch");
     await page.keyboard.press("ArrowRight");
     await shows("Publish", "publish", "#publish");
     await page.keyboard.press("End");
     await shows("Relay", "relay", "#relay");
     await page.keyboard.press("ArrowRight");
-    await page.waitForFunction(() => location.hash === "#watch/relay");
     await shows("Watch", "watch", "#watch/relay");
     await page.keyboard.press("ArrowLeft");
     await shows("Relay", "relay", "#relay");
-    assert.equal((await tabs(page)).focus, "Relay");
+    await focuses("Relay");
     // What has the name of a tab is found all the same; and links of before are good.
     for (const address of ["#watch/relay", "#one%2Ftwo", "#watch/%"]) {
       await page.evaluate((address) => (location.hash = address), address);
@@ -325,7 +336,7 @@ test("tabs by keyboard and by address, on a phone too", async () => {
     await titled(page, "%");
     await page.evaluate(() => (location.hash = "#publish/studio%2Fone"));
     await shows("Publish", "publish", "#publish/studio%2Fone");
-    assert.equal(await page.locator("input[name=name]").inputValue(), "studio/one");
+    await settles("the name in the form", () => page.locator("input[name=name]").inputValue(), "studio/one");
     assert.deepEqual(wrong, []);
 
     for (const colorScheme of ["light", "dark"]) {
@@ -333,8 +344,9 @@ test("tabs by keyboard and by address, on a phone too", async () => {
       for (const id of ["relay", "publish", "watch"]) {
         await phone.page.locator(`#tab-${id}`).tap();
         await phone.page.locator(`#panel-${id}:not([hidden])`).waitFor();
+        await titled(phone.page, { relay: "Relay", publish: "Publish", watch: "relay" }[id]);
         if (id === "relay") await phone.page.locator("#tables td", { hasText: "relay/1.m4s" }).waitFor();
-        await assertFits(phone.page);
+        await fits(phone.page);
         await shot(phone.page, `phone-${colorScheme}-${id}`);
       }
       assert.deepEqual(phone.wrong, []);
@@ -361,30 +373,32 @@ test("the relay's sessions and tracks are live, over one channel that is open wh
     await page.locator("#tab-relay").click();
     await row("watches").waitFor();
     await row("live/1.m4s").waitFor();
-    await until("media is counted", async () => (await figure(page, "Media in")).endsWith("bit/s") && (await row("watches").innerText()).includes("bit/s"));
-    assert.equal(await figure(page, "State"), "serves");
+    await figured(page, "Media in", /bit\/s$/);
+    await settles("media to the viewer", () => row("watches").innerText(), /bit\/s/, page.report);
+    await figured(page, "State", "serves");
     await page.locator("#tables button", { hasText: "Round trip" }).click();
     await page.locator("th[aria-sort=descending]", { hasText: "Round trip" }).waitFor();
     for (const theme of ["light", "dark"]) {
       await page.locator("#theme").click();
-      assert.equal(await page.evaluate(() => document.documentElement.dataset.theme), theme);
+      await settles("the theme", () => page.evaluate(() => document.documentElement.dataset.theme), theme);
       await shot(page, `relay-${theme}`);
     }
-    assert.equal((await status()).events.listeners, 1, "tabs share a channel");
+    const listeners = async () => (await status()).events.listeners; // exact: it is read by settles alone
+    await settles("one channel, which tabs share", listeners, 1);
     await page.locator("#tab-publish").click();
-    await until("the channel is closed", async () => (await status()).events.listeners === 0);
+    await settles("the channel to be closed", listeners, 0);
     await page.locator("#tab-relay").click();
-    await until("and opened again", async () => (await status()).events.listeners === 1);
+    await settles("the channel to be open again", listeners, 1);
 
     await server.stop();
     await page.locator("#relay-figures", { hasText: "not to be had at the moment" }).waitFor();
-    server = await relay();
+    server = await relay({ again: true });
     await page.locator("#tables tr", { hasText: "publishes" }).waitFor();
 
     // Without the token there are no figures, and it is said why.
     const other = await open({ query: "", tab: "#relay" });
     await other.page.locator("#relay-figures", { hasText: "need the link with the token" }).waitFor();
-    assert.equal(await other.page.locator("#tables").isHidden(), true);
+    await other.page.locator("#tables").waitFor({ state: "hidden" });
     await other.close();
     assert.deepEqual(wrong, []);
   } finally {
@@ -405,20 +419,21 @@ async function broadcast(page, source = "camera", [lines, size] = ["360", "640 Ã
 
 /** Has a player write media until ffmpeg finds so many frames of a stream in it. */
 async function plays(stream, frames, ...command) {
-  const player = started(at("PUB", ...command), "pipe");
-  const decoder = spawn("ffmpeg", ["-v", "error", "-i", "-", "-map", `0:${stream}`, `-frames:${stream}`, frames, "-f", "framemd5", "-"], { stdio: ["pipe", "pipe", "pipe"] });
-  const [found, said] = [[], []];
-  decoder.stdin.on("error", () => {});
-  createInterface(decoder.stderr).on("line", (line) => said.push(line));
+  const player = start(at("PUB", ...command), "ignore", "pipe");
+  const decoder = start(["ffmpeg", "-v", "error", "-i", "-", "-map", `0:${stream}`, `-frames:${stream}`, String(frames), "-f", "framemd5", "-"], "pipe", "pipe");
+  const found = [];
   createInterface(decoder.stdout).on("line", (line) => line.startsWith("#") || found.push(line.split(",").at(-1)));
   player.stdout.pipe(decoder.stdin);
   try {
-    await until(`${command[0]} has ${frames} frames`, () => found.length >= frames, () => [...said, ...player.lines.slice(-5)].join("\n"));
+    await settles(`${frames} frames by ${command[0]}`, () => found.length, (count) => count >= frames);
     assert.ok(new Set(found).size > 2, "it is not always the same");
-    assert.deepEqual(said, []);
+    // It ends with the last one.
+    await until("the decoder to end", () => decoder.exitCode !== null);
+    await decoder.ended;
+    assert.deepEqual(decoder.lines, []);
   } finally {
     await player.stop("SIGKILL");
-    decoder.kill("SIGKILL");
+    await decoder.stop("SIGKILL");
   }
 }
 
@@ -436,8 +451,7 @@ test("a camera is published, to players and to another page, and again after a r
     await first.page.locator('#sent [data-figure="State"]', { hasText: "sent to the relay" }).waitFor();
     await first.page.locator('#sent [data-figure="Viewers"]', { hasText: "1" }).waitFor();
     // The clock of both is the same.
-    const late = parseFloat(await figure(other.page, "Latency"));
-    assert.ok(Math.abs(late) < PATIENCE_MS, `${late} ms late`);
+    await figured(other.page, "Latency", (late) => Math.abs(parseFloat(late)) < SAME_CLOCK_MS);
     await shot(first.page, "publishes");
 
     await plays("v", 30, MILLRACE, "subscribe", "--name", "cam", "--tls-disable-verify", url);
@@ -447,18 +461,18 @@ test("a camera is published, to players and to another page, and again after a r
       await plays("v", 30, MOQ_SUB, "--name", "cam", "--tls-disable-verify", url);
       await plays("v", 30, MOQ_SUB, "--catalog", "--name", "cam", "--tls-disable-verify", url);
     }
-    if (ENGINE === "kernel") await until("the kernel forwards it", async () => (await figure(other.page, "Packets by the kernel")) !== "0");
+    if (ENGINE === "kernel") await figured(other.page, "Packets by the kernel", (packets) => packets !== "0");
 
     await server.stop();
-    server = await relay();
+    server = await relay({ again: true });
     await moves(other.page);
     await plays("v", 30, MILLRACE, "subscribe", "--name", "cam", "--tls-disable-verify", url);
 
     await first.page.locator("#publish-end").click();
     await other.page.locator("#none:not([hidden])").waitFor();
-    assert.equal(await first.page.evaluate(() => document.activeElement.id), "publish-begin");
-    assert.equal(await first.page.locator("#preview").isHidden(), true);
-    assert.equal(await first.page.locator("#publish-message").isHidden(), true);
+    await settles("the focus on the button", () => first.page.evaluate(() => document.activeElement.id), "publish-begin");
+    await first.page.locator("#preview").waitFor({ state: "hidden" });
+    await first.page.locator("#publish-message").waitFor({ state: "hidden" });
     assert.deepEqual([...first.wrong, ...other.wrong], []);
   } finally {
     await first.close();
@@ -469,8 +483,8 @@ test("a camera is published, to players and to another page, and again after a r
 
 /** What the way from the browser to the relay is like from now on. */
 async function uplink(...settings) {
-  const child = spawn(MILLRACE, ["lab", "set", "relay-sub1", "--direction", "backward", ...settings], { stdio: "inherit" });
-  assert.deepEqual(await once(child, "exit"), [0, null]);
+  const end = await once(start([MILLRACE, "lab", "set", "relay-sub1", "--direction", "backward", ...settings]), "exit");
+  assert.deepEqual(end, [0, null]);
 }
 
 /** Of a figure in bits a second. */
@@ -481,6 +495,8 @@ async function bits(page, name) {
 
 /** Longer than a viewer who is there sees the picture late. */
 const LATE_MS = 3000;
+/** Of the picture that is chosen there, at 0.08 bits a pixel, as the page says it. */
+const CHOSEN = 2.2e6;
 
 test("a camera stays live on a way that loses packets, and on one with too little room", { skip: !LAB_ID && "needs a lab" }, async () => {
   const server = await relay();
@@ -492,22 +508,22 @@ test("a camera stays live on a way that loses packets, and on one with too littl
   // With its bit rate as it was chosen it would be later all the time.
   const isLive = async (frames) => {
     await moves(other.page, frames);
-    await until("the picture is live", async () => Math.abs(parseFloat(await figure(other.page, "Latency"))) < LATE_MS, other.page.report);
+    await figured(other.page, "Latency", (late) => Math.abs(parseFloat(late)) < LATE_MS);
   };
   try {
     await broadcast(first.page, "camera", ["720", "1280 Ã— 720"]);
     await moves(other.page);
-    const most = await aim();
+    await settles("what was chosen", aim, CHOSEN);
     await uplink("loss=1%", "delay=20ms");
     await isLive(300);
 
     await uplink("loss=0%", "rate=1mbit", "queue-bytes=64000");
-    await until("it is less", async () => (await aim()) < 1e6);
+    await settles("less", aim, (bits) => bits < 1e6);
     await isLive(150);
     await shot(first.page, "narrow");
 
     await uplink("rate=none");
-    await until("it is what was chosen again", async () => (await aim()) === most);
+    await settles("what was chosen, again", aim, CHOSEN);
     await isLive(30);
     assert.deepEqual([...first.wrong, ...other.wrong], []);
   } finally {
@@ -525,7 +541,7 @@ test("a screen is published, without sound", async () => {
   try {
     await page.locator("input[name=sound]").uncheck();
     await broadcast(page, "screen");
-    assert.equal(await figure(page, "Sound"), "none");
+    await figured(page, "Sound", "none");
     await shot(page, "screen");
     await page.locator("#publish-where a").click();
     await moves(page, 2);
@@ -535,6 +551,8 @@ test("a screen is published, without sound", async () => {
     await server.stop();
   }
 });
+
+const playsBy = (page, format) => settles("the catalog's format", () => page.locator("moq-watch").evaluate((player) => player.catalogFormat), format);
 
 test("a broadcast plays by the catalog that the player takes", async () => {
   const server = await relay();
@@ -552,7 +570,7 @@ test("a broadcast plays by the catalog that the player takes", async () => {
   try {
     await broadcast(page);
     await moves(viewer.page, 10);
-    assert.equal(await viewer.page.locator("moq-watch").evaluate((player) => player.catalogFormat), "hang");
+    await playsBy(viewer.page, "hang");
     assert.deepEqual(viewer.wrong, []);
   } finally {
     await viewer.close();
@@ -567,8 +585,8 @@ test("a broadcast of LOC plays", async () => {
   const { page, wrong, close } = await open({ tab: "#watch/live" });
   try {
     await moves(page);
-    assert.equal(await figure(page, "Rendition"), "1.loc");
-    assert.equal(await page.locator("moq-watch").evaluate((player) => player.catalogFormat), "hang");
+    await figured(page, "Rendition", "1.loc");
+    await playsBy(page, "hang");
     assert.deepEqual(wrong, []);
   } finally {
     await close();
@@ -602,6 +620,7 @@ test("what hinders publishing is said in words", async () => {
       const message = page.locator("#publish-message:not([hidden])", { hasText: words });
       const begin = page.locator("#publish-begin");
       await message.or(page.locator("#publish-begin:enabled")).first().waitFor();
+      // exact: one of both is there, and the message does not come after the button by itself.
       if (!(await message.isVisible())) {
         await page.locator("input[name=name]").fill(name);
         await begin.click();
@@ -623,8 +642,8 @@ test("who may not publish is told what is missing, and may with a token", async 
   const [secret, config] = [join(dir, "secret"), join(dir, "relay.toml")];
   writeFileSync(secret, "s".repeat(32));
   writeFileSync(config, `token-keys = ["${secret}"]\n[[allow]]\nnamespace = "room/**"\npublish = ["token"]\nsubscribe = ["anyone"]\n`);
-  const server = await relay(["--config", config]);
-  const making = started([MILLRACE, "token", "make", "--key", secret, "--root", "room", "--put", "alice", "--get", ""], "pipe");
+  const server = await relay({ who: ["--config", config] });
+  const making = start([MILLRACE, "token", "make", "--key", secret, "--root", "room", "--put", "alice", "--get", ""], "ignore", "pipe");
   let token = "";
   making.stdout.on("data", (bytes) => (token += bytes));
   await once(making, "close");

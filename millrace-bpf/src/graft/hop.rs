@@ -158,7 +158,7 @@ fn release() -> Option<(u32, u32)> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
+    use millrace_testkit::wait_for;
 
     use super::*;
     use crate::intf::{assert_layouts, enum_names};
@@ -182,10 +182,9 @@ mod tests {
         let ids = hop.object.lock().expect("an object").program_ids();
         assert_eq!((ids.len(), hop.sockets()), (2, 0));
         drop(hop);
-        let start = Instant::now();
-        while ids.iter().any(|id| libbpf_rs::Program::fd_from_id(*id).is_ok()) {
-            assert!(start.elapsed() < Duration::from_secs(60), "{ids:?} are still there");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        wait_for("the end of its programs", || {
+            let left: Vec<_> = ids.iter().filter(|id| libbpf_rs::Program::fd_from_id(**id).is_ok()).collect();
+            if left.is_empty() { Ok(()) } else { Err(left) }
+        });
     }
 }

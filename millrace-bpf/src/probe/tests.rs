@@ -151,16 +151,20 @@ fn programs_classify_packets() {
     }
 }
 
+fn counted(probe: &mut Probe) -> Counters {
+    probe.counters().expect("counters") // exact: nothing runs but by BPF_PROG_TEST_RUN, which has returned
+}
+
 /// Runs one packet and reads from samples and counters what became of it.
 fn run(probe: &mut Probe, program: &'static str, hook: Hook, frame: &[u8], gso_size: u32) -> Want {
     const PASS_ON: u32 = -1i32 as u32;
-    let before = probe.counters().expect("counters");
+    let before = counted(probe);
     let mut context = context(gso_size);
     let input =
         ProgramInput { data_in: Some(frame), context_in: Some(&mut context), ..ProgramInput::default() };
     let output = probe.object.program(program).expect(program).test_run(input).expect("test run");
     assert_eq!(output.return_value, PASS_ON);
-    let after = probe.counters().expect("counters");
+    let after = counted(probe);
     let samples = probe.read().expect("samples");
     let changed = Counters {
         sampled: after.sampled - before.sampled,
@@ -203,7 +207,7 @@ fn full_ring_is_counted() {
     let frame = ethernet(&[], ETH_IPV4, &ipv4(UDP, 0, 0, &udp(100)));
     let input = ProgramInput { data_in: Some(&frame), repeat: 2000, ..ProgramInput::default() };
     probe.object.program("probe_ingress").expect("program").test_run(input).expect("test run");
-    let counters = probe.counters().expect("counters");
+    let counters = counted(&mut probe);
     let samples = probe.read().expect("samples");
     assert_eq!(counters.sampled + counters.ring_full, 2000);
     assert!(counters.ring_full > 0 && counters.sampled > 0, "{counters:?}");

@@ -19,7 +19,7 @@ const OPERATIONS: [Operation; 6] = [
 ];
 
 #[test]
-#[ignore = "a measurement"]
+#[ignore = "soak: measures, on a quiet machine"]
 fn time_per_packet() {
     let Some(engine) = Engine::kernel("time_per_packet") else { return };
     println!("ns per run, {TEXT_LEN}-byte text, least / median / most of {ROUNDS} rounds of {REPEAT}");

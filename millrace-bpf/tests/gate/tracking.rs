@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use millrace_bpf::gate::rules::Mode;
 use millrace_bpf::gate::{Config, Counting, Event, Gate, Live, Pass, Policy, Rates, Reason, Rule};
+use millrace_testkit::wait_for;
 
 use crate::frame::{Type, initial, long, short};
 use crate::state::{
@@ -43,14 +44,44 @@ fn send(gate: &Gate, from: &str, id: &[u8]) -> Reason {
     reason(gate, &to_server(from, short(id, 100)))
 }
 
-/// For longer than the idle time-out.
-fn for_long(idle: Duration, mut each: impl FnMut()) {
-    let start = Instant::now();
-    while start.elapsed() < idle + idle / 2 {
-        each();
-        std::thread::sleep(Duration::from_millis(50));
+/// A client that sends so often that its connections stay live. Where this machine stands still for too long they may have
+/// ended by themselves: then it is `None`, and nothing can be said.
+struct Steady<'a> {
+    gate: &'a Gate,
+    idle: Duration,
+    last: Instant,
+}
+
+impl<'a> Steady<'a> {
+    /// Made before its first packet is sent.
+    fn new(gate: &'a Gate, idle: Duration) -> Self {
+        Self { gate, idle, last: Instant::now() }
+    }
+
+    fn expect(&mut self, id: &[u8], want: Reason) -> Option<()> {
+        let now = Instant::now();
+        let got = send(self.gate, V4, id);
+        let is_in_time = self.last.elapsed() < self.idle / 2;
+        self.last = now;
+        is_in_time.then(|| assert_eq!(got, want))
+    }
+
+    /// For longer than the idle time-out. Returns how many connections have ended.
+    fn for_long(&mut self, id: &[u8], want: Reason) -> Option<u64> {
+        let (start, mut expired) = (Instant::now(), 0);
+        while start.elapsed() < self.idle + self.idle / 2 {
+            self.expect(id, want)?;
+            expired += self.gate.maintain().expect("maintenance");
+            if self.last.elapsed() >= self.idle / 2 {
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(50)); // exact: paces the sender
+        }
+        Some(expired)
     }
 }
+
+const UNDISTURBED: &str = "a time in which this machine does not stand still";
 
 /// The path is known for as long as the connection is, however long the first ID was enough.
 #[test]
@@ -59,14 +90,15 @@ fn a_later_id_is_known_after_a_long_time() {
         return;
     }
     let idle = Duration::from_secs(2);
-    let gate = gate(Policy { live: Live::Tracked { idle }, ..tracked(&[]) });
-    handshake(&gate, V4, 1, &SERVER_ID);
-    for_long(idle, || {
-        assert_eq!(send(&gate, V4, &SERVER_ID), LIVE);
-        gate.maintain().expect("maintenance");
+    wait_for(UNDISTURBED, || {
+        let gate = gate(Policy { live: Live::Tracked { idle }, ..tracked(&[]) });
+        let mut client = Steady::new(&gate, idle);
+        handshake(&gate, V4, 1, &SERVER_ID);
+        client.for_long(&SERVER_ID, LIVE)?;
+        client.expect(&LATER_ID, LIVE_PATH)?;
+        assert_eq!(connections(&gate, V4), 1);
+        Some(())
     });
-    assert_eq!(send(&gate, V4, &LATER_ID), LIVE_PATH);
-    assert_eq!(connections(&gate, V4), 1);
 }
 
 /// With an ID that was issued later a connection lives on, on its path. It does not count any more: anybody can send
@@ -77,20 +109,21 @@ fn what_a_later_id_keeps_alive_is_not_counted() {
         return;
     }
     let idle = Duration::from_secs(2);
-    let gate = gate(Policy { live: Live::Tracked { idle }, ..tracked(&[Rule::Quota]) });
-    handshake(&gate, V4, 1, &SERVER_ID);
-    for_long(idle, || {
-        assert_eq!(send(&gate, V4, &LATER_ID), LIVE_PATH);
-        assert_eq!(gate.maintain().expect("maintenance"), 0);
+    wait_for(UNDISTURBED, || {
+        let gate = gate(Policy { live: Live::Tracked { idle }, ..tracked(&[Rule::Quota]) });
+        let mut client = Steady::new(&gate, idle);
+        handshake(&gate, V4, 1, &SERVER_ID);
+        assert_eq!(client.for_long(&LATER_ID, LIVE_PATH)?, 0);
+        assert_eq!(connections(&gate, V4), 0);
+        client.expect(&LATER_ID, LIVE_PATH)?;
+        assert_eq!(reason(&gate, &open(V4, 9)), NEW);
+        client.expect(&SERVER_ID, LIVE)?;
+        assert_eq!(connections(&gate, V4), 1);
+        assert_eq!(gate.expire_after(idle + idle).expect("expiry"), 1);
+        assert_eq!(connections(&gate, V4), 0);
+        assert_eq!(send(&gate, V4, &LATER_ID), UNKNOWN);
+        Some(())
     });
-    assert_eq!(connections(&gate, V4), 0);
-    assert_eq!(send(&gate, V4, &LATER_ID), LIVE_PATH);
-    assert_eq!(reason(&gate, &open(V4, 9)), NEW);
-    assert_eq!(send(&gate, V4, &SERVER_ID), LIVE);
-    assert_eq!(connections(&gate, V4), 1);
-    assert_eq!(gate.expire_after(idle + idle).expect("expiry"), 1);
-    assert_eq!(connections(&gate, V4), 0);
-    assert_eq!(send(&gate, V4, &LATER_ID), UNKNOWN);
 }
 
 /// Who has a live connection can send with its ID from any address that he forges. That takes nobody's path away.
@@ -144,22 +177,19 @@ fn connections_of_one_socket_share_their_path() {
         return;
     }
     let idle = Duration::from_secs(2);
-    let gate = gate(Policy { live: Live::Tracked { idle }, ..tracked(&[]) });
     let other = [0x66; 8];
-    handshake(&gate, V4, 1, &SERVER_ID);
-    handshake(&gate, V4, 1, &other);
-    assert_eq!(connections(&gate, V4), 2);
-    let mut expired = 0;
-    for_long(idle, || {
-        assert_eq!(send(&gate, V4, &other), LIVE);
-        expired += gate.maintain().expect("maintenance");
-    });
-    assert_eq!((expired, connections(&gate, V4)), (1, 1));
-    // By now a packet of the other's has made the path its own.
-    assert_eq!(send(&gate, V4, &other), LIVE);
-    for_long(idle, || {
-        assert_eq!(send(&gate, V4, &LATER_ID), LIVE_PATH);
-        gate.maintain().expect("maintenance");
+    wait_for(UNDISTURBED, || {
+        let gate = gate(Policy { live: Live::Tracked { idle }, ..tracked(&[]) });
+        let mut client = Steady::new(&gate, idle);
+        handshake(&gate, V4, 1, &SERVER_ID);
+        handshake(&gate, V4, 1, &other);
+        assert_eq!(connections(&gate, V4), 2);
+        let expired = client.for_long(&other, LIVE)?;
+        assert_eq!((expired, connections(&gate, V4)), (1, 1));
+        // By now a packet of the other's has made the path its own.
+        client.expect(&other, LIVE)?;
+        client.for_long(&LATER_ID, LIVE_PATH)?;
+        Some(())
     });
 }
 

@@ -329,7 +329,7 @@ fn a_rule_may_be_for_a_command_and_a_cgroup() {
     let mut client = loaded(&site.clients, &reno(Side::Client));
     let default = congestion_of(&site.connect(&listener).1);
     assert_ne!(default, "reno");
-    let own = std::fs::read_to_string("/proc/thread-self/comm").expect("a name");
+    let own = std::fs::read_to_string("/proc/thread-self/comm").expect("a name"); // exact: its own
     let own = Some(own.trim_end().to_owned());
     let id = |path| Some(cgroup_id(path).expect("a cgroup"));
     let (above, here, other) = (id(&site.clients.path), id(&nested.path), id(&site.servers.path));

@@ -58,7 +58,8 @@ impl Beside {
         let include = format!("/usr/include/{}-linux-gnu", String::from_utf8_lossy(&machine).trim());
         let mut command = Command::new(clang);
         command.args(["-target", "bpf", "-mcpu=v3", "-g", "-O2", "-I", &include, "-c", "beside.bpf.c"]);
-        assert!(command.current_dir(directory.path()).status().expect("clang").success());
+        let compiled = command.current_dir(directory.path()).status(); // exact: the command has ended
+        assert!(compiled.expect("clang").success());
         let open = ObjectBuilder::default().open_file(directory.path().join("beside.bpf.o"));
         let object = open.expect("opens").load().expect("loads");
         let at = std::fs::File::open(&cgroup.path).expect("a cgroup");

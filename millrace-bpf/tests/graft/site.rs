@@ -1,5 +1,5 @@
-//! Two hosts and two cgroups. This process is in one cgroup at a time, and this host has one list of congestion controls, so
-//! tests take turns, with those of other programs too.
+//! Two hosts and two cgroups. This process is in one cgroup at a time: tests of one process take turns. Those of others run beside them,
+//! but for the host's one list of congestion controls.
 
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
@@ -18,12 +18,15 @@ pub const LONG: Duration = Duration::from_secs(60);
 pub const PORT: u16 = 7000;
 
 static TURN: Mutex<()> = Mutex::new(());
+/// Tests that load congestion controls: the host has one list of them, and no daemon of grafts starts meanwhile.
+const WITH_CONTROLS: [&str; 5] = ["carry", "replace", "known", "once", "leftover"];
 
 pub struct Site {
     network: Network,
     pub clients: Cgroup,
     pub servers: Cgroup,
-    _turns: (Flock<File>, MutexGuard<'static, ()>),
+    _controls: Option<Flock<File>>,
+    _turn: MutexGuard<'static, ()>,
 }
 
 impl Site {
@@ -37,15 +40,15 @@ impl Site {
             return None;
         };
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        let file = File::create(std::env::temp_dir().join("millrace-graft-tests.lock")).expect("a lock");
-        let file = Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, error)| error).expect("a turn");
+        let controls = WITH_CONTROLS.contains(&test).then(controls);
         let cgroup =
             |side: &str| Cgroup::new(root.clone(), &format!("mr-{}-{test}-{side}", std::process::id()));
         Some(Self {
             network: Network::new(test),
             clients: cgroup("c"),
             servers: cgroup("s"),
-            _turns: (file, turn),
+            _controls: controls,
+            _turn: turn,
         })
     }
 
@@ -85,6 +88,16 @@ impl Site {
     pub fn both(&self, client: &Rule, server: &Rule) -> (Tcp, Tcp) {
         (loaded(&self.clients, client), loaded(&self.servers, server))
     }
+}
+
+/// As tests of `millrace graft` take it, which say why there are two files.
+fn controls() -> Flock<File> {
+    let lock = |name: &str| {
+        let file = File::create(std::env::temp_dir().join(name)).expect("a lock");
+        Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, error)| error).expect("a turn")
+    };
+    let _door = lock("millrace-graft-tests.door");
+    lock("millrace-graft-tests.lock")
 }
 
 pub fn loaded(cgroup: &Cgroup, rule: &Rule) -> Tcp {

@@ -2,13 +2,13 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
 
 use millrace_bpf::graft::joint::{Protocol, Reason, Word};
+use millrace_testkit::wait_until;
 use nix::sys::socket::{setsockopt, sockopt};
 
 use crate::net::{inside, root};
-use crate::traffic::{Fate, LONG, PARTIAL, Site, get_to_know, number_of, send_into_window};
+use crate::traffic::{AtEnd, Fate, PARTIAL, Site, get_to_know, number_of, send_into_window};
 use crate::{count, other_side};
 
 #[test]
@@ -35,6 +35,7 @@ fn no_more_is_lost_than_the_bound_allows() {
         let (stop, is_over, ends) = (AtomicBool::new(false), AtomicBool::new(false), site.ends);
         let wire = site.wire();
         let mut got = thread::scope(|scope| {
+            let _end = (AtEnd(&stop, true), AtEnd(&is_over, true));
             scope.spawn(|| wire.run(&stop, |count| if count % 13 == 5 { Fate::Lose } else { Fate::Pass }));
             get_to_know(&site, &sender, &mut receiver);
             let receiving = scope.spawn(|| {
@@ -49,13 +50,12 @@ fn no_more_is_lost_than_the_bound_allows() {
             });
             let sending = scope.spawn(|| send_into_window(&near, 0..SENT));
             // Until everything has come, or is given up.
-            let until = Instant::now() + LONG;
-            while !sending.is_finished() || sender.progress(&ends).expect("progress").acked != SENT {
-                assert!(Instant::now() < until, "{:?}", sender.progress(&ends));
-                thread::sleep(Duration::from_millis(20));
+            let known = || {
                 let known = sender.progress(&ends).expect("progress");
                 inside(&site.network.publisher, || sender.say(&ends, Word::Last(known.next)).expect("said"));
-            }
+                known
+            };
+            wait_until("all", known, |known| sending.is_finished() && known.acked == SENT);
             stop.store(true, Ordering::Relaxed);
             is_over.store(true, Ordering::Relaxed);
             receiving.join().expect("messages")

@@ -1,7 +1,8 @@
 //! One frame at a time, without a network.
 
 use millrace_bpf::graft::TALLIES;
-use millrace_bpf::graft::joint::{Ends, FRAME_BYTES, Function, Joint, Joints, Protocol, Reason, Word};
+use millrace_bpf::graft::joint::{Ends, FRAME_BYTES, Function, Joint, Joints, Protocol, Reason, Tick, Word};
+use millrace_testkit::wait_for;
 use nix::sched::{CpuSet, sched_getcpu, sched_setaffinity};
 use nix::unistd::Pid;
 
@@ -486,6 +487,16 @@ fn objects_that_are_none_are_refused() {
     assert!(Function::open(b"ELF").is_err());
 }
 
+/// At least so many, as they come.
+fn ticks(joints: &mut Joints, enough: usize) -> Vec<Tick> {
+    let mut ticks = Vec::new();
+    wait_for("ticks", || {
+        ticks.extend(joints.ticks().expect("ticks"));
+        ticks.len() >= enough
+    });
+    ticks
+}
+
 #[test]
 fn clocks_tick() {
     if !root("clocks_tick") {
@@ -495,12 +506,7 @@ fn clocks_tick() {
     open(&mut joints, v4(), &["number"]);
     framed(&joints, &v4(), b"payload");
     joints.set_clock(&v4(), std::time::Duration::from_millis(5)).expect("a clock");
-    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
-    let mut ticks = Vec::new();
-    while ticks.len() < 3 {
-        assert!(std::time::Instant::now() < until, "no ticks");
-        ticks.extend(joints.ticks().expect("ticks"));
-    }
+    let ticks = ticks(&mut joints, 3);
     assert!(ticks.iter().all(|tick| tick.ends == v4() && tick.next == 1 && tick.newest == 0));
     assert!(ticks.windows(2).all(|pair| pair[1].time_ns - pair[0].time_ns >= 4_000_000), "{ticks:?}");
     joints.set_clock(&v4(), std::time::Duration::ZERO).expect("stopped");
@@ -516,14 +522,9 @@ fn clocks_stand_until_something_is_sent() {
     let mut joints = joints();
     open(&mut joints, v4(), &["number"]);
     joints.set_clock(&v4(), PERIOD).expect("a clock");
-    std::thread::sleep(20 * PERIOD);
+    std::thread::sleep(20 * PERIOD); // exact: it would have ticked often
     assert_eq!(joints.ticks().expect("ticks"), []);
     framed(&joints, &v4(), b"payload");
-    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
-    let mut ticks = Vec::new();
-    while ticks.len() < 2 {
-        assert!(std::time::Instant::now() < until, "it does not go");
-        ticks.extend(joints.ticks().expect("ticks"));
-    }
+    let ticks = ticks(&mut joints, 2);
     assert!(ticks.iter().all(|tick| tick.next == 1 && tick.time_ns > tick.sent_ns));
 }

@@ -2,12 +2,15 @@
 //! interface of a namespace, where test runs take place.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use millrace_bpf::graft::joint::{Ends, FRAME_BYTES, Joint, Joints, Progress, Reason, Word};
+use millrace_testkit::{wait_for, wait_until};
+use nix::sched::{CpuSet, sched_getcpu, sched_setaffinity};
+use nix::unistd::Pid;
 
 use crate::datagrams::{ETHERNET, PASS_ON, SHOT, XDP_DROP, datagram, v4, v6};
-use crate::net::{Capture, check_frame, inside, ip, root};
+use crate::net::{Capture, RawSender, check_frame, inside, ip, root};
 use crate::traffic::PARTIAL;
 use crate::{counted, joints_of, list, open, other_side};
 
@@ -19,12 +22,21 @@ const GONE: u8 = 4;
 pub const RETURNED: u8 = 6;
 const ACK_BYTES: usize = 88;
 
+/// A frame to nobody: of a type that is for experiments.
+const MARKER: [u8; 60] = {
+    let mut frame = [0; 60];
+    (frame[12], frame[13]) = (0x88, 0xb5);
+    frame
+};
+
 /// Two ends, and what their functions send.
 pub struct Pair {
     pub namespace: String,
     pub capture: Capture,
     /// What arrives on the interface, as it has left or as a function has it arrive.
     arriving: Capture,
+    /// Sends what shows that all before it has arrived.
+    marker: RawSender,
     pub sender: Joints,
     pub receiver: Joints,
     pub ends: Ends,
@@ -68,7 +80,8 @@ impl Pair {
         capture.only_outgoing();
         let arriving = Capture::on(&namespace, "lo");
         arriving.only_incoming();
-        Self { capture, arriving, namespace, sender, receiver, ends }
+        let marker = RawSender::new(&namespace, "lo");
+        Self { capture, arriving, marker, namespace, sender, receiver, ends }
     }
 
     /// Both ends take the other list, too, and send by it. Returns its epoch.
@@ -107,8 +120,22 @@ impl Pair {
     pub fn at_receiver(&mut self, frame: &[u8]) -> Arrival {
         self.arriving.frames();
         let there = other_side(&self.ends);
-        let mut arrival = arrive(&self.namespace, &mut self.receiver, &there, frame, &self.capture);
-        arrival.sent.extend(caught(&self.arriving).into_iter().filter(|(kind, _)| *kind == RETURNED));
+        let mut arrival = std::thread::scope(|scope| {
+            let run = || {
+                stay_on_this_cpu();
+                let arrival = arrive(&self.namespace, &mut self.receiver, &there, frame, &self.capture);
+                self.marker.send(&MARKER);
+                arrival
+            };
+            scope.spawn(run).join().expect("an arrival")
+        });
+        // What a function has arrive waits in the queue of that CPU, and the marker behind it.
+        let mut arrived = Vec::new();
+        wait_for("the marker", || {
+            arrived.extend(self.arriving.frames());
+            arrived.iter().any(|frame| frame[12..14] == MARKER[12..14])
+        });
+        arrival.sent.extend(datagrams(arrived).into_iter().filter(|(kind, _)| *kind == RETURNED));
         arrival
     }
 
@@ -152,13 +179,19 @@ fn arrive(namespace: &str, joints: &mut Joints, ends: &Ends, frame: &[u8], captu
     Arrival { reason, frame: run.frame, sent: caught(capture) }
 }
 
+/// And so do the threads that this one starts.
+fn stay_on_this_cpu() {
+    let mut set = CpuSet::new();
+    set.set(sched_getcpu().expect("a CPU")).expect("a CPU");
+    sched_setaffinity(Pid::from_raw(0), &set).expect("affinity");
+}
+
 fn caught(capture: &Capture) -> Vec<(u8, Vec<u8>)> {
-    capture
-        .frames()
-        .into_iter()
-        .filter(|frame| check_frame(frame))
-        .map(|frame| (kind(&frame), frame))
-        .collect()
+    datagrams(capture.frames())
+}
+
+fn datagrams(frames: Vec<Vec<u8>>) -> Vec<(u8, Vec<u8>)> {
+    frames.into_iter().filter(|frame| check_frame(frame)).map(|frame| (kind(&frame), frame)).collect()
 }
 
 fn udp_at(frame: &[u8]) -> usize {
@@ -498,14 +531,13 @@ fn what_comes_in_order_has_the_missing_asked_for_again() {
     for frame in &frames[2..] {
         let asked = pair.at_receiver(frame).sent;
         assert_eq!(kinds(&asked)[0], (REQUEST, 1));
-        std::thread::sleep(RETRY);
+        std::thread::sleep(RETRY); // exact: longer than it waits before it asks again
     }
 }
 
 /// After the deadline as many are given up as the bound allows, and the others are asked for without end.
 #[test]
 fn no_more_is_given_up_than_the_bound_allows() {
-    const LONG: Duration = Duration::from_secs(60);
     const MORE_THAN_A_RETRY: Duration = Duration::from_millis(2);
     if !root("no_more_is_given_up_than_the_bound_allows") {
         return;
@@ -527,16 +559,13 @@ fn no_more_is_given_up_than_the_bound_allows() {
     let mut asked = || {
         let mut numbers = BTreeSet::new();
         for _ in 0..20 {
-            std::thread::sleep(MORE_THAN_A_RETRY);
+            std::thread::sleep(MORE_THAN_A_RETRY); // exact: longer than it waits before it asks again
             let sent = kinds(&pair.at_receiver(&last).sent);
             numbers.extend(sent.into_iter().filter(|(kind, _)| *kind == REQUEST).map(|(_, number)| number));
         }
         numbers
     };
-    let until = Instant::now() + LONG;
-    while asked().len() != 5 {
-        assert!(Instant::now() < until, "as many as may be are not given up");
-    }
+    wait_until("as many given up as may be", &mut asked, |numbers| numbers.len() == 5);
     let owed = asked();
     assert_eq!(owed.len(), 5, "more than the bound was given up, or the others are not asked for");
     for number in (9..100_u32).step_by(10) {
@@ -582,7 +611,7 @@ fn only_its_own_packets_are_given_up() {
     let asked = |pair: &mut Pair, word: &[u8]| {
         let mut numbers = BTreeSet::new();
         for _ in 0..20 {
-            std::thread::sleep(LATER);
+            std::thread::sleep(LATER); // exact: longer than the deadline, which is under test
             let sent = kinds(&pair.at_receiver(word).sent);
             numbers.extend(sent.into_iter().filter(|(kind, _)| *kind == REQUEST).map(|(_, number)| number));
         }
@@ -603,7 +632,7 @@ fn only_its_own_packets_are_given_up() {
     let third = frames(&mut pair, 3);
     assert_eq!(pair.at_receiver(&third[1]).reason, Reason::OutOfTurn);
     for _ in 0..5 {
-        std::thread::sleep(LATER);
+        std::thread::sleep(LATER); // exact: longer than the deadline, which is under test
         pair.at_receiver(&word);
     }
     assert_eq!(pair.come().complete, 20);

@@ -9,7 +9,7 @@ use millrace_bpf::qdisc::other_than_fq;
 
 use crate::datagrams::{PASS_ON, SHOT, datagram, v4, v6};
 use crate::net::{ifindex, inside, root};
-use crate::traffic::{Fate, Site, get_to_know, receive, send};
+use crate::traffic::{AtEnd, Fate, Site, get_to_know, receive, send};
 use crate::{count, joints_of, list, open, other_side};
 
 const LIST: &[&str] = &["pace", "number"];
@@ -134,6 +134,7 @@ fn fq_has_each_leave_in_its_time_and_loses_none() {
     let stop = AtomicBool::new(false);
     let wire = site.wire();
     let got = thread::scope(|scope| {
+        let _end = AtEnd(&stop, true);
         scope.spawn(|| wire.run(&stop, |_| Fate::Pass));
         get_to_know(&site, &sender, &mut receiver);
         send(&from, 0..400);

@@ -1,12 +1,12 @@
 //! Rings: what goes there, what goes on to the socket, and what an application finds in its ring.
 
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
 
 use millrace_bpf::graft::FUNCTIONS;
 use millrace_bpf::graft::joint::{Ends, FRAME_BYTES, Function, Joints, Reason};
 use millrace_bpf::xdp::Mode;
 use millrace_bpf::xsk::{FRAMES, Reader, Ring};
+use millrace_testkit::{wait_for, wait_until};
 use nix::sched::{CloneFlags, unshare};
 
 use crate::datagrams::{XDP_DROP, XDP_PASS, v4, v6};
@@ -15,7 +15,6 @@ use crate::net::{Network, address, ifindex, inside, ip, root, socket};
 use crate::{count, counted, ends, open, other_side};
 
 const XDP_REDIRECT: i32 = 4;
-const LONG: Duration = Duration::from_secs(60);
 
 /// As packet grafts have them: `order` has no part behind XDP, but for what others have recovered.
 fn joints() -> Joints {
@@ -150,10 +149,7 @@ fn a_queue_has_one_ring() {
         assert!(joints.lend_ring(&sessions[1]).is_err(), "somebody has its descriptors");
         drop(first);
         // The kernel lets go of it a little later.
-        let begin = Instant::now();
-        while joints.lend_ring(&sessions[1]).is_err() {
-            assert!(begin.elapsed() < LONG, "it is never free");
-        }
+        wait_for("a queue that is free", || joints.lend_ring(&sessions[1]).is_ok());
         joints.close(&sessions[2]).expect("closed");
         drop(third);
         joints.close(&sessions[1]).expect("closed");
@@ -194,13 +190,7 @@ fn an_application_reads_its_ring() {
         let mut reader = Reader::new(lent.descriptors, lent.frames).expect("a reader");
         assert_eq!(reader.next(&mut buffer), None);
         let mut take = |reader: &mut Reader, number: u32| {
-            let begin = Instant::now();
-            let got = loop {
-                match reader.next(&mut buffer) {
-                    Some(got) => break got,
-                    None => assert!(begin.elapsed() < LONG, "{number}"),
-                }
-            };
+            let got = wait_for("a message", || reader.next(&mut buffer));
             assert_eq!(buffer[..got - FRAME_BYTES], message(number), "{number}");
         };
         for number in 0..3 * FRAMES {
@@ -212,16 +202,14 @@ fn an_application_reads_its_ring() {
             send(number);
             sent += 1;
             // The interface has room for less.
-            let begin = Instant::now();
-            while number % 50 == 49 && count(&mut far, &there, Reason::InRing) < sent {
-                assert!(begin.elapsed() < LONG, "{number}");
+            if number % 50 == 49 {
+                wait_until("what was sent", || count(&mut far, &there, Reason::InRing), |come| *come >= sent);
             }
         }
         (0..FRAMES).for_each(|number| take(&mut reader, number));
-        let begin = Instant::now();
-        while count(&mut far, &there, Reason::InRing) < sent {
-            assert!(begin.elapsed() < LONG);
-        }
+        wait_until("what was sent", || count(&mut far, &there, Reason::InRing), |come| *come >= sent);
+        // The kernel finds out that there is no room after the program has counted the packet.
+        wait_until("what had no room", || count(&mut far, &there, Reason::RingFull), |full| *full >= 100);
         assert_eq!(count(&mut far, &there, Reason::RingFull), 100);
         send(1);
         take(&mut reader, 1);

@@ -18,7 +18,7 @@ use crate::datagrams::{ETHERNET, PASS_ON, REDIRECT, SHOT, XDP_DROP, XDP_PASS, da
 use crate::frames::{framed, reason, request, run};
 use crate::net::{Capture, ifindex, inside, root};
 use crate::traffic::{
-    Fate, GO_BACK, Pace, SELECTIVE, Site, assert_all_once, get_to_know, receive, send_into_window,
+    AtEnd, Fate, GO_BACK, Pace, SELECTIVE, Site, assert_all_once, get_to_know, receive, send_into_window,
 };
 use crate::{KEY, count, counted, joints, joints_of, list, other_side};
 
@@ -599,18 +599,19 @@ fn what_is_lost_is_sent_again() {
         let capture = Capture::on(&site.network.relay, "west");
         let captured = Mutex::new(Vec::new());
         let got = thread::scope(|scope| {
+            let _end = AtEnd(&stop, true);
             scope.spawn(|| wire.run(&stop, lossy));
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
                     captured.lock().expect("frames").extend(capture.frames());
-                    thread::sleep(Duration::from_millis(1));
+                    thread::sleep(Duration::from_millis(1)); // exact: between two readings of the capture
                 }
             });
             let receiving = scope.spawn(|| pace.receive(&far, SENT));
             scope.spawn(|| pace.send(&near, SENT));
             while !receiving.is_finished() {
                 inside(&site.network.publisher, || sender.say(&site.ends, pace.last()).expect("said"));
-                thread::sleep(Duration::from_millis(20));
+                thread::sleep(Duration::from_millis(20)); // exact: as often as the daemon says it
             }
             stop.store(true, Ordering::Relaxed);
             receiving.join().expect("messages")
@@ -623,7 +624,8 @@ fn what_is_lost_is_sent_again() {
         for reason in [Reason::Unopened, Reason::Replayed, Reason::Malformed, Reason::Forged] {
             assert_eq!(count(&mut receiver, &there, reason), 0, "{reason:?}");
         }
-        let frames = captured.into_inner().expect("frames");
+        let mut frames = captured.into_inner().expect("frames");
+        frames.extend(capture.frames());
         let [out, back] = assert_sealed(&site.ends, &frames, directions(cipher));
         assert!(out + back > 3000 && back > 100, "{out} out, {back} back");
     }
@@ -675,11 +677,12 @@ fn what_functions_send_is_sealed() {
         let capture = Capture::on(&site.network.relay, "west");
         let captured = Mutex::new(Vec::new());
         let got = thread::scope(|scope| {
+            let _end = AtEnd(&stop, true);
             scope.spawn(|| wire.run(&stop, lossy));
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
                     captured.lock().expect("frames").extend(capture.frames());
-                    thread::sleep(Duration::from_millis(1));
+                    thread::sleep(Duration::from_millis(1)); // exact: between two readings of the capture
                 }
             });
             get_to_know(&site, &sender, &mut receiver);
@@ -690,7 +693,7 @@ fn what_functions_send_is_sealed() {
                 inside(&site.network.publisher, || {
                     sender.say(&site.ends, Word::Last(next)).expect("said");
                 });
-                thread::sleep(Duration::from_millis(20));
+                thread::sleep(Duration::from_millis(20)); // exact: as often as the daemon says it
             }
             stop.store(true, Ordering::Relaxed);
             sending.join().expect("sent");
@@ -717,7 +720,8 @@ fn what_functions_send_is_sealed() {
             assert_eq!(count(&mut sender, &site.ends, reason), 0, "{functions:?} {reason:?}");
             assert_eq!(count(&mut receiver, &there, reason), 0, "{functions:?} {reason:?}");
         }
-        let frames = captured.into_inner().expect("frames");
+        let mut frames = captured.into_inner().expect("frames");
+        frames.extend(capture.frames());
         let [out, back] = assert_sealed(&site.ends, &frames, directions(cipher));
         assert!(out > 1400 && back > 500, "{functions:?}: {out} out, {back} back");
     }
@@ -767,7 +771,7 @@ fn assert_sealed(ends: &Ends, frames: &[Vec<u8>], [there, back]: [Direction; 2])
 
 /// Not a check: `cargo test --release -p millrace-bpf --test joints -- --ignored --nocapture time_of_sealing`
 #[test]
-#[ignore = "a measurement"]
+#[ignore = "soak: measures, on a quiet machine"]
 fn time_of_sealing() {
     const ROUNDS: usize = 2001;
     if !root("time_of_sealing") {

@@ -3,12 +3,12 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::UdpSocket;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
 use millrace_bpf::gate::rules::Scope;
 use millrace_bpf::gate::{Config, Gate, Place, Policy, Rule, Rules};
 use millrace_bpf::graft::joint::{Ends, Joints, Reason};
 use millrace_bpf::xdp::Mode;
+use millrace_testkit::wait_for;
 
 use crate::net::{self, Network, ifindex, inside, root};
 use crate::{count, ends, joints, open};
@@ -129,14 +129,6 @@ fn refused(gate: &Gate) -> u64 {
     gate.statistics().expect("statistics").scope("web").expect("web").rule(Rule::Short).packets
 }
 
-fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
-    let until = Instant::now() + Duration::from_secs(60);
-    while !done() {
-        assert!(Instant::now() < until, "{what} did not come");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
 /// The other process: attaches, says so, and waits to be killed.
 fn hold_if_asked() {
     let (Ok(nouns), Ok(namespace)) = (std::env::var(NOUNS), std::env::var(NAMESPACE)) else { return };
@@ -229,8 +221,8 @@ fn who_is_killed_takes_nothing_from_the_other() {
         site.assert_grafts_judge(&mut grafts);
         child.kill();
         site.assert_grafts_judge(&mut grafts);
-        // The place is free for the next one.
-        site.attach_gate(&gate);
+        // The place is free for the next one, as soon as the kernel has let go of it.
+        wait_for("the gate's place", || inside(&site.network.relay, || gate.attach(site.west, Mode::Auto)));
         site.assert_gate_judges(&gate);
         site.assert_grafts_judge(&mut grafts);
         gate.detach();
@@ -243,7 +235,9 @@ fn who_is_killed_takes_nothing_from_the_other() {
         site.assert_gate_judges(&gate);
         child.kill();
         site.assert_gate_judges(&gate);
-        site.attach_grafts(&mut grafts);
+        wait_for("the grafts' place", || {
+            inside(&site.network.relay, || grafts.attach(site.west, Mode::Auto))
+        });
         site.assert_grafts_judge(&mut grafts);
         grafts.detach_from(site.west);
         gate.detach();

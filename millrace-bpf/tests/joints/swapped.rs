@@ -1,21 +1,19 @@
 //! Lists that are swapped between any two packets, whatever is lost around: all bytes come, once.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::time::{Duration, Instant};
 
 use millrace_bpf::graft::joint::Reason;
+use millrace_testkit::wait_until;
 use ring::digest::{SHA256, digest};
 
 use crate::datagrams::{v4, v6};
 use crate::functions::{DATA, Pair, kind, payload};
 use crate::net::root;
 use crate::other_side;
-use crate::traffic::{GO_BACK, LONG, PARTIAL, SELECTIVE};
+use crate::traffic::{GO_BACK, PARTIAL, SELECTIVE};
 
 /// Packets around each swap, none of which are under way before or behind it.
 const BLOCK: usize = 12;
-/// More than a tick of the clock that functions go by.
-const RETRY: Duration = Duration::from_millis(12);
 
 /// What becomes of packets of a block whose lists are swapped in front of number `at`: those that are lost, and one that comes last.
 type Fate = fn(at: usize) -> (BTreeSet<usize>, Option<usize>);
@@ -75,14 +73,16 @@ fn swap_at(pair: &mut Pair, at: usize, next: &[&str], fate: Fate) {
     }
     let epoch = epoch.unwrap_or_else(|| pair.swap(next));
     held.into_iter().for_each(|frame| arrive(pair, frame, &mut come));
-    let until = Instant::now() + LONG;
     // As the daemon does when nothing is heard.
-    while pair.known().acked != pair.known().next {
-        assert!(Instant::now() < until, "{:?}: {:?}", pair.known(), come.keys());
-        std::thread::sleep(RETRY);
-        let word = pair.last(pair.known().next);
-        arrive(pair, word, &mut come);
-    }
+    let known = || {
+        let known = pair.known();
+        if known.acked != known.next {
+            let word = pair.last(known.next);
+            arrive(pair, word, &mut come);
+        }
+        pair.known()
+    };
+    wait_until("all", known, |known| known.acked == known.next);
     assert_eq!(come.len(), BLOCK, "{:?}", come.keys());
     assert_eq!(hash(come.values()), hash(&sent));
     let (here, there) = (pair.ends, other_side(&pair.ends));

@@ -7,14 +7,15 @@ use std::time::{Duration, Instant};
 
 use millrace_bpf::graft::joint::{Joints, Reason, Word};
 use millrace_bpf::xdp::Mode;
+use millrace_testkit::{wait_for, wait_until};
 use nix::sys::socket::{setsockopt, sockopt};
 
 use crate::net::{ifindex, inside, root};
 use crate::sealed::{Cipher, pair_of};
-use crate::traffic::{Fate, GO_BACK, SELECTIVE, Site, get_to_know};
+use crate::traffic::{AtEnd, Fate, GO_BACK, SELECTIVE, Site, get_to_know};
 use crate::{count, counted, joints_of, other_side};
 
-const LONG: Duration = Duration::from_secs(120);
+const LONG: Duration = millrace_testkit::BOUND;
 /// More than any of the sockets has room for.
 const SENT: u32 = 2500;
 /// Words of the sender's that change nothing, until it is believed to stand still.
@@ -122,6 +123,7 @@ impl Case {
         let wire = site.wire();
         let is_lossy = self.is_lossy;
         let got = thread::scope(|scope| {
+            let _end = AtEnd(&stop, true);
             scope.spawn(|| wire.run(&stop, |count| if is_lossy { lossy(count) } else { Fate::Pass }));
             get_to_know(&site, &sender, &mut receiver);
             let sending = scope.spawn(|| self.send(&near));
@@ -133,14 +135,15 @@ impl Case {
             let receiving = scope.spawn(|| self.receive(&far));
             while !receiving.is_finished() || !sending.is_finished() {
                 say_last(&site, &sender);
-                thread::sleep(Duration::from_millis(5));
+                thread::sleep(Duration::from_millis(5)); // exact: as often as the daemon says it
             }
             stop.store(true, Ordering::Relaxed);
             sending.join().expect("sent");
             receiving.join().expect("messages")
         });
         crate::traffic::assert_all_once(&got, SENT);
-        assert_eq!(queued(&site, &far), (0, 0));
+        let left = wait_until("an empty socket", || queued(&site, &far), |(bytes, _)| *bytes == 0);
+        assert_eq!(left, (0, 0));
         assert_eq!(count(&mut sender, &site.ends, Reason::Sent), u64::from(SENT));
         assert_eq!(count(&mut receiver, &there, Reason::Delivered), u64::from(SENT));
         // With a window for which there is room, the promise alone keeps it: nothing is turned away.
@@ -175,18 +178,19 @@ impl Case {
             while let Err(error) = near.send(&self.sizes.message(number)) {
                 assert_eq!(error.raw_os_error(), Some(nix::libc::ENOBUFS), "{error}");
                 assert!(Instant::now() < until, "there is no room for message {number}");
-                thread::sleep(Duration::from_micros(200));
+                thread::sleep(Duration::from_micros(200)); // exact: paces the sender
             }
         }
     }
 
     fn receive(&self, far: &UdpSocket) -> Vec<u32> {
-        let (mut buffer, mut got, until) = ([0; 2048], Vec::new(), Instant::now() + LONG);
+        let (mut buffer, mut got, mut until) = ([0; 2048], Vec::new(), Instant::now() + LONG);
         while got.len() < SENT as usize && Instant::now() < until {
             let Ok(bytes) = far.recv(&mut buffer) else { continue };
             let number = u32::from_be_bytes(*buffer.first_chunk().expect("a number"));
             assert!(buffer[..bytes] == self.sizes.message(number), "message {number} is not as it was sent");
             got.push(number);
+            until = Instant::now() + LONG;
         }
         got
     }
@@ -199,17 +203,15 @@ fn say_last(site: &Site, sender: &Joints) {
 
 /// Until the sender is told of nothing new any more; how much has come then, as it believes.
 fn stand_still(site: &Site, sender: &Joints) -> u32 {
-    let (mut before, mut still, until) = ((0, 0), 0, Instant::now() + LONG);
-    while still < STILL {
-        assert!(Instant::now() < until, "it does not end: {before:?}");
-        say_last(site, sender);
-        thread::sleep(Duration::from_millis(10));
+    let (mut before, mut still) = ((0, 0), 0);
+    wait_for("its end", || {
         let known = sender.progress(&site.ends).expect("progress");
         let now = (known.next, known.acked);
         still = if now == before && known.acked > 0 { still + 1 } else { 0 };
         before = now;
-    }
-    before.1
+        say_last(site, sender);
+        if still < STILL { Err(now) } else { Ok(known.acked) }
+    })
 }
 
 /// Bytes that wait in the socket, and datagrams that it has dropped, as the kernel counts them.
@@ -217,6 +219,7 @@ fn queued(site: &Site, far: &UdpSocket) -> (u64, u64) {
     let port = format!(":{:04X}", far.local_addr().expect("an address").port());
     let table = inside(&site.network.subscriber, || {
         ["udp", "udp6"]
+            // exact: its callers wait, or ask for what never grows.
             .map(|name| std::fs::read_to_string(format!("/proc/thread-self/net/{name}")).expect("sockets"))
     });
     let line = table

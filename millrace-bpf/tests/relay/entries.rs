@@ -54,16 +54,16 @@ fn removed_means_gone() {
     slot.set_position(&Position::opaque(OFFSET));
     let number = scene.next_number();
     assert_eq!(scene.send(&scene.publisher.seal((0, number), 1, &frames)), []);
-    assert_eq!(scene.relay.counters().expect("counters").egresses(EgressOutcome::Gone), 1);
+    assert_eq!(scene.counted().egresses(EgressOutcome::Gone), 1);
     // The slot, the connection ID.
     drop(slot);
     let number = scene.next_number();
     assert_eq!(scene.send(&scene.publisher.seal((0, number), 1, &frames)), []);
-    assert_eq!(scene.relay.counters().expect("counters").packets(Outcome::NoSlot), 2);
+    assert_eq!(scene.counted().packets(Outcome::NoSlot), 2);
     scene.upstream.remove_id(&scene.publisher.id).expect("removed");
     let number = scene.next_number();
     assert_eq!(scene.send(&scene.publisher.seal((0, number), 1, &frames)), []);
-    assert_eq!(scene.relay.counters().expect("counters").packets(Outcome::UnknownId), 1);
+    assert_eq!(scene.counted().packets(Outcome::UnknownId), 1);
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn detached_and_attached_again() {
     for packet in &missed[250..] {
         assert_eq!(scene.send(packet), []);
     }
-    assert_eq!(scene.relay.counters().expect("counters").packets(Outcome::Replayed), 49);
+    assert_eq!(scene.counted().packets(Outcome::Replayed), 49);
     assert_eq!(send(&mut scene).0, 1);
     // Handles outlive the relay; nothing stays attached.
     let Scene { relay, subscribers, .. } = &mut scene;

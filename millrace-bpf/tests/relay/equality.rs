@@ -39,7 +39,7 @@ fn equals_the_builder(
         packets += chunks.len() * egresses;
         assert_eq!(scene.capture.check(), chunks.len() * egresses);
     }
-    let counters = scene.relay.counters().expect("counters");
+    let counters = scene.counted();
     assert_eq!(counters.egresses(EgressOutcome::Sent), packets as u64);
     let others = [Outcome::Forwarded, Outcome::NoSlot].map(|outcome| counters.packets(outcome));
     assert_eq!(others.iter().sum::<u64>(), cases as u64, "{counters:?}");

@@ -184,7 +184,7 @@ fn nothing_is_sent_that_cannot_be_registered() {
         scene.from.send(&packet).expect("send");
         assert_eq!(scene.to.recv(&mut [0; 2048]).expect("the original"), packet.len());
     }
-    let counters = scene.relay.counters().expect("counters");
+    let counters = scene.counted();
     let (sent, declined) =
         (counters.egresses(EgressOutcome::Sent), counters.egresses(EgressOutcome::RingFull));
     assert!(sent > 900 && declined > 0, "{counters:?}");

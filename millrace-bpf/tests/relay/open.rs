@@ -95,11 +95,11 @@ impl Stage {
 
     /// Sends one frame of a publisher's stream; what became of that, and of its copy.
     fn send(&mut self, chunk: &Chunk) -> (Outcome, Option<Opening>, Option<EgressOutcome>) {
-        let before = self.scene.relay.counters().expect("counters");
+        let before = self.scene.counted();
         let packet = self.scene.publisher.seal((0, self.number), 4, &chunk.encode());
         self.number += 1;
         let forwarded = self.scene.send(&packet);
-        let counted = self.scene.relay.counters().expect("counters").since(&before);
+        let counted = self.scene.counted().since(&before);
         let outcome = Outcome::ALL.into_iter().filter(|one| *one != Outcome::NotUdp);
         let outcome = { outcome }.find(|one| counted.packets(*one) == 1).expect("an outcome");
         let opening = Opening::ALL.into_iter().find(|one| counted.openings(*one) == 1);

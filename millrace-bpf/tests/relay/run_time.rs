@@ -29,7 +29,7 @@ struct Case {
 /// `cargo test -p millrace-bpf --test relay -- --ignored --nocapture run_time`, on a machine that does nothing
 /// else. The kernel's statistics add some 30 ns to every run.
 #[test]
-#[ignore = "measures, which takes a quiet machine"]
+#[ignore = "soak: measures, on a quiet machine"]
 fn run_time_per_packet() {
     if !root("run_time_per_packet") {
         return;
@@ -99,7 +99,7 @@ impl Case {
             let mut read = |subscriber: &Subscriber| subscriber.socket.recv(&mut buffer).expect("a copy");
             scene.subscribers.iter().for_each(|subscriber| assert!(read(subscriber) > 1200));
             scene.capture.frames();
-            std::thread::sleep(pause);
+            std::thread::sleep(pause); // exact: paces the sender
         }
         per_run(before)
     }

@@ -28,10 +28,10 @@ fn budget_is_shared_in_order() {
     attach(&network, &scene.relay, "west");
     for (chunks, sent, outcome) in [(1, 3, Outcome::Forwarded), (2, 4, Outcome::OverBudget)] {
         let frames: Vec<u8> = scene.chunks(chunks, 50).iter().flat_map(Chunk::encode).collect();
-        let before = scene.relay.counters().expect("counters");
+        let before = scene.counted();
         let number = scene.next_number();
         assert_eq!(scene.send(&scene.publisher.seal((0, number), 1, &frames)).len(), sent);
-        let counted = scene.relay.counters().expect("counters").since(&before);
+        let counted = scene.counted().since(&before);
         assert_eq!((counted.packets(outcome), counted.egresses(EgressOutcome::Sent)), (1, sent as u64));
     }
 }
@@ -53,12 +53,12 @@ fn a_fan_out_beyond_the_budget_goes_on_in_further_runs() {
         for (chunks, further) in [(1, 1), (2, 3), (8, 13)] {
             let chunks = scene.chunks(chunks, 100);
             let frames: Vec<u8> = chunks.iter().flat_map(Chunk::encode).collect();
-            let before = scene.relay.counters().expect("counters");
+            let before = scene.counted();
             let number = scene.next_number();
             let forwarded = scene.send(&scene.publisher.seal((0, number), 1, &frames));
             scene.expect(&chunks, &forwarded);
             assert_eq!(scene.capture.check(), 7 * chunks.len());
-            let counted = scene.relay.counters().expect("counters").since(&before);
+            let counted = scene.counted().since(&before);
             assert_eq!(counted.packets(Outcome::Continued), 1);
             let runs = FurtherRun::ALL.map(|outcome| counted.further_runs(outcome));
             assert_eq!(runs, [1, further - 1, 0]);
@@ -91,7 +91,7 @@ fn a_thousand_subscribers_of_one_stream_lose_nothing() {
     for _ in 0..4 {
         let chunk = scene.chunk(100);
         let number = scene.next_number();
-        let before = scene.relay.counters().expect("counters");
+        let before = scene.counted();
         let forwarded = scene.send(&scene.publisher.seal((0, number), 1, &chunk.encode()));
         let moved = Chunk { stream: EGRESS.stream_id, ..chunk };
         let mut due: HashSet<Vec<u8>> = forwarded
@@ -104,7 +104,7 @@ fn a_thousand_subscribers_of_one_stream_lose_nothing() {
             let len = scene.only().socket.recv(&mut buffer).expect("a copy");
             assert!(due.remove(&buffer[..len]), "twice, or not as it was registered");
         }
-        let counted = scene.relay.counters().expect("counters").since(&before);
+        let counted = scene.counted().since(&before);
         let runs = FurtherRun::ALL.map(|outcome| counted.further_runs(outcome));
         assert_eq!((counted.packets(Outcome::Continued), runs), (1, [1, RUNS - 2, 0]));
         assert_eq!(counted.egresses(EgressOutcome::Sent), SUBSCRIBERS as u64);
@@ -126,7 +126,7 @@ fn what_is_left_after_the_last_run_is_for_userspace() {
     let forwarded = scene.send(&scene.publisher.seal((0, number), 1, &chunk.encode()));
     scene.subscribers.truncate(6);
     scene.expect(&[chunk], &forwarded);
-    let counters = scene.relay.counters().expect("counters");
+    let counters = scene.counted();
     assert_eq!(FurtherRun::ALL.map(|outcome| counters.further_runs(outcome)), [0, 1, 1]);
 }
 
@@ -177,10 +177,10 @@ fn many_streams_in_a_packet() {
     for (streams, sent, outcome) in [(8, 8, Outcome::Forwarded), (9, 8, Outcome::OverBudget)] {
         let chunks = scene.chunks(streams, 7);
         let frames: Vec<u8> = chunks.iter().flat_map(Chunk::encode).collect();
-        let before = scene.relay.counters().expect("counters");
+        let before = scene.counted();
         let number = scene.next_number();
         let forwarded = scene.send(&scene.publisher.seal((0, number), 1, &frames));
         scene.expect(&chunks[..sent], &forwarded);
-        assert_eq!(scene.relay.counters().expect("counters").since(&before).packets(outcome), 1);
+        assert_eq!(scene.counted().since(&before).packets(outcome), 1);
     }
 }

@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering;
 
 use fastrand::Rng;
 use millrace_bpf::relay::{
-    Config, Egress, EgressKey, EgressOutcome, Forwarded, Outcome, Position, Relay, Slot, Upstream, Want,
+    Config, Counters, Egress, EgressKey, EgressOutcome, Forwarded, Outcome, Position, Relay, Slot, Upstream,
+    Want,
 };
 use millrace_proto::quic::keys::Suite;
 
@@ -96,6 +97,11 @@ impl Scene {
     pub fn send(&mut self, packet: &[u8]) -> Vec<Forwarded> {
         self.from.send(packet).expect("send");
         peers::receive_original(&self.to, packet, &self.relay)
+    }
+
+    /// What became of all packets whose originals have come.
+    pub fn counted(&self) -> Counters {
+        self.relay.counters().expect("counters") // exact: the program counts a packet before it lets the original pass
     }
 
     /// Each chunk must have come to each subscriber, as the userspace builder would have sent it.
@@ -252,7 +258,7 @@ impl Scene {
     /// Sends a chunk of 1000 bytes and returns the outcome of its one egress. What is not sent has no trace but the
     /// count, on the connection too.
     pub fn try_egress(&mut self, generation: u16) -> EgressOutcome {
-        let before = self.relay.counters().expect("counters");
+        let before = self.counted();
         let shared = |subscriber: &Subscriber| {
             let downstream = &subscriber.downstream;
             (downstream.number().load(Ordering::SeqCst), downstream.bytes(), downstream.data())
@@ -261,7 +267,7 @@ impl Scene {
         let chunk = self.chunk(1000);
         let number = self.next_number();
         let forwarded = self.send(&self.publisher.seal((generation, number), 2, &chunk.encode()));
-        let counted = self.relay.counters().expect("counters").since(&before);
+        let counted = self.counted().since(&before);
         assert_eq!(counted.packets(Outcome::Forwarded), 1, "{counted:?}");
         let mut outcomes = EgressOutcome::ALL.into_iter().filter(|outcome| counted.egresses(*outcome) > 0);
         let outcome = outcomes.next().expect("an outcome");

@@ -189,7 +189,7 @@ fn short_packets_of_a_subscriber_are_no_hurry() {
     scene.only().downstream.set_deferred_socket(&handle);
     let id = [7; ID_LEN];
     scene.only().downstream.add_id(&id).expect("an ID");
-    let counters = scene.relay.counters().expect("counters");
+    let counters = scene.counted();
     scene.relay_with(EGRESS);
     assert_eq!(scene.try_egress(0), EgressOutcome::Sent);
     let sent = scene.only().downstream.bytes();
@@ -213,7 +213,7 @@ fn short_packets_of_a_subscriber_are_no_hurry() {
         let passed = micros().wrapping_sub(before);
         assert!(arrival.is_none_or(|at| at.wrapping_sub(before) <= passed), "{description}");
     }
-    let counted = scene.relay.counters().expect("counters").since(&counters);
+    let counted = scene.counted().since(&counters);
     assert_eq!(counted.packets(Outcome::FromSubscriber), 6, "{counted:?}");
 
     // No more than fit; what was read makes room.
@@ -233,10 +233,10 @@ fn short_packets_of_a_subscriber_are_no_hurry() {
     // Once the connection is one that media arrives on, its packets are opened.
     scene.only().downstream.remove_ids();
     scene.upstream.add_id(&id).expect("an ID");
-    let counters = scene.relay.counters().expect("counters");
+    let counters = scene.counted();
     let packet = sealed(&id, 36, &mut scene);
     scene.send(&packet);
-    let counted = scene.relay.counters().expect("counters").since(&counters);
+    let counted = scene.counted().since(&counters);
     assert_eq!(counted.packets(Outcome::NotAuthentic), 1, "{counted:?}");
 }
 

@@ -8,10 +8,12 @@ use std::{
     path::PathBuf,
     process::{Child, ChildStdout, Command, Stdio},
     sync::Arc,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use millrace_gate::{Gate, Mode, Policy};
+#[allow(unused_imports, reason = "each test file uses a part")]
+pub use millrace_testkit::{async_wait_until, wait_for, wait_until};
 use nix::{
     sched::{CloneFlags, setns},
     sys::signal::{Signal, kill},
@@ -23,7 +25,6 @@ use tempfile::TempDir;
 
 pub const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 97, 0, 1));
 pub const PORT: u16 = 4433;
-const BOUND: Duration = Duration::from_secs(60);
 
 /// Whether tests that need root can run; says so if not.
 pub fn is_root() -> bool {
@@ -32,18 +33,6 @@ pub fn is_root() -> bool {
         println!("SKIP: not root, no namespaces and no XDP");
     }
     root
-}
-
-/// Waits until `found` finds something, and fails with `what` when it takes too long.
-pub fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
-    let start = Instant::now();
-    loop {
-        if let Some(it) = found() {
-            return it;
-        }
-        assert!(start.elapsed() < BOUND, "no {what} in {BOUND:?}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 /// Two namespaces with an interface `eth` each, a directory, a certificate.
@@ -241,13 +230,15 @@ pub async fn quota_of_two_holds(site: &Site) {
     hello(&first).await;
     hello(&second).await;
     first.close(0u8.into(), b"");
-    let start = Instant::now();
-    let third = loop {
-        match site.connect(SHORT).await {
-            Ok(connection) => break connection,
-            Err(error) => assert!(start.elapsed() < BOUND, "{error}"),
+    // It is there for longer than the next one tries.
+    let third = tokio::time::timeout(millrace_testkit::BOUND, async {
+        loop {
+            if let Ok(Ok(connection)) = tokio::time::timeout(SHORT, site.connect(LONG)).await {
+                break connection;
+            }
         }
-    };
+    });
+    let third = third.await.expect("room for another");
     hello(&third).await;
     hello(&second).await;
     assert_eq!(site.connect(SHORT).await.unwrap_err(), ConnectionError::TimedOut);

@@ -67,15 +67,7 @@ fn signs(directories: &[PathBuf]) -> Vec<Sign> {
 mod tests {
     use super::*;
     use crate::Identity;
-    use std::time::{Duration, Instant};
-
-    fn wait_until(what: &str, mut ready: impl FnMut() -> bool) {
-        let start = Instant::now();
-        while !ready() {
-            assert!(start.elapsed() < Duration::from_secs(60), "{what}");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    }
+    use millrace_testkit::wait_for;
 
     #[test]
     fn files_that_come_are_relocated_before_they_are_wanted() {
@@ -103,11 +95,11 @@ mod tests {
         let text = text.replace(&graft.identity.to_string(), &Identity::of(&image).to_string());
         fs::write(directory.path().join("hybla.bpf.o"), &image).expect("its object");
         fs::write(&manifest, text.replace("name = \"hybla\"", "name = \"other\"")).expect("its manifest");
-        wait_until("it is not relocated", || {
+        wait_for("it to be relocated", || {
             warm.look(&directories, &[]);
             Control::is_prepared(&image)
         });
-        wait_until("it is still at it", || warm.worker.as_ref().is_some_and(JoinHandle::is_finished));
+        wait_for("the end of that", || warm.worker.as_ref().is_some_and(JoinHandle::is_finished));
         let before = warm.seen.clone();
         warm.look(&directories, &[]);
         assert_eq!(warm.seen, before);

@@ -216,6 +216,8 @@ impl Packets {
 mod tests {
     use super::*;
 
+    use millrace_testkit::BOUND;
+
     fn shell(name: &'static str, script: &str, directory: &Path) -> Process {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
@@ -226,9 +228,9 @@ mod tests {
     fn output_and_errors() {
         let directory = tempfile::tempdir().expect("a directory");
         let fine = shell("fine", "echo 42", directory.path());
-        assert_eq!(fine.finish(Duration::from_secs(5)).expect("it ends"), "42\n");
+        assert_eq!(fine.finish(BOUND).expect("it ends"), "42\n");
         let broken = shell("broken", "echo out; echo because >&2; exit 3", directory.path());
-        let error = broken.finish(Duration::from_secs(5)).expect_err("it fails").to_string();
+        let error = broken.finish(BOUND).expect_err("it fails").to_string();
         assert!(error.contains("broken") && error.contains('3') && error.ends_with("because"), "{error}");
     }
 
@@ -236,7 +238,7 @@ mod tests {
     fn an_early_end_is_noticed() {
         let directory = tempfile::tempdir().expect("a directory");
         let mut gone = shell("gone", "echo cannot bind >&2; exit 1", directory.path());
-        let error = gone.wait_until("listening", Duration::from_secs(5), || false).expect_err("it ended");
+        let error = gone.wait_until("listening", BOUND, || false).expect_err("it ended");
         assert!(error.to_string().contains("cannot bind"), "{error}");
     }
 
@@ -247,10 +249,10 @@ mod tests {
             shell("stubborn", "trap '' TERM; echo ready; while :; do sleep 0.05; done", directory.path());
         let output = stubborn.output.clone();
         let ready = || fs::read_to_string(&output).is_ok_and(|text| text.contains("ready"));
-        stubborn.wait_until("ready", Duration::from_secs(5), ready).expect("ready");
+        stubborn.wait_until("ready", BOUND, ready).expect("ready");
         let process = stubborn.id();
         drop(stubborn);
-        assert!(!Path::new(&format!("/proc/{process}")).exists());
+        assert!(!Path::new(&format!("/proc/{process}")).exists()); // exact: `drop` has waited for its end
     }
 
     #[test]

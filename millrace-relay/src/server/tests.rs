@@ -13,6 +13,7 @@ use millrace_proto::{
     },
     relay::cache,
 };
+use millrace_testkit::{BOUND, async_wait_for};
 use millrace_transport::tls::Trust;
 use millrace_webtransport::{RecvStream, SendStream};
 use rustls::pki_types::PrivateKeyDer;
@@ -22,7 +23,7 @@ use super::*;
 use crate::{Open, session::Remains};
 
 /// How long anything may take before a test fails.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = BOUND;
 /// Streams of each kind that a client opens.
 const STREAMS: usize = 16;
 
@@ -98,18 +99,12 @@ fn certificate() -> CertifiedKey {
 
 /// Tasks of this test's runtime.
 fn tasks() -> usize {
+    // exact: who calls this waits, or wants to know what there is before it begins
     Handle::current().metrics().num_alive_tasks()
 }
 
 async fn until(what: &str, reached: impl Fn() -> bool) {
-    let wait = async {
-        while !reached() {
-            time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    if time::timeout(PATIENCE, wait).await.is_err() {
-        panic!("not reached: {what}, {} tasks", tasks());
-    }
+    async_wait_for(what, || if reached() { Ok(()) } else { Err(format!("{} tasks", tasks())) }).await;
 }
 
 /// Waits until the session, and the tasks that have begun since there were `before`, are gone.
@@ -189,7 +184,7 @@ async fn who_embeds_a_relay_hears_of_paths() {
             break change;
         }
     };
-    let status = relay.server.status();
+    let status = relay.server.status(); // exact: its session goes on
     assert_eq!(u64::from(change.session), status.sessions[0].id);
     assert!(change.estimate.rtt > Duration::ZERO, "{change:?}");
     assert_eq!(change.estimate.loss, None, "too few packets");
@@ -254,6 +249,7 @@ async fn a_publisher_of_many_namespaces_is_asked_for_each_track_once() {
         let subscribe = Subscribe { track: track(number), ..subscribe(number * 2, None) };
         requests.push(open_request(&subscriber, subscribe).await);
     }
+    // exact: `until` looks again
     let edges = || relay.server.status().tracks.iter().map(|track| track.subscribers).sum::<u64>();
     until("every subscription", || edges() == STREAMS as u64).await;
     let (second, other_published, second_control) = relay.establish().await;
@@ -267,7 +263,9 @@ async fn a_publisher_of_many_namespaces_is_asked_for_each_track_once() {
         recv.read_chunk(1, true).await.unwrap().unwrap();
         requests.push((send, recv));
     }
-    assert_eq!(tasks(), idle + STREAMS + crate::session::BACKUPS_AT_ONCE);
+    let expected = idle + STREAMS + crate::session::BACKUPS_AT_ONCE;
+    until("all that it is to be asked", || tasks() >= expected).await;
+    assert_eq!(tasks(), expected);
     for connection in [&publisher, &subscriber, &second] {
         connection.quic.close(0u32.into(), b"");
     }
@@ -284,6 +282,7 @@ async fn nothing_is_left_of_a_publisher_and_its_subscriber() {
     let (publisher, published, control) = relay.establish().await;
     let publish = Publish { track_alias: 7, ..publish(0) };
     let request = open_request(&publisher, publish).await;
+    // exact: `until` looks again
     let edges = || relay.server.status().tracks.first().map(|track| (track.publishers, track.subscribers));
     until("a publisher", || edges() == Some((1, 0))).await;
     let without_streams = tasks();
@@ -297,7 +296,7 @@ async fn nothing_is_left_of_a_publisher_and_its_subscriber() {
     drop((streams, request, control, publisher));
     until("neither", || edges().is_none_or(|edges| edges == (0, 0))).await;
     until("no object of the publisher's session", || published.strong_count() == 0).await;
-    assert_eq!(relay.server.status().sessions.len(), 1);
+    assert_eq!(relay.server.status().sessions.len(), 1); // exact: the publisher's is gone
     subscriber.quic.close(0u32.into(), b"");
     drop((other_request, other_control, subscriber));
     assert_gone(&relay, &subscribed, before).await;

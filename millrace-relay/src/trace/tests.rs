@@ -4,6 +4,7 @@ use millrace_proto::{
     plane::downstream::{Carried, Label, Piece},
     relay::cache::{self, Cache},
 };
+use millrace_testkit::{BOUND, async_wait_for};
 use millrace_transport::trace::{Event as OffloadEvent, What};
 
 use crate::{Adaptive, Delays};
@@ -14,7 +15,7 @@ use super::{
     *,
 };
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = BOUND;
 
 /// Of a relay with engine `user` that does nothing, and its tap.
 fn tracer() -> (Arc<Tracer>, Arc<Tap>) {
@@ -69,12 +70,7 @@ async fn numbers(watch: &mut Watch, count: usize) -> Vec<u64> {
 }
 
 async fn until(condition: impl Fn() -> bool) {
-    let wait = async {
-        while !condition() {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, wait).await.expect("in time");
+    async_wait_for("the tracer", condition).await;
 }
 
 #[tokio::test]

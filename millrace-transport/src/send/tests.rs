@@ -54,7 +54,7 @@ fn every_byte_arrives_in_order_with_and_without_gso() {
             let system_calls = if gso { 2 } else { 1 };
             let expected = Report { packets: 11, bytes, system_calls, ..Report::default() };
             assert_eq!(report, expected, "{address} gso {gso}");
-            assert_eq!(sender.totals(), expected);
+            assert_eq!(sender.totals(), expected); // exact: `flush` has returned
             assert!(batch.is_empty());
         }
     }

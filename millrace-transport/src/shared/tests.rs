@@ -59,6 +59,10 @@ fn owing(datagrams: usize) -> Shared {
     shared
 }
 
+fn counted(shared: &Shared) -> crate::Stats {
+    shared.counters.snapshot() // exact: only the test's own thread does anything here
+}
+
 /// A PING of quinn; returns its number on the wire.
 fn quinns(shared: &Shared, now: Instant, number: u64) -> u64 {
     shared.on_quinn_packet(now, (0, number), b"12345678", &[0x01], 100)
@@ -101,7 +105,7 @@ fn an_ack_of_other_packets_stays_an_ack() {
     // Later: what quinn has heard. PADDING alone would make the packet a probe of a path.
     assert_eq!(seen(&shared, now, &[0x02, 3, 0, 0, 0]), [0x02, 1, 0, 0, 0]);
     assert_eq!(seen(&shared, now, &[0x02, 5, 0, 0, 0, 0x01]), [0x02, 1, 0, 0, 0, 0x01]);
-    let stats = shared.counters.snapshot();
+    let stats = counted(&shared);
     assert_eq!((stats.acks_for_quinn, stats.acks_for_data_plane, stats.acks_refused), (1, 3, 0));
 }
 
@@ -125,9 +129,9 @@ fn who_acknowledges_a_number_that_was_left_out_lies() {
             number
         })
         .collect();
-    let left_out = shared.counters.snapshot().skipped_numbers;
+    let left_out = counted(&shared).skipped_numbers;
     assert!((3..=6).contains(&left_out), "{left_out}");
-    assert_eq!(shared.counters.snapshot().acks_refused, 0);
+    assert_eq!(counted(&shared).acks_refused, 0);
 
     let gap = numbers.windows(2).find(|pair| pair[1] > pair[0] + 1).unwrap()[0] + 1;
     numbers.retain(|number| *number == gap);
@@ -143,7 +147,7 @@ fn what_was_never_sent_is_left_for_quinn_to_find() {
     quinns(&shared, now, 0);
     let ack = [0x02, 1, 0, 0, 1];
     assert_eq!(seen(&shared, now, &ack), ack);
-    assert_eq!(shared.counters.snapshot().acks_refused, 1);
+    assert_eq!(counted(&shared).acks_refused, 1);
 }
 
 #[test]
@@ -208,7 +212,7 @@ fn a_top_up_comes_in_front_and_not_with_a_duplicate() {
 #[test]
 fn only_quinn_sends_to_an_address_that_has_not_answered() {
     let (shared, now) = (owing(3), Instant::now());
-    let sent = || shared.counters.snapshot().data_plane_packets;
+    let sent = || counted(&shared).data_plane_packets;
     let challenge = [&[0x1a][..], &[1; 8]].concat();
     shared.on_quinn_packet(now, (0, 0), b"12345678", &challenge, 1200);
     let moved = UdpSocket::bind("127.0.0.1:0").unwrap();

@@ -141,7 +141,7 @@ fn deliver(delay: Duration, datagram: Vec<u8>, socket: Arc<UdpSocket>, to: Socke
         return send(socket);
     }
     tokio::spawn(async move {
-        tokio::time::sleep(delay).await;
+        tokio::time::sleep(delay).await; // exact: the delay that was asked for
         send(socket);
     });
 }

@@ -203,6 +203,8 @@ fn frame(event: &str, data: &str) -> Bytes {
 mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
+    use millrace_testkit::async_wait_for;
+
     use super::*;
 
     const QUICK: Limits = Limits { period: Duration::from_millis(5), listeners: 3, queue: 2, missed: 4 };
@@ -216,15 +218,6 @@ mod tests {
         (Channel::with("number", Box::new(snapshot), limits), made)
     }
 
-    async fn until(what: &str, holds: impl Fn() -> bool) {
-        let waiting = async {
-            while !holds() {
-                time::sleep(QUICK.period).await;
-            }
-        };
-        assert!(time::timeout(PATIENCE, waiting).await.is_ok(), "{what}");
-    }
-
     #[tokio::test]
     async fn snapshots_are_made_while_somebody_listens_and_for_all_at_once() {
         let (channel, made) = channel(QUICK);
@@ -233,13 +226,14 @@ mod tests {
         // What there is already, at once.
         let mut second = channel.listen().unwrap();
         assert!(second.try_recv().is_ok());
-        assert_eq!(channel.counts().listeners, 2);
+        assert_eq!(channel.counts().listeners, 2); // exact: whoever listens is counted at once
         assert!(first.recv().await.is_some() && second.recv().await.is_some());
         drop((first, second));
-        until("the pump ends", || !channel.state.lock().is_pumped).await;
+        async_wait_for("the end of the pump", || !channel.state.lock().is_pumped).await;
         let before = made.load(Ordering::Relaxed);
-        time::sleep(QUICK.period * 4).await;
+        time::sleep(QUICK.period * 4).await; // exact: several periods, in none of which a snapshot is made
         assert_eq!(made.load(Ordering::Relaxed), before);
+        // exact: the pump has ended
         assert_eq!((channel.counts(), channel.state.lock().latest.is_none()), (Counts::default(), true));
         // And begins anew.
         assert!(channel.listen().unwrap().recv().await.is_some());
@@ -251,12 +245,13 @@ mod tests {
         let mut deaf = channel.listen().unwrap();
         let mut good = channel.listen().unwrap();
         let reading = async {
+            // exact: looked at again behind each frame
             while channel.counts().dropped == 0 {
                 assert!(good.recv().await.is_some());
             }
         };
         assert!(time::timeout(PATIENCE, reading).await.is_ok(), "nobody is dropped");
-        let counts = channel.counts();
+        let counts = channel.counts(); // exact: no task has run since
         assert_eq!((counts.listeners, counts.dropped, counts.missed), (1, 1, u64::from(QUICK.missed) + 1));
         let mut waited = 0;
         while deaf.recv().await.is_some() {
@@ -273,7 +268,8 @@ mod tests {
         for _ in 0..1000 {
             assert!(channel.listen().is_err());
         }
-        assert_eq!(channel.counts().refused, 1000);
+        assert_eq!(channel.counts().refused, 1000); // exact: they are counted at once
+        // exact: the code of an answer
         assert_eq!(channel.answer().status(), StatusCode::SERVICE_UNAVAILABLE);
         all.pop();
         // Thousands that come and leave at once: no snapshot of their own, no task of their own.
@@ -281,6 +277,7 @@ mod tests {
             drop(channel.listen().unwrap());
         }
         assert!(all[0].recv().await.is_some());
+        // exact: who leaves is no listener any more, and the next snapshot is far
         assert_eq!((made.load(Ordering::Relaxed), channel.counts().listeners), (1, 2));
         assert!(channel.state.lock().listeners.len() <= QUICK.listeners);
     }

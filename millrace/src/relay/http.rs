@@ -147,7 +147,7 @@ mod tests {
         let server = start(([127, 0, 0, 1], 0).into(), source.clone(), tracer(), access).await.unwrap();
         let ask = async |path: &str, token: Option<&str>| {
             let (addr, path, token) = (server.local_addr, path.to_owned(), token.map(str::to_owned));
-            let asking = move || fetch(addr, &path, token.as_deref());
+            let asking = move || fetch(addr, &path, token.as_deref()); // exact: the source has fixed answers
             tokio::task::spawn_blocking(asking).await.unwrap().unwrap()
         };
         let get = async |path: &str| ask(path, Some(&token)).await;
@@ -168,6 +168,7 @@ mod tests {
         source.0.store(true, Ordering::Relaxed);
         assert_eq!(get("/healthz").await, (503, "draining\n".to_owned()));
         let (code, body) = get("/status").await;
+        // exact: the source has fixed answers
         assert_eq!((code, serde_json::from_str::<Status>(&body).unwrap()), (200, source.status()));
         let (code, body) = get("/metrics").await;
         assert_eq!(code, 200);
@@ -204,6 +205,7 @@ mod tests {
         }
         let counts = async || {
             let token = token.clone();
+            // exact: every listener has its answer, and then it is asked again
             let asking = move || fetch(addr, "/status", Some(&token)).unwrap();
             let (_, body) = tokio::task::spawn_blocking(asking).await.unwrap();
             serde_json::from_str::<Status>(&body).unwrap().events

@@ -3,8 +3,9 @@
 use std::{
     fs, io,
     net::{IpAddr, SocketAddr, UdpSocket},
+    path::PathBuf,
     process::{Child, Command, Output, Stdio},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use millrace::relay::status::fetch;
@@ -14,6 +15,8 @@ use millrace_proto::fanout::{
     rtp::Packet,
     token::Token,
 };
+use millrace_testkit::{BOUND, show_log_on_panic};
+pub use millrace_testkit::{wait_for, wait_until};
 use nix::{
     sys::{
         signal::{Signal, kill},
@@ -30,7 +33,6 @@ use crate::net::{self, Capture};
 pub const PORT: u16 = 5004;
 pub const NAME: &str = "live";
 pub const SSRC: u32 = 0x0102_0304;
-const BOUND: Duration = Duration::from_secs(60);
 /// For what must not come.
 const MOMENT: Duration = Duration::from_millis(100);
 
@@ -38,18 +40,6 @@ const MOMENT: Duration = Duration::from_millis(100);
 pub fn media(sequence: u16, len: usize) -> Vec<u8> {
     let head = [&[0x80, 96][..], &sequence.to_be_bytes(), &[0, 0, 0, 9], &SSRC.to_be_bytes()].concat();
     head.into_iter().chain((0..len).map(|at| (at as u16 ^ sequence) as u8)).collect()
-}
-
-/// Waits until `found` finds something, and fails with `what` when it takes too long.
-pub fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
-    let start = Instant::now();
-    loop {
-        if let Some(it) = found() {
-            return it;
-        }
-        assert!(start.elapsed() < BOUND, "no {what} in {BOUND:?}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 /// Of a UDP datagram over IPv4 without options.
@@ -192,8 +182,8 @@ impl Scene {
             .stderr(fs::File::create(&log).unwrap())
             .spawn()
             .unwrap();
-        let process = Process(child);
-        wait_for("gate", || fs::read_to_string(&log).unwrap().contains("guarding").then_some(()));
+        let process = Process { child, name: "the gate", log: log.clone() };
+        wait_for("a gate that guards", || fs::read_to_string(&log).unwrap().contains("guarding"));
         process
     }
 }
@@ -206,23 +196,28 @@ fn octets(ip: IpAddr) -> Vec<u8> {
 }
 
 /// Killed when dropped.
-pub struct Process(Child);
+pub struct Process {
+    child: Child,
+    name: &'static str,
+    log: PathBuf,
+}
 
 impl Process {
     pub fn signal(&self, signal: Signal) {
-        kill(Pid::from_raw(self.0.id().cast_signed()), signal).unwrap();
+        kill(Pid::from_raw(self.child.id().cast_signed()), signal).unwrap();
     }
 
     pub fn end(mut self, signal: Signal) -> Option<i32> {
         self.signal(signal);
-        wait_for("its end", || self.0.try_wait().unwrap()).code()
+        wait_for("its end", || self.child.try_wait().unwrap()).code()
     }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        show_log_on_panic(self.name, &self.log);
     }
 }
 
@@ -277,13 +272,14 @@ impl<'a> Fanout<'a> {
     }
 
     fn start(scene: &'a Scene, config: &str) -> Self {
-        let log = fs::File::create(scene.dir.path().join("log")).unwrap();
-        let process = Process(Self::command(scene, config).stderr(log).spawn().unwrap());
+        let log = scene.dir.path().join("log");
+        let child = Self::command(scene, config).stderr(fs::File::create(&log).unwrap()).spawn().unwrap();
+        let process = Process { child, name: "the fan-out", log };
         let mut fanout = Self { scene, process };
-        wait_for("fan-out", || {
-            let ended = fanout.process.0.try_wait().unwrap();
+        wait_for("a fan-out that is ready", || {
+            let ended = fanout.process.child.try_wait().unwrap();
             assert!(ended.is_none(), "{}", fanout.log());
-            fanout.logged("ready").then_some(())
+            fanout.logged("ready")
         });
         fanout
     }

@@ -28,6 +28,7 @@ use quinn::{Connection, ConnectionError, Endpoint, EndpointConfig, TokioRuntime}
 use serde_json::{Value, json};
 use support::{
     PORT, SERVER, Server, Site, answer, hello, initial, inside, is_root, quota_of_two_holds, wait_for,
+    wait_until,
 };
 use tokio::{sync::watch, task::JoinHandle, time::timeout};
 
@@ -76,8 +77,8 @@ async fn a_server_that_knows_of_no_gate_is_guarded_by_one() {
     assert_eq!(monitored, 0);
 
     // Who was refused, and why.
-    wait_for("sample in the log", || gate.logged("refused rule=\"quota\" scope=\"web\"").then_some(()));
-    let recent = gate.status().recent;
+    wait_for("a sample in the log", || gate.logged("refused rule=\"quota\" scope=\"web\""));
+    let recent = wait_until("samples", || gate.status().recent, |recent| !recent.is_empty());
     assert!(
         recent
             .iter()
@@ -86,13 +87,13 @@ async fn a_server_that_knows_of_no_gate_is_guarded_by_one() {
     let shown = gate.succeed(&["status"]);
     assert!(shown.contains("guards eth") && shown.contains("web: 2 connections of 1 clients"), "{shown}");
     let http = "127.0.0.1:9999".parse().unwrap();
+    // exact: a reader, of what was answered or is waited for
     let scrape = |path: &str| inside(&site.server, || fetch(http, path, None).unwrap());
-    let (code, metrics) = scrape("/metrics");
+    let line = format!(r#"millrace_gate_refused_packets_total{{scope="web",rule="quota"}} {refused}"#);
+    let (code, metrics) = wait_until(&line, || scrape("/metrics"), |(_, metrics)| metrics.contains(&line));
     assert_eq!(code, 200);
     let room = r#"millrace_gate_table_room{table="connections"} 131072"#;
     assert!(metrics.contains(room), "{room} is not in\n{metrics}");
-    let line = format!(r#"millrace_gate_refused_packets_total{{scope="web",rule="quota"}} {refused}"#);
-    assert!(metrics.contains(&line), "{line} is not in\n{metrics}");
     assert_eq!(scrape("/healthz"), (200, "ok\n".to_owned()));
 
     // A policy that is not usable changes nothing; one that is takes effect, and hurts no live connection.
@@ -100,7 +101,7 @@ async fn a_server_that_knows_of_no_gate_is_guarded_by_one() {
     let said = gate.fail(&["reload"]);
     assert!(said.contains("gate.toml:4: scope[0].rules.quoat: unknown key; did you mean `quota`?"), "{said}");
     assert_eq!(gate.succeed(&["policy"]), policy(2));
-    let status = gate.status();
+    let status = gate.status(); // exact: the reload was answered
     let error = status.reload.clone().unwrap().error.expect("the reload failed");
     assert!(error.contains("did you mean `quota`?"), "{error}");
     assert!(status.trouble.iter().any(|it| it.contains("the latest reload failed")), "{:?}", status.trouble);
@@ -110,7 +111,7 @@ async fn a_server_that_knows_of_no_gate_is_guarded_by_one() {
     std::fs::write(site.path("gate.toml"), policy(3)).unwrap();
     assert_eq!(gate.succeed(&["reload"]), "the policy was read again\n");
     assert_eq!(gate.succeed(&["policy"]), policy(3));
-    let status = gate.status();
+    let status = gate.status(); // exact: the reload was answered
     assert_eq!((status.reload.unwrap().error, status.trouble), (None, vec![]));
     assert!(scrape("/metrics").1.contains("millrace_gate_reload_ok 1"));
     hello(&site.connect(LONG).await.unwrap()).await;
@@ -122,10 +123,10 @@ async fn a_server_that_knows_of_no_gate_is_guarded_by_one() {
     gate.succeed(&["reload"]);
     assert_eq!(site.connect(SHORT).await.unwrap_err(), ConnectionError::TimedOut);
     assert!(gate.counted("block").0 > 0);
-    assert_eq!(gate.status().listed.len(), 1);
+    assert_eq!(gate.status().listed.len(), 1); // exact: the command was answered
     gate.succeed(&["block", "10.97.0.0/24", "--remove"]);
     hello(&first).await;
-    assert_eq!(gate.status().listed, []);
+    assert_eq!(gate.status().listed, []); // exact: the command was answered
     assert!(gate.fail(&["block", "10.97.0.0/33"]).contains("is no address prefix"));
     assert!(gate.fail(&["allow", "10.97.0.2", "--scope=wbe"]).contains("there is no scope \"wbe\""));
 
@@ -158,13 +159,13 @@ async fn a_dry_run_refuses_nothing_and_counts_what_it_would() {
     let first = site.connect(LONG).await.unwrap();
     hello(&first).await;
     hello(&site.connect(LONG).await.unwrap()).await;
-    let status = gate.status();
+    let status = gate.status(); // exact: what it counts was let through, and answered
     assert!(status.dry_run);
     let quota = status.scopes[1].rules.iter().find(|count| count.rule == "quota").unwrap();
     assert_eq!((quota.mode.as_str(), quota.packets), ("monitor", 0));
     assert!(quota.monitored > 0);
     assert_eq!(gate.end(Signal::SIGKILL), None);
-    wait_for("clean interface", || (!site.is_guarded()).then_some(()));
+    wait_for("a clean interface", || !site.is_guarded());
     // What a killed gate left of its socket is no obstacle.
     assert!(site.path("gate.sock").exists());
     let gate = Gate::start(&site, &["--port", &port, "--http=off"]);
@@ -180,7 +181,7 @@ fn lists_at_run_time() {
     let site = Site::new("lists", &policy(2));
     let gate = Gate::start(&site, &["--policy=gate.toml", "--http=off"]);
     let listed = || -> Vec<_> {
-        let listed = gate.status().listed.into_iter();
+        let listed = gate.status().listed.into_iter(); // exact: a reader; commands were answered, or it is waited for
         listed.map(|it| (it.prefix, it.entry, it.scope, it.seconds.is_some())).collect()
     };
     let entry = |prefix: &str, entry: &str, scope: Option<&str>, ends| {
@@ -224,15 +225,15 @@ fn lists_at_run_time() {
     };
     let text: String = (0..2500).map(|n| format!("10.{}.{}.0/24 # {n}\n", n / 250, n % 250)).collect();
     assert!(from_stdin("block", &text).status.success());
-    assert_eq!(gate.status().listed.len(), 2500);
+    assert_eq!(gate.status().listed.len(), 2500); // exact: the command was answered
     let output = from_stdin("block", "192.0.2.0/24\n\n192.0.2.0/33\n");
     assert!(String::from_utf8_lossy(&output.stderr).contains("standard input:3: "), "{output:?}");
     assert!(from_stdin("unblock", &text).status.success());
     assert_eq!(listed(), []);
 
     gate.succeed(&["block", "192.0.2.0/24", "--for=1s"]);
-    wait_for("end of the block", || listed().is_empty().then_some(()));
-    wait_for("word of it", || gate.logged("its time is over").then_some(()));
+    wait_until("the end of the block", listed, Vec::is_empty);
+    wait_for("a word of it", || gate.logged("its time is over"));
     for time in ["10", "m", "0s", "366d", "-1s"] {
         let output = gate.verb(&["block", "192.0.2.0/24", &format!("--for={time}")]);
         assert_eq!(output.status.code(), Some(2), "{time}");
@@ -248,14 +249,14 @@ async fn interfaces_that_go_and_come_back_are_guarded_again() {
     let site = Site::new("back", &policy(1));
     let gate = Gate::start(&site, &["--policy=gate.toml", "--http=127.0.0.1:9999"]);
     let _server = serve(&site);
-    let interface = || gate.status().interfaces.remove(0);
-    let until = |what: &str, is_so: &dyn Fn(&Interface) -> bool| {
-        wait_for(what, || is_so(&interface()).then_some(()));
-    };
-    let health = || {
+    let interface = || gate.status().interfaces.remove(0); // exact: a reader, which `until` calls
+    let until = |what: &str, is_so: &dyn Fn(&Interface) -> bool| wait_until(what, interface, is_so);
+    let scrape = |path: &str| {
         let http = "127.0.0.1:9999".parse().unwrap();
-        inside(&site.server, || fetch(http, "/healthz", None).unwrap())
+        inside(&site.server, || fetch(http, path, None).unwrap()) // exact: a reader; it is waited for
     };
+    let health = || scrape("/healthz");
+    let healthy = |code: u16| wait_until("its health", health, |health| health.0 == code);
     let well = interface();
     assert_eq!((well.mode.as_str(), well.attached, well.reattached), ("native", true, 0));
 
@@ -271,11 +272,11 @@ async fn interfaces_that_go_and_come_back_are_guarded_again() {
         site.ip_link(&["set", to, "up"]);
     };
     rename("eth", "other");
-    until("word of the new name", &|it| {
+    let renamed = until("word of the new name", &|it| {
         it.trouble.as_ref().is_some_and(|it| it.contains("is called other now"))
     });
-    assert!(interface().attached);
-    assert_eq!(health().0, 503);
+    assert!(renamed.attached);
+    healthy(503);
     rename("other", "eth");
     until("the old name", &|it| *it == well);
     assert!(site.is_guarded());
@@ -289,15 +290,16 @@ async fn interfaces_that_go_and_come_back_are_guarded_again() {
     // Gone, and made anew.
     site.ip_link(&["del", "eth"]);
     site.ip_link(&["del", "other"]);
-    until("word of its end", &|it| it.trouble.as_deref() == Some("the interface is gone"));
-    assert!(!interface().attached);
-    wait_for("word of it in the log", || gate.logged("not guarding").then_some(()));
+    let gone = until("word of its end", &|it| it.trouble.as_deref() == Some("the interface is gone"));
+    assert!(!gone.attached);
+    wait_for("word of it in the log", || gate.logged("not guarding"));
     assert!(gate.succeed(&["status"]).contains("guards nothing"));
-    assert_eq!(health(), (503, "interface eth: the interface is gone\n".to_owned()));
+    wait_until("its health", health, |health| health.1 == "interface eth: the interface is gone\n");
+    healthy(503);
     site.link();
     until("it guarded again", &|it| it.attached && it.trouble.is_none() && it.reattached == 2);
     assert!(site.is_guarded());
-    wait_for("word of it in the log", || gate.logged("guarding again").then_some(()));
+    wait_for("word of it in the log", || gate.logged("guarding again"));
 
     // Detached by somebody.
     let index = || if_nametoindex("eth").unwrap().cast_signed();
@@ -309,16 +311,16 @@ async fn interfaces_that_go_and_come_back_are_guarded_again() {
     let first = site.connect(LONG).await.unwrap();
     hello(&first).await;
     assert_eq!(site.connect(SHORT).await.unwrap_err(), ConnectionError::TimedOut);
-    let metrics =
-        inside(&site.server, || fetch("127.0.0.1:9999".parse().unwrap(), "/metrics", None).unwrap().1);
-    assert!(metrics.contains(r#"millrace_gate_reattached_total{interface="eth"} 3"#), "{metrics}");
-    assert_eq!(health().0, 200);
+    let line = r#"millrace_gate_reattached_total{interface="eth"} 3"#;
+    wait_until(line, || scrape("/metrics").1, |metrics| metrics.contains(line));
+    healthy(200);
     assert_eq!(gate.end(Signal::SIGTERM), Some(0));
     assert!(!site.is_guarded());
 }
 
 /// What was refused, by whatever rule of whichever scope.
 fn all_refused(gate: &Gate<'_>) -> u64 {
+    // exact: a reader; all that was sent has been counted
     gate.status().scopes.iter().flat_map(|scope| &scope.rules).map(|rule| rule.packets).sum()
 }
 
@@ -390,13 +392,13 @@ async fn live_connections_outlive_policies_and_the_gate() {
             talk.goes_on().await;
         }
         let sent = (round + 1) * BURST;
-        wait_for("end of the burst", || (gate.counted("quota").0 >= sent).then_some(()));
+        wait_until("the end of the burst", || gate.counted("quota").0, |count| *count >= sent);
     }
     let total = ROUNDS * BURST;
     assert_eq!((gate.counted("quota").0, all_refused(&gate)), (total, total));
 
     assert_eq!(gate.end(Signal::SIGKILL), None);
-    wait_for("clean interface", || (!site.is_guarded()).then_some(()));
+    wait_for("a clean interface", || !site.is_guarded());
     for talk in &mut talks {
         talk.goes_on().await;
     }
@@ -475,9 +477,9 @@ fn what_a_server_told_goes_with_its_connection_to_the_socket() {
     assert_eq!(one.say("{")["ok"], json!(false));
     assert_eq!(gate.connections(), 3);
     drop(one);
-    wait_for("counts of a server that is gone", || (gate.connections() == 2).then_some(()));
+    wait_until("the counts of a server that is gone", || gate.connections(), |count| *count == 2);
     drop(other);
-    wait_for("counts of a server that is gone", || (gate.connections() == 0).then_some(()));
+    wait_until("the counts of a server that is gone", || gate.connections(), |count| *count == 0);
 }
 
 #[test]
@@ -534,5 +536,5 @@ async fn a_server_in_go_has_its_quota() {
     quota_of_two_holds(&site).await;
     assert!(gate.connections() > 0);
     drop(server);
-    wait_for("counts of a server that is gone", || (gate.connections() == 0).then_some(()));
+    wait_until("the counts of a server that is gone", || gate.connections(), |count| *count == 0);
 }

@@ -3,6 +3,7 @@
 use std::process::{Child, Command, Output};
 
 use millrace_gate::status::Status;
+use millrace_testkit::show_log_on_panic;
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -22,10 +23,10 @@ impl<'a> Gate<'a> {
         command.args(["gate", "--interface=eth", "--socket=gate.sock", "--http-token-file=off"]).args(args);
         let process = command.stderr(std::fs::File::create(site.path("log")).unwrap()).spawn().unwrap();
         let mut gate = Self { site, process };
-        wait_for("gate", || {
+        wait_for("a gate that guards", || {
             let ended = gate.process.try_wait().unwrap();
             assert!(ended.is_none(), "{}", std::fs::read_to_string(site.path("log")).unwrap());
-            gate.logged("guarding").then_some(())
+            gate.logged("guarding")
         });
         gate
     }
@@ -53,15 +54,16 @@ impl<'a> Gate<'a> {
         serde_json::from_str(&self.succeed(&["status", "--json"])).unwrap()
     }
 
-    /// Packets that a rule refused, and that it would have.
+    /// Packets that a rule refused, and that it would have. The gate counts a packet before it lets it pass.
     pub fn counted(&self, rule: &str) -> (u64, u64) {
-        let status = self.status();
+        let status = self.status(); // exact: a reader, and whoever calls it waits, or was answered through the gate
         let scope = status.scopes.iter().find(|scope| scope.name == "web").unwrap();
         let rule = scope.rules.iter().find(|count| count.rule == rule).unwrap();
         (rule.packets, rule.monitored)
     }
 
     pub fn connections(&self) -> u64 {
+        // exact: a reader, and whoever calls it waits, or was answered through the gate
         self.status().scopes.iter().map(|scope| scope.connections).sum()
     }
 
@@ -79,5 +81,6 @@ impl Drop for Gate<'_> {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
+        show_log_on_panic("the gate", &self.site.path("log"));
     }
 }

@@ -44,7 +44,7 @@ fn views_fit_the_terminal() {
     client.connect(("fd97::1", PORT)).unwrap();
     wait_for("a sample", || {
         client.send(&[0x40; 5]).unwrap();
-        (!gate.status().recent.is_empty()).then_some(())
+        !gate.status().recent.is_empty()
     });
     gate.succeed(&["block", "2001:db8:1234:5678:9abc:def0:1234:5678", "--scope", SCOPE, "--for=2h"]);
 

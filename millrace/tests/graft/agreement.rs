@@ -1,13 +1,12 @@
 //! Two daemons that agree by TLS, and what comes between them.
 
 use std::{
+    collections::BTreeMap,
     fs,
     io::{Read as _, Write as _},
     net::{TcpListener, TcpStream},
     process::Command,
     sync::Arc,
-    thread,
-    time::{Duration, Instant},
 };
 
 use millrace_client::tls::Trust;
@@ -19,7 +18,9 @@ use rustls::{
     sign::{CertifiedKey, SingleCertAndKey},
 };
 
-use crate::site::{CLIENT, Daemon, LONG, PORT, SERVER, Site, congestion, inside, transfer, wait_for};
+use crate::site::{
+    CLIENT, Daemon, LONG, PORT, SERVER, Site, congestion, inside, transfer, wait_for, wait_until,
+};
 
 const CONTROL: u16 = 9187;
 
@@ -60,23 +61,16 @@ fn rule(side: &str, agree: &str) -> String {
 const BOUND: &str = "\"bound\"";
 
 fn peer(daemon: &Daemon<'_>) -> Peer {
+    // exact: a reader, and whoever calls it waits, or knows why nothing changes
     daemon.status().peers.remove(0)
 }
 
-fn wait_until(daemon: &Daemon<'_>, what: &str, ready: impl Fn(&Peer) -> bool) -> Peer {
-    let start = Instant::now();
-    loop {
-        let peer = peer(daemon);
-        if ready(&peer) {
-            return peer;
-        }
-        assert!(start.elapsed() < LONG, "{what}: {peer:?}\n{}", daemon.log());
-        thread::sleep(Duration::from_millis(20));
-    }
+fn wait_for_peer(daemon: &Daemon<'_>, what: &str, ready: impl FnMut(&Peer) -> bool) -> Peer {
+    wait_until(what, || peer(daemon), ready)
 }
 
 fn wait_for_state(daemon: &Daemon<'_>, state: &str) -> Peer {
-    wait_until(daemon, state, |peer| peer.state == state)
+    wait_for_peer(daemon, state, |peer| peer.state == state)
 }
 
 fn why(daemon: &Daemon<'_>, peer: &str) -> Why {
@@ -119,7 +113,7 @@ fn peers_are_bound_until_one_is_gone() {
     let near = Daemon::start_on(&site, 0);
     let listener_before = site.listen();
     assert_eq!(is_set(&site, &listener_before), (false, false), "nobody is there yet");
-    assert_eq!(near.status().outcomes["unbound"], 1);
+    assert_eq!(near.status().outcomes["unbound"], 1); // exact: the kernel counts while connect() runs
     let absent = wait_for_state(&near, "absent");
     assert!(absent.detail.contains("no daemon of grafts answers on 10.96.0.1:9187"), "{absent:?}");
     drop(listener_before);
@@ -138,7 +132,7 @@ fn peers_are_bound_until_one_is_gone() {
     assert_eq!(because.agreement.unwrap().state, "agreed");
     for daemon in [&near, &far] {
         let path =
-            wait_until(daemon, "path", |peer| peer.path.mtu.is_some() && peer.path.protocol_253.is_some());
+            wait_for_peer(daemon, "path", |peer| peer.path.mtu.is_some() && peer.path.protocol_253.is_some());
         let wanted = Verdict {
             options: Some(true),
             udp: Some(true),
@@ -151,13 +145,15 @@ fn peers_are_bound_until_one_is_gone() {
 
     // It is gone in the middle, and comes back.
     far.kill();
-    let gone = wait_until(&near, "its end", |peer| peer.state != "agreed");
+    let gone = wait_for_peer(&near, "its end", |peer| peer.state != "agreed");
     assert!(["ended", "absent"].contains(&gone.state.as_str()), "{gone:?}");
     assert_eq!(is_set(&site, &listener), (false, false));
     drop(listener);
     let far = Daemon::start_on(&site, 1);
     let listener = site.listen();
+    // Who has called is bound first, and says so.
     wait_for_state(&near, "agreed");
+    wait_for_state(&far, "agreed");
     assert_eq!(is_set(&site, &listener), (true, true));
     // The caller is started anew: another run of it, which does not wait for the old one's end.
     near.kill();
@@ -169,7 +165,7 @@ fn peers_are_bound_until_one_is_gone() {
     // Other rules there: what was agreed on does not hold any more, and both say why.
     site.configure_on(1, &called(&client, &rule("server", "false")));
     far.succeed(&["reload"]);
-    let refused = wait_until(&near, "a refusal", |peer| peer.state == "refused");
+    let refused = wait_for_peer(&near, "a refusal", |peer| peer.state == "refused");
     assert!(refused.detail.contains("(no-rule)"), "{refused:?}");
     assert!(!is_set(&site, &listener).0);
     site.configure_on(1, &called(&client, &rule("server", BOUND)));
@@ -197,11 +193,13 @@ fn both_may_call() {
     wait_for_state(&near, "agreed");
     wait_for_state(&far, "agreed");
     assert_eq!(is_set(&site, &listener), (true, true));
-    let agreed =
-        |daemon: &Daemon<'_>| daemon.status().negotiations.get("agreed").copied().unwrap_or_default();
+    let agreed = |daemon: &Daemon<'_>| {
+        let counts = daemon.status().negotiations; // exact: both have agreed, and nothing is to come
+        counts.get("agreed").copied().unwrap_or_default()
+    };
     let before = [agreed(&near), agreed(&far)];
     let renewed = peer(&near).age_s + 3.0;
-    wait_until(&near, "three intervals", |peer| peer.age_s >= renewed);
+    wait_for_peer(&near, "three intervals", |peer| peer.age_s >= renewed);
     assert_eq!([agreed(&near), agreed(&far)], before, "nobody takes it from the other");
 }
 
@@ -219,16 +217,18 @@ fn an_option_that_is_taken_off_is_a_downgrade() {
     let listener = site.listen();
     for daemon in [&near, &far] {
         // The control connection itself is such a one.
-        let first = wait_until(daemon, "downgrade", |peer| peer.downgrades > 0);
+        let first = wait_for_peer(daemon, "downgrade", |peer| peer.downgrades > 0);
         assert_eq!((first.state.as_str(), first.path.options), ("agreed", Some(false)), "{first:?}");
     }
     assert_eq!(is_set(&site, &listener), (false, false));
     for (daemon, other) in [(&near, SERVER), (&far, CLIENT)] {
-        wait_until(daemon, "the connection", |peer| peer.latest_downgrades.iter().any(|it| it.port == PORT));
+        wait_for_peer(daemon, "the connection", |peer| {
+            peer.latest_downgrades.iter().any(|it| it.port == PORT)
+        });
         let because = why(daemon, other).agreement.unwrap();
         assert!(because.latest_downgrades.iter().all(|it| it.kind == "stripped"), "{because:?}");
-        assert!(daemon.status().downgrades["stripped"] >= 2);
-        assert!(daemon.log().contains("a TCP option was changed on the way"), "{}", daemon.log());
+        wait_until("both to be counted", || daemon.status().downgrades, |counts| counts["stripped"] >= 2);
+        wait_for("a word of it", || daemon.log().contains("a TCP option was changed on the way"));
     }
 }
 
@@ -247,9 +247,10 @@ fn an_option_that_is_changed_is_a_downgrade() {
     let (near, far) = (Daemon::start_on(&site, 0), Daemon::start_on(&site, 1));
     let listener = site.listen();
     wait_for_state(&near, "agreed");
+    wait_for_state(&far, "agreed");
     is_set(&site, &listener);
     for daemon in [&near, &far] {
-        let found = wait_until(daemon, "downgrade", |peer| peer.downgrades > 0);
+        let found = wait_for_peer(daemon, "downgrade", |peer| peer.downgrades > 0);
         assert_eq!(
             found.latest_downgrades.iter().map(|it| it.kind.as_str()).collect::<Vec<_>>(),
             ["altered"]
@@ -285,16 +286,16 @@ fn what_stands_in_the_way_is_said_at_both_ends() {
         let (near, far) = (Daemon::start_on(&site, 1), Daemon::start_on(&site, 0));
         let (far, near) = (near, far);
         let is_so = |peer: &Peer| peer.state == reason || peer.detail.contains(&format!("({reason})"));
-        let said = wait_until(&near, reason, is_so);
+        let said = wait_for_peer(&near, reason, is_so);
         assert!(!said.detail.is_empty() && said.rules.is_empty(), "{said:?}");
-        let counted = near.status().negotiations;
-        assert!(counted.get(reason).is_some_and(|count| *count > 0), "{counted:?}");
+        let is_counted = |counts: &BTreeMap<String, u64>| counts.get(reason).is_some_and(|count| *count > 0);
+        wait_until("its count", || near.status().negotiations, is_counted);
         if reason == "untrusted" {
             let strangers = |status: Status| status.negotiations.get("stranger").copied();
             wait_for("stranger", || strangers(far.status()));
             assert_eq!(peer(&far).state, "waiting");
         } else {
-            wait_until(&far, reason, is_so);
+            wait_for_peer(&far, reason, is_so);
         }
     }
 }
@@ -318,9 +319,9 @@ fn one_translation_is_told_and_two_are_refused() {
     site.configure_on(0, &calls);
     site.configure_on(1, &called(&client, &rule("server", BOUND)));
     let (near, far) = (Daemon::start_on(&site, 0), Daemon::start_on(&site, 1));
-    let known = wait_until(&near, "a translation", |peer| peer.path.nat == Some(Nat::Theirs));
+    let known = wait_for_peer(&near, "a translation", |peer| peer.path.nat == Some(Nat::Theirs));
     assert_eq!(known.state, "agreed");
-    wait_until(&far, "a translation", |peer| peer.path.nat == Some(Nat::Ours));
+    wait_for_peer(&far, "a translation", |peer| peer.path.nat == Some(Nat::Ours));
     near.kill();
     assert!(nat(
         0,
@@ -329,17 +330,17 @@ fn one_translation_is_told_and_two_are_refused() {
     ));
     let near = Daemon::start_on(&site, 0);
     for daemon in [&near, &far] {
-        let refused = wait_until(daemon, "a refusal", |peer| peer.detail.contains("(nat)"));
+        let refused = wait_for_peer(daemon, "a refusal", |peer| peer.detail.contains("(nat)"));
         assert!(refused.detail.contains("both ends are behind a translation"), "{refused:?}");
     }
 }
 
 #[test]
 fn a_graft_comes_from_a_peer_by_its_hash_and_signed() {
-    let Some(site) = Site::new("fetch") else { return };
+    let Some(site) = Site::with_controls("fetch") else { return };
     let [client, server] = keys(&site);
     let (identity, signer) = signed_graft(&site);
-    let fetch = |trusted: &str, identity: &str| {
+    let fetches = |trusted: &str, identity: &str| {
         format!(
             "{}[[fetch]]\ngraft = \"hybla2\"\nsha256 = \"{identity}\"\n{}",
             caller(&server, "").replace("interval-s", "fetch-to = \"fetched\"\ninterval-s"),
@@ -355,17 +356,17 @@ fn a_graft_comes_from_a_peer_by_its_hash_and_signed() {
     site.configure_on(1, &gives("give = true"));
     let far = Daemon::start_on(&site, 1);
     // Of a key that does not count.
-    site.configure_on(0, &fetch(&"00".repeat(32), &identity));
+    site.configure_on(0, &fetches(&"00".repeat(32), &identity));
     let near = Daemon::start_on(&site, 0);
-    wait_until(&near, "refusal", |_| near.log().contains("its signature is of none"));
+    wait_for("its refusal", || near.log().contains("its signature is of none"));
     assert_eq!(fs::read_dir(site.path("fetched")).unwrap().count(), 0);
-    assert!(near.status().rules[0].waits);
+    assert!(near.status().rules[0].waits); // exact: what it waits for was refused
     near.kill();
 
-    site.configure_on(0, &fetch(&signer, &identity));
+    site.configure_on(0, &fetches(&signer, &identity));
     let near = Daemon::start_on(&site, 0);
     wait_for_state(&near, "agreed");
-    assert!(!near.status().rules[0].waits);
+    assert!(!near.status().rules[0].waits); // exact: what is missing comes before an agreement
     let listener = site.listen();
     let (one, other) = site.connect(&listener);
     assert_eq!(congestion(&one), "mr_hybla");
@@ -382,7 +383,7 @@ fn a_graft_comes_from_a_peer_by_its_hash_and_signed() {
     fs::create_dir(site.path("fetched")).unwrap();
     let near = Daemon::start_on(&site, 0);
     wait_for_state(&near, "agreed");
-    assert!(near.status().rules[0].waits);
+    assert!(near.status().rules[0].waits); // exact: nobody gives it
     let (one, other) = site.connect(&listener);
     assert_ne!(congestion(&one), "mr_hybla");
     transfer(one, other);
@@ -475,7 +476,7 @@ fn who_says_anything_else_changes_nothing() {
         send(&mut tls, &bytes);
         let Message::Refuse(refusal) = receive(&mut tls) else { panic!("no refusal") };
         // It is told before it is noted.
-        wait_until(&far, "its note", |peer| peer.detail.ends_with(&refusal.detail));
+        wait_for_peer(&far, "its note", |peer| peer.detail.ends_with(&refusal.detail));
         refusal.reason
     };
     assert_eq!(refused(|it| it.versions = vec![2]), Reason::Version);
@@ -494,11 +495,11 @@ fn who_says_anything_else_changes_nothing() {
         (&serde_json::to_vec(&Message::Confirm).unwrap()[..], "confirm where offer was due"),
     ] {
         send(&mut pretend(&site), bytes);
-        wait_until(&far, wanted, |peer| peer.detail.contains(wanted));
+        wait_for_peer(&far, wanted, |peer| peer.detail.contains(wanted));
     }
     let mut tls = pretend(&site);
     tls.write_all(&u32::MAX.to_be_bytes()).unwrap();
-    wait_until(&far, "length", |peer| peer.detail.contains("a message of 4294967295 bytes"));
+    wait_for_peer(&far, "length", |peer| peer.detail.contains("a message of 4294967295 bytes"));
     // It says nothing at all.
     let mut tls = pretend(&site);
     tls.conn.complete_io(&mut tls.sock).unwrap();
@@ -517,7 +518,7 @@ fn who_says_anything_else_changes_nothing() {
     assert!(matches!(receive(&mut tls), Message::Accept(_)));
     send(&mut tls, &Message::Fetch { identity: Hash([1; 32]) }.encode().unwrap());
     assert!(matches!(receive(&mut tls), Message::Refuse(refusal) if refusal.reason == Reason::NotGiven));
-    wait_until(&far, "its end", |peer| peer.state != "agreed");
+    wait_for_peer(&far, "its end", |peer| peer.state != "agreed");
 
     // Strangers: no TLS, half of it, and many at once.
     let mut silent: Vec<_> = (0..100).map(|_| call(&site, CONTROL)).collect();

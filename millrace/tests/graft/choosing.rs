@@ -6,13 +6,13 @@ use std::{
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
 };
 
-use millrace_graft::status::{Connection, Selection};
+use millrace_graft::status::{Carrier, Connection, Selection};
 use millrace_lab::lab::{Directions, Topology};
 
 use crate::{
     agreement::key,
     carried::{CARRIERS, carry},
-    site::{Daemon, LONG, PORT, Site, congestion, ours, wait_for},
+    site::{Daemon, LONG, PORT, Site, congestion, wait_for, wait_for_none_of_ours, wait_until},
 };
 
 /// A leaf with these arms, the best first; `usual`: what a good connection costs at most.
@@ -41,6 +41,7 @@ fn rule(tier: &str) -> String {
 }
 
 fn selection(daemon: &Daemon<'_>) -> Selection {
+    // exact: a reader, and whoever calls it waits, or knows why nothing changes
     daemon.status().selection.unwrap()
 }
 
@@ -111,7 +112,7 @@ fn a_model_that_is_wrong_here_is_left_within_fifty_connections() {
         return;
     }
     let Some(wrong) = other_control(TEST) else { return };
-    let Some(site) = Site::in_lab("wrong", &lossy_pair()) else { return };
+    let Some(site) = Site::in_lab("wrong", &lossy_pair()).map(Site::alone) else { return };
     model(&site, &[wrong, "bbr"], &leaf(0, &[wrong, "bbr"], Some(2.0)));
     site.configure(&format!("model = \"model.json\"\n{}", rule("in-place")));
     let daemon = Daemon::start(&site);
@@ -122,7 +123,7 @@ fn a_model_that_is_wrong_here_is_left_within_fifty_connections() {
     assert_eq!((told.why.as_str(), told.tier.as_str()), ("first", "in-place"), "{told:?}");
     let told = told.ended.unwrap();
     assert!(told.sent >= 256 << 10, "{told:?}");
-    wait_for("a choice", || (selection(&daemon).chosen == 1).then_some(()));
+    wait_until("a choice", || selection(&daemon), |it| it.chosen == 1);
 
     let mut used = Vec::new();
     while used.len() < 50 {
@@ -134,21 +135,18 @@ fn a_model_that_is_wrong_here_is_left_within_fifty_connections() {
             break;
         }
     }
-    let now = selection(&daemon);
+    // Each has come to something.
+    let is_all = |now: &Selection| now.outcomes.values().sum::<u64>() == used.len() as u64 + 1;
+    let now = wait_until("all outcomes", || selection(&daemon), is_all);
     assert!(used.iter().any(|control| control == wrong), "it was never tried: {now:?}");
     assert!(used.len() < 50 && used.last().is_some_and(|it| it == "bbr"), "{used:?}: {now:?}");
     println!("recovered within {} connections", used.len());
     assert!(["doubted", "found"].contains(&now.paths[0].why.as_str()), "{now:?}");
-    assert_eq!(
-        now.outcomes.values().sum::<u64>(),
-        used.len() as u64 + 1,
-        "each has come to something: {now:?}"
-    );
     let words = daemon.succeed(&["why", &site.address("far").to_string()]);
     assert!(words.contains("bbr for web, ") && words.contains(&format!("outcomes: {wrong}: ")), "{words}");
     daemon.kill();
     assert_eq!(send(&site, &listener, 1000).0, "bbr");
-    assert_eq!(ours(), Vec::<String>::new());
+    wait_for_none_of_ours();
 }
 
 /// A daemon that is ended and started anew goes on by what it has learned; what cannot be read is put aside, and said.
@@ -169,12 +167,13 @@ fn what_was_learned_outlasts_the_daemon() {
         sent += 1;
         (selection(&daemon).paths.first()?.why != "learned").then_some(())
     });
-    wait_for("all outcomes", || (selection(&daemon).outcomes.values().sum::<u64>() == sent).then_some(()));
+    let is_all = |it: &Selection| it.outcomes.values().sum::<u64>() == sent;
+    wait_until("all outcomes", || selection(&daemon), is_all);
     let before = selection(&daemon).paths.remove(0);
-    let kinds = daemon.status().purposes;
+    let kinds = daemon.status().purposes; // exact: all connections are over, and have come to something
     daemon.end();
     let daemon = Daemon::start(&site);
-    assert_eq!(daemon.status().purposes, kinds);
+    assert_eq!(daemon.status().purposes, kinds); // exact: read at start-up
     send(&site, &listener, 10);
     let after = wait_for("a choice", || selection(&daemon).paths.pop());
     assert_eq!((&after.arm, &after.why), (&before.arm, &before.why));
@@ -182,7 +181,7 @@ fn what_was_learned_outlasts_the_daemon() {
     daemon.end();
     fs::write(site.path("learned.json"), "no JSON").unwrap();
     let daemon = Daemon::start(&site);
-    let trouble = daemon.status().trouble.join("\n");
+    let trouble = daemon.status().trouble.join("\n"); // exact: read at start-up
     assert!(
         trouble.contains("what was learned before is not known")
             && trouble.contains("learned.json.unreadable"),
@@ -246,16 +245,19 @@ fn what_nobody_reads_is_lost_and_counted() {
         drop(site.connect(&listener));
     }
     daemon.go_on();
-    let status = daemon.status();
-    let (untold, now) = (status.outcomes["untold"], status.selection.unwrap());
-    let begun = now.reasons.values().sum::<u64>() - before;
+    let numbers = || {
+        let status = daemon.status(); // exact: it is waited for below
+        (status.outcomes["untold"], status.selection.unwrap().reasons.values().sum::<u64>() - before)
+    };
+    let is_all = |(untold, begun): &(u64, u64)| begun + untold >= CROWD;
+    let (untold, begun) = wait_until("each to be told or counted", numbers, is_all);
     assert!(untold > 0 && begun < CROWD, "{untold} lost, {begun} told");
     assert!(
         2 * CROWD >= begun + untold && begun + untold >= CROWD,
         "each is told or counted: {begun}, {untold}"
     );
     // What was lost sight of is not thought to live.
-    wait_for("the end of all", || selection(&daemon).live.is_empty().then_some(()));
+    wait_until("the end of all", || selection(&daemon), |it| it.live.is_empty());
 }
 
 fn far_and_near() -> Topology {
@@ -306,7 +308,8 @@ fn the_tier_is_chosen_by_path() {
     }
     let _servers = [Daemon::start_on(&site, 1), Daemon::start_on(&site, 2)];
     let daemon = Daemon::start(&site);
-    wait_for("warm carriers", || carry(&daemon).carriers.iter().all(|it| it.state == "warm").then_some(()));
+    let are_warm = |all: &Vec<Carrier>| all.iter().all(|it| it.state == "warm");
+    wait_until("warm carriers", || carry(&daemon).carriers, are_warm);
     let listeners: Vec<_> = (1..)
         .zip(servers)
         .map(|(side, name)| site.listen_at(side, SocketAddr::new(site.address(name), PORT)))
@@ -320,7 +323,7 @@ fn the_tier_is_chosen_by_path() {
         assert_eq!((first.tier.as_str(), first.why.as_str()), ("in-place", "first"), "{first:?}");
     }
     assert_eq!(carry(&daemon).verdicts["unknown"], 2);
-    wait_for("choices", || (selection(&daemon).chosen == 2).then_some(()));
+    wait_until("choices", || selection(&daemon), |it| it.chosen == 2);
     for _ in 0..5 {
         let [far, near] = [&listeners[0], &listeners[1]].map(tier);
         assert_eq!((far.tier.as_str(), far.arm.as_str()), ("carried", "carried-warm"), "{far:?}");
@@ -333,12 +336,12 @@ fn the_tier_is_chosen_by_path() {
     }
     let carry = carry(&daemon);
     assert_eq!((carry.verdicts["led"], carry.verdicts["in-place"]), (5, 5), "{:?}", carry.verdicts);
-    let now = selection(&daemon);
+    let is_judged = |now: &Selection| now.outcomes["good"] + now.outcomes["bad"] > 0;
+    let now = wait_until("carried ones to be judged, too", || selection(&daemon), is_judged);
     // The first two were as the host has it.
     let in_place = if default_control() == "bbr" { 7 } else { 5 };
     let connections = (now.connections["carried/carried-warm"], now.connections["in-place/bbr"]);
     assert_eq!(connections, (5, in_place), "{now:?}");
-    assert!(now.outcomes["good"] + now.outcomes["bad"] > 0, "carried ones are judged, too: {now:?}");
     // Without the daemon nothing is led, and nothing is left.
     daemon.kill();
     listeners.iter().for_each(|listener| drop(send(&site, listener, 64 << 10)));

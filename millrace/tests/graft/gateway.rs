@@ -17,9 +17,9 @@ use crate::{
     agreement::keys,
     carried::{
         CARRIERS, accepted, at, carrier, carry, ended, exchange, fill, hash, noise, read_all, rule,
-        wait_for_end, wait_for_state,
+        wait_for_end, wait_for_ended, wait_for_resets, wait_for_state,
     },
-    site::{CLIENT, Daemon, LONG, PORT, SERVER, Site, inside, ip, wait_for},
+    site::{CLIENT, Daemon, LONG, PORT, SERVER, Site, inside, ip, wait_for, wait_until},
 };
 
 const SERVER_HOST: &str = "10.98.0.2";
@@ -153,7 +153,7 @@ fn far(near: &str, more: &str) -> String {
     )
 }
 
-/// Packets at a gateway.
+/// Packets at a gateway, which the kernel counts before they go on.
 fn packets(daemon: &Daemon<'_>, verdict: &str) -> u64 {
     carry(daemon).gateway.unwrap().verdicts[verdict]
 }
@@ -171,7 +171,7 @@ fn hosts_that_know_nothing_see_each_other_and_all_bytes() {
         exchange(&here, &there, 3_000_000);
     }
     wait_for_end(&ends[0], &ends[1]);
-    assert_eq!((ended(near, "done"), ended(far, "done")), (2, 2), "{:?}", carry(near));
+    wait_for_ended([near, far], "done", 2);
     for end in [near, far] {
         let carried = carry(end);
         assert_eq!(
@@ -186,7 +186,7 @@ fn hosts_that_know_nothing_see_each_other_and_all_bytes() {
     assert!(why.contains(&format!("{SERVER_HOST}: carried by far")), "{why}");
     let status = near.succeed(&["status"]);
     assert!(status.contains("gateway of 10.97.0.0/24, fd97::/64 behind lan0: 0 wait"), "{status}");
-    assert_eq!(near.status().trouble, Vec::<String>::new());
+    assert_eq!(near.status().trouble, Vec::<String>::new()); // exact: all connections are over
 }
 
 /// A connection that was there before goes on, and what nothing is said about is forwarded.
@@ -249,9 +249,9 @@ fn through_gateways_a_client_hears_what_the_server_says() {
         }
     }
     wait_for_end(&ends[0], &ends[1]);
-    let resets = |daemon: &Daemon<'_>| ended(daemon, "reset") + ended(daemon, "peer-reset");
     let [near, far] = &ends;
-    assert_eq!((ended(near, "refused"), ended(far, "refused"), resets(near), resets(far)), (4, 4, 4, 4));
+    wait_for_ended([near, far], "refused", 4);
+    wait_for_resets([near, far], 4);
 }
 
 #[test]
@@ -288,14 +288,15 @@ fn through_gateways_carriers_that_die_take_no_byte_along() {
             let filter = format!("( dport = :{CARRIERS} or sport = :{CARRIERS} )");
             let killed = sites.site.command(cut % 2, "ss").args(["-K", "-t", &filter]).output().unwrap();
             assert!(killed.status.success(), "{}", String::from_utf8_lossy(&killed.stderr));
-            wait_for("resumption", || (carry(&ends[0]).resumed > before).then_some(()));
+            wait_for("a resumption", || carry(&ends[0]).resumed > before);
         }
         let got = [&here, &there].map(|stream| scope.spawn(move || hash(&read_all(stream))));
         let [to_here, to_there] = got.map(|it| it.join().unwrap());
         assert_eq!([to_there, to_here], [hash(&sent[0]), hash(&sent[1])]);
     });
     wait_for_end(&ends[0], &ends[1]);
-    assert_eq!((ended(&ends[0], "done"), ended(&ends[0], "lost")), (1, 0));
+    wait_for_ended([&ends[0]], "done", 1);
+    assert_eq!(ended(&ends[0], "lost"), 0);
 }
 
 #[test]
@@ -325,9 +326,9 @@ fn many_connections_at_once_go_through_gateways() {
     seen.sort();
     true_ends.sort();
     assert_eq!(seen, true_ends);
-    assert_eq!(ended(&ends[1], "busy"), 0);
     drop((ours, theirs));
     wait_for_end(&ends[0], &ends[1]);
+    assert_eq!(ended(&ends[1], "busy"), 0);
     assert_eq!(carry(&ends[0]).sent_bytes, 200 * 20_000);
 }
 
@@ -352,7 +353,7 @@ fn a_gateway_is_no_open_proxy() {
     let listener = sites.listen_on(at(SERVER_HOST, PORT + 1));
     let (here, there) = sites.connect(&listener);
     exchange(&here, &there, 100_000);
-    assert_eq!((ended(&far, "not-listed"), ended(&near, "not-listed")), (1, 1));
+    wait_for_ended([&far, &near], "not-listed", 1);
     let (here, there) = sites.connect(&listener);
     exchange(&here, &there, 1000);
     assert_eq!(
@@ -368,7 +369,7 @@ fn a_gateway_is_no_open_proxy() {
     let listener = sites.listen_on(at("10.99.0.2", PORT));
     let (here, there) = sites.connect(&listener);
     exchange(&here, &there, 100_000);
-    assert_eq!(ended(&far, "not-here"), 1);
+    wait_for_ended([&far, &near], "not-here", 1);
 
     // A client whose address the key does not stand for.
     let listener = sites.listen();
@@ -377,7 +378,7 @@ fn a_gateway_is_no_open_proxy() {
     ip(&format!("-n {other} route add {outside} via 10.96.0.2"));
     let (here, there) = from(&sites, "10.97.1.2", &listener);
     exchange(&here, &there, 100_000);
-    assert_eq!(ended(&far, "client"), 1);
+    wait_for_ended([&far, &near], "client", 1);
 
     // One that this gateway knows nothing of.
     ip(&format!("-n {client} addr add 10.97.3.2/24 dev eth"));
@@ -401,7 +402,7 @@ fn a_gateway_is_no_open_proxy() {
         let _ = socket.connect(&at(SERVER_HOST, PORT).into());
         socket
     });
-    wait_for("a verdict", || (packets(&near, "wrong-way") > 0).then_some(()));
+    wait_for("a verdict", || packets(&near, "wrong-way") > 0);
     assert_eq!(packets(&near, "asked"), asked);
     drop(spoofs);
     assert_eq!((ended(&far, "done"), carry(&far).sent_bytes, carry(&far).received_bytes), (0, 0, 0));
@@ -447,11 +448,11 @@ fn a_port_that_is_used_again_is_another_connection() {
     assert_eq!(read_all(&here), b"all");
     drop(here);
     wait_for_end(&ends[0], &ends[1]);
-    wait_for("an old socket", || waits().then_some(()));
+    wait_for("an old socket", waits);
     let (here, there) = from_end(&sites, client, &listener);
     exchange(&here, &there, 3_000_000);
     drop((here, there));
-    wait_for("both", || (ended(&ends[0], "done") == 2).then_some(()));
+    wait_for_ended([&ends[0]], "done", 2);
     assert_eq!((packets(&ends[0], "asked"), packets(&ends[0], "old")), (2, 0));
 }
 
@@ -484,7 +485,7 @@ fn a_gateway_and_a_host_go_together() {
     exchange(&here, &there, 1_000_000);
     wait_for_end(&ends[0], &ends[1]);
     let [near, far] = &ends;
-    assert_eq!((ended(near, "done"), ended(far, "done")), (2, 2));
+    wait_for_ended([near, far], "done", 2);
     assert_eq!((carry(near).verdicts["led"], packets(near, "asked")), (1, 1));
 }
 
@@ -495,8 +496,8 @@ fn an_interface_that_is_there_again_is_served_again() {
     let [near, _far] = sites.warm(["", ""]);
     let [gateway, _] = &sites.site.namespaces[..] else { unreachable!("two of them") };
     ip(&format!("-n {gateway} link del lan0"));
-    let said = || near.status().trouble.into_iter().find(|it| it.contains("there is no interface lan0"));
-    wait_for("trouble", said);
+    let is_said = |it: &String| it.contains("there is no interface lan0");
+    wait_until("word of it", || near.status().trouble, |trouble| trouble.iter().any(is_said));
     let host = &sites.hosts[0];
     ip(&format!("-n {gateway} link add lan0 type veth peer name eth netns {host}"));
     for (namespace, interface, number) in [(gateway, "lan0", 1), (host, "eth", 2)] {
@@ -504,7 +505,7 @@ fn an_interface_that_is_there_again_is_served_again() {
         ip(&format!("-n {namespace} link set {interface} up"));
     }
     ip(&format!("-n {host} route add default via 10.97.0.1"));
-    wait_for("its end", || near.status().trouble.is_empty().then_some(()));
+    wait_until("the end of the trouble", || near.status().trouble, Vec::is_empty);
     let (here, there) = sites.connect(&sites.listen());
     exchange(&here, &there, 100_000);
     assert!(packets(&near, "let-in") >= 1);
@@ -512,6 +513,7 @@ fn an_interface_that_is_there_again_is_served_again() {
 
 /// Processes whose parent is the daemon.
 fn children(daemon: &Daemon<'_>) -> Vec<i32> {
+    // exact: a reader, and whoever calls it waits
     let tasks = fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
     let text =
         tasks.map(|task| fs::read_to_string(task.unwrap().path().join("children")).unwrap_or_default());
@@ -541,12 +543,12 @@ fn nothing_is_left_of_a_gateway_however_it_ends() {
     let rule = sites.left(0).into_iter().find(|line| line.contains("iif lan0")).unwrap();
     assert!(rule.starts_with("91:"), "{rule}");
     ip(&format!("-n {} rule del pref 91 iif lan0", sites.site.namespaces[0]));
-    wait_for("the rule", || sites.left(0).contains(&rule).then_some(()));
+    wait_until("the rule", || sites.left(0), |left| left.contains(&rule));
 
     let [here, later] = half();
     near.kill();
     is_reset(here);
-    wait_for("nothing", || sites.left(0).is_empty().then_some(()));
+    wait_until("nothing to be left", || sites.left(0), Vec::is_empty);
     plain();
 
     let near = Daemon::start_on(&sites.site, 0);
@@ -562,8 +564,10 @@ fn nothing_is_left_of_a_gateway_however_it_ends() {
 
     // The keeper was ended first.
     let near = Daemon::start_on(&sites.site, 0);
-    let [keeper] = children(&near)[..] else { panic!("{:?}", children(&near)) };
+    let keeper = wait_until("its keeper", || children(&near), |all| all.len() == 1)[0];
     let keeper = nix::unistd::Pid::from_raw(keeper);
+    // It does not see that, and start another, before it is killed itself.
+    near.pause();
     nix::sys::signal::kill(keeper, nix::sys::signal::Signal::SIGKILL).unwrap();
     near.kill();
     assert!(sites.left(0).iter().any(|line| line.contains("fwmark")), "{:?}", sites.left(0));
@@ -576,7 +580,7 @@ fn nothing_is_left_of_a_gateway_however_it_ends() {
     near.kill();
     far.kill();
     for side in [0, 1] {
-        wait_for("nothing", || sites.left(side).is_empty().then_some(()));
+        wait_until("nothing to be left", || sites.left(side), Vec::is_empty);
     }
 }
 
@@ -614,7 +618,7 @@ fn errors_about_what_is_carried_are_the_gateways() {
         let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::RAW, icmp).unwrap();
         socket.send_to(&error, &at(SERVER_HOST, 0).into()).unwrap();
     });
-    wait_for("the error", || (packets(&near, "told") == 1).then_some(()));
+    wait_until("the error", || packets(&near, "told"), |count| *count == 1);
     exchange(&here, &there, 100_000);
 }
 
@@ -625,6 +629,7 @@ fn interfaces_are_named_by_the_command_too() {
     let known = keys(&sites.site);
     let all = near(&known[1], "");
     let unnamed = all.replace("interface = \"lan0\"\n", "");
+    sites.site.share();
     let start = |text: &str, arguments: &[&str]| -> Child {
         sites.site.configure_on(0, text);
         let mut command = sites.site.command(0, env!("CARGO_BIN_EXE_millrace"));

@@ -10,8 +10,8 @@ use std::{
 };
 
 use crate::{
-    carried::{carry, ended, verdict, warm},
-    site::{CLIENT, CLIENT6, PORT, SERVER, SERVER6, Site, wait_for},
+    carried::{carry, ended, verdict, wait_for_ended, warm},
+    site::{CLIENT, CLIENT6, PORT, SERVER, SERVER6, Site},
 };
 
 const CONNECTIONS: usize = 8;
@@ -91,7 +91,7 @@ fn a_static_binary_of_go_is_carried_with_true_addresses() {
         assert_eq!(ports.len(), CONNECTIONS, "each is one of its own: {said}");
         let done = (CONNECTIONS * (round + 1)) as u64;
         assert_eq!(verdict(&near, "led"), done, "all of them were carried");
-        wait_for("ends", || (ended(&near, "done") == done && ended(&far, "done") == done).then_some(()));
+        wait_for_ended([&near, &far], "done", done);
     }
     let here = carry(&near);
     assert!(here.received_bytes >= (2 * CONNECTIONS * BYTES) as u64, "{here:?}");

@@ -5,6 +5,10 @@ use std::{
     os::fd::AsFd as _,
     path::PathBuf,
     process::{Child, Command},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -13,9 +17,11 @@ use millrace_graft::message::{
     By, Error, Event, Listener, Preconnection, Received, Session, Want, Why, control,
     wire::{Request, Word},
 };
+use millrace_graft::packet::Status;
+use millrace_testkit::show_log_on_panic;
 use nix::poll::{PollFd, PollFlags, poll};
 
-use crate::site::{CLIENT, LONG, SERVER, Site, inside, wait_for};
+use crate::site::{CLIENT, LONG, SERVER, Site, inside, wait_for, wait_until};
 
 pub const GRAFTS: &str = r#"
 interface = ["eth"]
@@ -74,9 +80,9 @@ impl<'a> Host<'a> {
         command.arg(config).arg("--socket").arg(site.path(&format!("c{side}.sock")));
         command.arg("--messages-socket").arg(socket(site, side)).stderr(fs::File::create(&log).unwrap());
         let mut host = Self { site, side, process: command.spawn().unwrap() };
-        wait_for("daemon", || {
+        wait_for("a daemon that is ready", || {
             assert!(host.process.try_wait().unwrap().is_none(), "{}", host.log());
-            host.log().contains("ready").then_some(())
+            host.log().contains("ready")
         });
         host
     }
@@ -93,20 +99,17 @@ impl<'a> Host<'a> {
         (output.status.success(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
     }
 
-    pub fn status(&self) -> millrace_graft::packet::Status {
-        let answered = || self.verb(&["status", "--json"]);
+    pub fn status(&self) -> Status {
         // Who has just begun may not answer yet.
-        let begun = std::time::Instant::now();
-        let mut answer = answered();
-        while !answer.0 && begun.elapsed() < std::time::Duration::from_secs(60) {
-            std::thread::sleep(std::time::Duration::from_millis(20));
-            answer = answered();
-        }
-        serde_json::from_str(&answer.1).unwrap_or_else(|error| panic!("{error}: {}", answer.1))
+        let answer = wait_for("an answer", || match self.verb(&["status", "--json"]) {
+            (true, answer) => Ok(answer),
+            (false, error) => Err(error),
+        });
+        serde_json::from_str(&answer).unwrap_or_else(|error| panic!("{error}: {answer}"))
     }
 
     pub fn lent(&self) -> usize {
-        self.status().peers[0].lent
+        self.status().peers[0].lent // exact: a reader, and whoever calls it waits
     }
 
     pub fn signal(&self, signal: nix::sys::signal::Signal) {
@@ -119,9 +122,8 @@ impl Drop for Host<'_> {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
-        if thread::panicking() {
-            println!("--- {}\n{}", self.side, self.log());
-        }
+        let side = self.side;
+        show_log_on_panic(&format!("the daemon of side {side}"), &self.site.path(&format!("m{side}.log")));
     }
 }
 
@@ -141,11 +143,11 @@ pub fn hosts<'a>(site: &'a Site, more: &str) -> [Host<'a>; 2] {
 }
 
 pub fn wait_for_keys(host: &Host<'_>) {
-    wait_for("keys, and the other end", || {
-        let status = host.status();
-        let is_ready = status.sessions.iter().all(|session| session.has_keys || session.sealed == "clear");
-        (is_ready && status.peers[0].round_trip_us.is_some()).then_some(())
-    });
+    let is_ready = |status: &Status| {
+        let has_keys = status.sessions.iter().all(|session| session.has_keys || session.sealed == "clear");
+        has_keys && status.peers[0].round_trip_us.is_some()
+    };
+    wait_until("keys, and the other end", || host.status(), is_ready);
 }
 
 pub fn accept(listener: &Listener) -> Session {
@@ -171,15 +173,26 @@ pub fn message(session: &mut Session) -> Vec<u8> {
 }
 
 pub fn event(session: &mut Session, wanted: impl Fn(&Event) -> bool) -> Event {
-    let (begin, mut others) = (Instant::now(), Vec::new());
-    loop {
-        match session.event().unwrap() {
-            Some(event) if wanted(&event) => return event,
-            other => others.extend(other),
+    let mut others = Vec::new();
+    wait_for("an event", || match session.event().unwrap() {
+        Some(event) if wanted(&event) => Ok(event),
+        other => {
+            others.extend(other);
+            Err(format!("only {others:?}"))
         }
-        assert!(begin.elapsed() < LONG, "only {others:?}");
-        thread::sleep(Duration::from_millis(10));
-    }
+    })
+}
+
+/// What the daemon or an end that agreed has to say about a session was read, and nothing more comes.
+pub fn wait_for_silence(session: &mut Session) {
+    wait_for("silence", || {
+        let mut is_silent = true;
+        while poll(&mut [PollFd::new(session.as_fd(), PollFlags::POLLIN)], 50_u16).unwrap() == 1 {
+            assert!(session.event().unwrap().is_none());
+            is_silent = false;
+        }
+        is_silent
+    });
 }
 
 #[test]
@@ -231,7 +244,7 @@ fn go_both_ways(test: &str, more: &str) {
     event(&mut near, |event| matches!(event, Event::Closed { reason } if reason.contains("has closed it")));
     near.close().unwrap();
     for host in &hosts {
-        wait_for("both ends to let go", || (host.lent() == 0).then_some(()));
+        wait_until("both ends to let go", || host.lent(), |lent| *lent == 0);
     }
     // Nothing is left for the next one.
     let (mut near, mut far) = pair(&site, &["partial-order"]);
@@ -286,7 +299,7 @@ fn what_cannot_be_had_is_refused_and_graft_changes_in_mid_session() {
             match near.event().unwrap() {
                 Some(Event::Changed { graft, by, .. }) => break (graft, by),
                 Some(other) => panic!("{other:?}"),
-                None => thread::sleep(Duration::from_millis(1)),
+                None => thread::sleep(Duration::from_millis(1)), // exact: paces the sender
             }
             assert!(before.elapsed() < LONG);
         };
@@ -297,7 +310,7 @@ fn what_cannot_be_had_is_refused_and_graft_changes_in_mid_session() {
         }
         wait_for("all of them", || {
             read(&mut got);
-            (got.len() >= sent as usize).then_some(())
+            got.len() >= sent as usize
         });
         got.sort_unstable();
         assert!(got.iter().copied().eq(0..sent), "{sent} sent, {} came", got.len());
@@ -325,9 +338,9 @@ fn only_who_may_gets_a_session_and_only_so_many() {
     let mut theirs: Vec<_> = open.iter().map(|_| accept(&listener)).collect();
     open.pop();
     theirs.clear();
-    wait_for("room", || (near.lent() <= 1).then_some(()));
+    wait_until("room", || near.lent(), |lent| *lent <= 1);
     open.clear();
-    wait_for("all to be given back", || (near.lent() == 0).then_some(()));
+    wait_until("all to be given back", || near.lent(), |lent| *lent == 0);
 }
 
 /// Three may be opened by either end of a pool of six.
@@ -346,7 +359,7 @@ fn a_pool_is_exhausted_and_recovers() {
     assert!(matches!(open[0].send(b"x"), Err(Error::Over(_))));
     open.clear();
     for host in [&near, &far] {
-        wait_for("all to be given back", || (host.lent() == 0).then_some(()));
+        wait_until("all to be given back", || host.lent(), |lent| *lent == 0);
     }
     let (mut near, mut far) = {
         let near = asks(&site, 0, "test").initiate().unwrap();
@@ -366,9 +379,9 @@ fn who_keeps_a_socket_has_nothing_by_it() {
     let mut far = accept(&listener);
     drop(control);
     assert!(matches!(far.receive(), Err(Error::Over(_))));
-    wait_for("the end", || kept.send(b"more").is_err().then_some(()));
+    wait_for("the end", || kept.send(b"more").is_err());
     drop(far);
-    wait_for("the other end", || (near.lent() == 0).then_some(()));
+    wait_until("the other end", || near.lent(), |lent| *lent == 0);
     // All that are left are the other two.
     let open: Vec<_> = (0..2).map(|_| asks(&site, 0, "test").initiate().unwrap()).collect();
     let one_more = asks(&site, 0, "test").initiate().expect_err("one is held");
@@ -411,7 +424,8 @@ fn garbage_does_nothing() {
         let _ = connect(&one, &address);
         one
     }));
-    assert!(near.status().trouble.is_empty(), "{:?}", near.status().trouble);
+    let trouble = || near.status().trouble; // exact: there is none, neither now nor when all of it was read
+    assert_eq!(trouble(), Vec::<String>::new());
     drop(kept);
     let listener = asks(&site, 1, "test").listen().unwrap();
     let (control, hostile) = wait_for("room", || {
@@ -419,8 +433,9 @@ fn garbage_does_nothing() {
         drop(asked.ok()?);
         Some(raw(&site, 0, "test"))
     });
+    assert_eq!(trouble(), Vec::<String>::new());
     let mut far = accept(&listener);
-    while far.event().unwrap().is_none_or(|event| !matches!(event, Event::Closed { .. })) {}
+    event(&mut far, |event| matches!(event, Event::Closed { .. }));
     let mut far = accept(&listener);
     far.set_nonblocking(true);
     // First parts of messages that never end, and what is no part of any.
@@ -443,10 +458,10 @@ fn garbage_does_nothing() {
     });
     assert!(matches!(lost, Event::Lost(1..)), "{lost:?}");
     hostile.send(&[&[1, 0, 0, 0, 0, 1, 0, 0, 0x0b, 0xb8][..], b"whole"].concat()).unwrap();
-    wait_for("a whole message", || match far.receive() {
-        Ok(Received::Message(bytes)) => (bytes == b"whole").then_some(()),
-        _ => None,
-    });
+    wait_for(
+        "a whole message",
+        || matches!(far.receive(), Ok(Received::Message(bytes)) if bytes == b"whole"),
+    );
     drop(control);
 }
 
@@ -461,10 +476,7 @@ fn a_session_that_does_not_block_is_polled() {
     let readable = |session: &Session, ms: u16| {
         poll(&mut [PollFd::new(session.as_fd(), PollFlags::POLLIN)], ms).unwrap() == 1
     };
-    // What an end that agreed has said about it was read.
-    while readable(&far, 0) {
-        assert!(far.event().unwrap().is_none());
-    }
+    wait_for_silence(&mut far);
     assert!(!readable(&far, 50), "nothing has come");
     // Nobody reads: the window fills up.
     let mut sent = 0_u32;
@@ -526,7 +538,7 @@ pub fn unprivileged(site: &Site, user: &str, what: &str) -> String {
 
 /// What `unprivileged` runs.
 #[test]
-#[ignore = "is run by others, as another user"]
+#[ignore = "helper: other tests run it as another user"]
 fn as_an_application() {
     let Ok(what) = std::env::var("APPLICATION") else { return };
     let directory = PathBuf::from(std::env::var("SOCKETS").unwrap());
@@ -603,22 +615,23 @@ fn nothing_leaves_in_clear_when_the_daemon_is_killed() {
     let local = socket.local_addr().unwrap();
     let remote = socket.peer_addr().unwrap();
     let capture = Capture::new(&site, 0);
+    let sent = Arc::new(AtomicU64::new(0));
+    let counts = sent.clone();
     let sender = thread::spawn(move || {
-        let mut sent = 0_u64;
         loop {
             match socket.send(SECRET) {
-                Ok(_) => sent += 1,
-                Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => return sent,
+                Ok(_) => counts.fetch_add(1, Ordering::Relaxed),
+                Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => return,
                 // A window, or a peer that has no socket any more.
-                Err(_) => {}
-            }
+                Err(_) => continue,
+            };
         }
     });
     session.send(SECRET).unwrap();
     assert_eq!(message(&mut far), SECRET);
-    thread::sleep(Duration::from_millis(100));
+    wait_for("something to be sent", || sent.load(Ordering::Relaxed) > 0);
     near.signal(nix::sys::signal::Signal::SIGKILL);
-    assert!(sender.join().unwrap() > 0);
+    sender.join().unwrap();
     let over = wait_for("the library to notice", || session.send(SECRET).err());
     assert!(matches!(over, Error::Over(_)), "{over}");
     event(
@@ -633,7 +646,7 @@ fn nothing_leaves_in_clear_when_the_daemon_is_killed() {
         inside(&site.namespaces[0], || wait_for("the port", || std::net::UdpSocket::bind(local).ok()));
     wait_for("nothing to be attached any more", || {
         let _ = plain.send_to(SECRET, remote);
-        (capture.count(SECRET).1 > 0).then_some(())
+        capture.count(SECRET).1 > 0
     });
     // The other end hears nothing any more.
     event(
@@ -653,7 +666,7 @@ fn a_session_ends_when_the_other_daemon_is_started_anew() {
     event(&mut ours, |event| matches!(event, Event::Closed { .. }));
     drop(ours);
     wait_for_keys(&far);
-    wait_for("the first one to have let go", || (near.lent() == 0).then_some(()));
+    wait_until("the first one to have let go", || near.lent(), |lent| *lent == 0);
     let (mut near, mut far) = pair(&site, &["reliability"]);
     near.send(b"again").unwrap();
     assert_eq!(message(&mut far), b"again");
@@ -681,7 +694,7 @@ fn what_is_not_kept_to_is_told_and_another_graft_comes() {
         let _ = near.send(&[7; 1000]);
         let _ = far.receive();
         seen.extend(near.event().unwrap());
-        thread::sleep(Duration::from_millis(1));
+        thread::sleep(Duration::from_millis(1)); // exact: paces the sender
         assert!(begin.elapsed() < LONG, "{seen:?}");
     }
     let violated =

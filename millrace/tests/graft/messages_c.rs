@@ -83,7 +83,7 @@ fn the_example_sends_lines() {
     let mut listening = telemetry(&far, &["listen", "other"]);
     listening.stdout(Stdio::piped()).stderr(fs::File::create(&log).unwrap());
     let listening = listening.spawn().unwrap();
-    wait_for("a listener", || fs::read_to_string(&log).unwrap().contains("listening").then_some(()));
+    wait_for("a listener", || fs::read_to_string(&log).unwrap().contains("listening"));
     let mut sending = telemetry(&near, &["send", "other", "reliability", "1000"]);
     sending.stdin(Stdio::piped()).stderr(Stdio::piped());
     let mut sending = sending.spawn().unwrap();

@@ -7,7 +7,7 @@ use nix::sys::signal::{Signal, kill};
 
 use crate::{
     messages::{Capture, GRAFTS, Host, asks, event, hosts, message, pair, raw, wait_for_keys},
-    site::{CLIENT, CLIENT6, SERVER, SERVER6, Site, wait_for},
+    site::{CLIENT, CLIENT6, SERVER, SERVER6, Site, wait_for, wait_until},
     streams::IN_ORDER,
 };
 
@@ -44,7 +44,7 @@ fn messages_go_over_both_families_sealed_and_in_clear() {
     for (at, (addresses, more, sealed)) in table.into_iter().enumerate() {
         let Some(site) = Site::new(&format!("kinds{at}")) else { return };
         let [near_host, _far_host] = hosts_with(&site, [&grafts(); 2], addresses, more);
-        let status = near_host.status();
+        let status = near_host.status(); // exact: the settings say so
         assert!(status.sessions.iter().all(|session| session.sealed == sealed), "{status:?}");
         let capture = Capture::new(&site, 0);
         for service in ["reliability", "order"] {
@@ -105,6 +105,7 @@ fn messages_are_in_order_where_the_graft_only_sends_again() {
     (0..50).for_each(|number| assert!(message(&mut near) == written(number), "message {number} back"));
     near.finish().unwrap();
     assert_eq!(far.receive().unwrap(), Received::Finished);
+    // exact: all of it has come, again where it was lost
     let resent: u64 = near_host.status().sessions.iter().filter_map(|it| it.packets.get("resent")).sum();
     assert!(resent > 0, "nothing was lost");
     // Order from the middle on is another session's.
@@ -132,6 +133,7 @@ fn another_parity_is_refused_in_words() {
     let is_told =
         matches!(&refused, Error::Refused { why: Why::Unreachable, reason } if reason.contains("parity"));
     assert!(is_told, "{refused:?}");
+    // exact: it is counted before it is told
     assert_eq!(near_host.status().refusals.get("unreachable"), Some(&1));
 }
 
@@ -144,8 +146,12 @@ fn another_keeper_comes_in_the_place_of_one_that_was_killed() {
     let listener = asks(&site, 1, "other").listen().unwrap();
     let (_control, socket) = raw(&site, 0, "other");
     let _theirs = listener.accept().unwrap();
-    kill(keeper_of(&near_host), Signal::SIGKILL).unwrap();
-    wait_for("another keeper", || near_host.log().contains("another one is started").then_some(()));
+    let first = keeper_of(&near_host);
+    kill(first, Signal::SIGKILL).unwrap();
+    wait_for("another keeper", || near_host.log().contains("another one is started"));
+    wait_until("another process", || keeper_of(&near_host), |keeper| *keeper != first);
+    // It was told of all sockets before the daemon goes on to answer.
+    let _ = near_host.lent();
     near.send(SECRET).unwrap();
     assert_eq!(message(&mut far), SECRET);
     // As before: what is sent by the socket without asking anybody is sealed, until it cannot be sent.
@@ -160,7 +166,7 @@ fn another_keeper_comes_in_the_place_of_one_that_was_killed() {
             }
         }
     });
-    wait_for("something to be sent", || (capture.count(SECRET).0 > 0).then_some(()));
+    wait_for("something to be sent", || capture.count(SECRET).0 > 0);
     near_host.signal(Signal::SIGKILL);
     assert!(sender.join().unwrap() > 0);
     assert_eq!(capture.count(SECRET).1, 0);
@@ -195,12 +201,13 @@ fn without_daemon_and_keeper_the_library_sends_nothing() {
 
 /// The process that a daemon has started.
 fn keeper_of(host: &Host<'_>) -> nix::unistd::Pid {
-    let daemon = host.process.id();
-    let found =
-        Command::new("ps").args(["-o", "pid=,args=", "--ppid", &daemon.to_string()]).output().unwrap();
-    let found = String::from_utf8(found.stdout).unwrap();
-    let line = found.lines().find(|line| line.contains("packets keep")).unwrap_or_else(|| panic!("{found}"));
-    nix::unistd::Pid::from_raw(line.split_whitespace().next().unwrap().parse().unwrap())
+    let daemon = host.process.id().to_string();
+    wait_for("its keeper", || {
+        let found = Command::new("ps").args(["-o", "pid=,args=", "--ppid", &daemon]).output().unwrap();
+        let found = String::from_utf8(found.stdout).unwrap();
+        let line = found.lines().find(|line| line.contains("packets keep")).ok_or(&found)?;
+        Ok::<_, String>(nix::unistd::Pid::from_raw(line.split_whitespace().next().unwrap().parse().unwrap()))
+    })
 }
 
 /// An address goes: its host says so at once, with what has not come, the other one when it hears nothing any more.

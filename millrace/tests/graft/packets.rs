@@ -9,8 +9,9 @@ use std::{
 };
 
 use millrace_bpf::graft::TALLIES;
+use millrace_testkit::show_log_on_panic;
 
-use crate::site::{CLIENT, LONG, SERVER, Site, inside, wait_for};
+use crate::site::{CLIENT, LONG, SERVER, Site, inside, wait_for, wait_until};
 
 const HTTP: &str = "127.0.0.1:9188";
 
@@ -48,10 +49,10 @@ impl<'a> Packets<'a> {
         let process = command.arg("--socket").arg(Self::socket(site, side));
         let process = process.stderr(fs::File::create(site.path(&format!("packets{side}.log"))).unwrap());
         let mut daemon = Self { site, side, process: process.spawn().unwrap() };
-        wait_for("daemon", || {
+        wait_for("a daemon that is ready", || {
             let log = fs::read_to_string(site.path(&format!("packets{side}.log"))).unwrap();
             assert!(daemon.process.try_wait().unwrap().is_none(), "{log}");
-            log.contains("ready").then_some(())
+            log.contains("ready")
         });
         daemon
     }
@@ -80,10 +81,23 @@ impl<'a> Packets<'a> {
     }
 }
 
+/// In what it says at an address.
+fn wait_for_words(daemon: &Packets<'_>, path: &str, words: &str) {
+    wait_until(words, || daemon.get(path), |text| text.contains(words));
+}
+
+/// In its status for people.
+fn wait_for_status(daemon: &Packets<'_>, words: &str) {
+    wait_until(words, || daemon.verb(&["status"]).1, |text| text.contains(words));
+}
+
 impl Drop for Packets<'_> {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
+        let side = self.side;
+        let log = self.site.path(&format!("packets{side}.log"));
+        show_log_on_panic(&format!("the daemon of side {side}"), &log);
     }
 }
 
@@ -103,7 +117,7 @@ fn sessions_are_seen_from_outside() {
     });
     let (near, far) = (Packets::start(&site, 0), Packets::start(&site, 1));
     for daemon in [&near, &far] {
-        wait_for("keys", || daemon.get("/status").contains("\"has_keys\":true").then_some(()));
+        wait_for_words(daemon, "/status", "\"has_keys\":true");
     }
     let (from, to) = (udp(&site, 0), udp(&site, 1));
     let mut buffer = [0; 64];
@@ -112,25 +126,22 @@ fn sessions_are_seen_from_outside() {
         assert_eq!(to.recv(&mut buffer).unwrap(), 40);
         assert_eq!(buffer[..40], [number; 40]);
     }
-    let has = |daemon: &Packets<'_>, line: &str| {
-        let metrics = daemon.get("/metrics");
-        assert!(metrics.contains(line), "{line} is not in\n{metrics}");
-    };
+    let has = |daemon: &Packets<'_>, line: &str| wait_for_words(daemon, "/metrics", line);
     has(&near, r#"millrace_packet_graft_packets_total{session="test",reason="sent"} 10"#);
     has(&far, r#"millrace_packet_graft_packets_total{session="test",reason="delivered"} 10"#);
     has(&far, r#"millrace_packet_graft_session{session="test",graft="complete"} 1"#);
-    assert!(far.get("/healthz").starts_with("HTTP/1.1 200"), "{}", far.get("/healthz"));
+    wait_for_words(&far, "/healthz", "HTTP/1.1 200");
 
     let (done, said) = near.verb(&["swap", "test", "newest"]);
     assert!(done, "{said}");
     has(&near, r#"millrace_packet_graft_swaps_total{session="test",outcome="agreed"} 1"#);
-    wait_for("the other end", || far.get("/status").contains("\"graft\":\"newest\"").then_some(()));
+    wait_for_words(&far, "/status", "\"graft\":\"newest\"");
 
     // A reload that is refused leaves all as it was, and is seen.
     fs::write(site.path("packets1.toml"), settings(1, "mode = \"none\"\n")).unwrap();
     assert!(!far.verb(&["reload"]).0);
     has(&far, "millrace_packet_graft_reload_ok 0");
-    assert!(far.get("/healthz").starts_with("HTTP/1.1 503"), "{}", far.get("/healthz"));
+    wait_for_words(&far, "/healthz", "HTTP/1.1 503");
     fs::write(site.path("packets1.toml"), settings(1, "")).unwrap();
     let (done, said) = far.verb(&["reload"]);
     assert!(done, "{said}");
@@ -138,8 +149,12 @@ fn sessions_are_seen_from_outside() {
 
     drop((near, far));
     for namespace in &site.namespaces {
-        let link = Command::new("ip").args(["-n", namespace, "-d", "link", "show", "eth"]).output().unwrap();
-        assert!(!String::from_utf8_lossy(&link.stdout).contains("xdp"), "nothing stays at {namespace}");
+        let link = || {
+            let mut shown = Command::new("ip");
+            shown.args(["-n", namespace, "-d", "link", "show", "eth"]);
+            String::from_utf8(shown.output().unwrap().stdout).unwrap()
+        };
+        wait_until("nothing to stay attached", link, |link| !link.contains("xdp"));
     }
 }
 
@@ -151,17 +166,17 @@ fn sessions_go_over_protocol_253_when_both_ends_say_so() {
         site.namespaces.iter().for_each(|name| crate::site::ip(&format!("-n {name} link set lo up")));
         let by = |side, protocol| settings(side, &format!("{more}protocol = \"{protocol}\"\n"));
         let near = Packets::start_with(&site, 0, &by(0, "253"));
-        assert!(near.verb(&["status"]).1.contains("the path does not let IP protocol 253 through"));
+        wait_for_status(&near, "the path does not let IP protocol 253 through");
         let far = Packets::start_with(&site, 1, &by(1, "udp"));
         for (daemon, protocol) in [(&near, "253"), (&far, "udp")] {
             let said = format!("what comes does not come by protocol = \"{protocol}\"");
-            wait_for("what is wrong", || daemon.verb(&["status"]).1.contains(&said).then_some(()));
+            wait_for_status(daemon, &said);
         }
         drop(far);
         let far = Packets::start_with(&site, 1, &by(1, "253"));
         for daemon in [&near, &far] {
-            wait_for("each other", || daemon.get("/healthz").starts_with("HTTP/1.1 200").then_some(()));
-            assert!(daemon.get("/status").contains("\"protocol\":\"253\""));
+            wait_for_words(daemon, "/healthz", "HTTP/1.1 200");
+            wait_for_words(daemon, "/status", "\"protocol\":\"253\"");
         }
         let (from, to) = (udp(&site, 0), udp(&site, 1));
         let mut buffer = [0; 2048];
@@ -210,7 +225,7 @@ fn functions_come_in_other_versions_and_sessions_begin_anew() {
         Packets::start_with(&site, side, &format!("pool = [\"pool{side}\"]\n{text}"))
     });
     for daemon in [&near, &far] {
-        wait_for("keys", || daemon.get("/status").contains("\"has_keys\":true").then_some(()));
+        wait_for_words(daemon, "/status", "\"has_keys\":true");
     }
     let (from, to) = (udp(&site, 0), udp(&site, 1));
     let passes = |number: u8| {
@@ -223,16 +238,12 @@ fn functions_come_in_other_versions_and_sessions_begin_anew() {
     // The other end does not have it yet: all stays as it was, and is said.
     put_tally(&site, 0, 2);
     assert!(near.verb(&["reload"]).0);
-    wait_for("the refusal", || {
-        near.get("/status").contains("the other end has no such list of the same functions").then_some(())
-    });
+    wait_for_words(&near, "/status", "the other end has no such list of the same functions");
     passes(2);
     put_tally(&site, 1, 2);
     assert!(far.verb(&["reload"]).0);
     for daemon in [&near, &far] {
-        wait_for("the other version", || {
-            daemon.verb(&["status"]).1.contains("test: goes on with the state of tally").then_some(())
-        });
+        wait_for_status(daemon, "test: goes on with the state of tally");
     }
     passes(3);
     // As soon as nothing of the first version can be under way any more.
@@ -244,12 +255,11 @@ fn functions_come_in_other_versions_and_sessions_begin_anew() {
     assert!(said.ends_with(words), "{said}");
     passes(4);
     for daemon in [&near, &far] {
-        assert!(daemon.verb(&["status"]).1.contains(words));
-        let metrics = daemon.get("/metrics");
+        wait_for_status(daemon, words);
         for direction in ["sent", "received"] {
             let line =
                 format!(r#"millrace_packet_graft_lost_total{{session="test",direction="{direction}"}} 0"#);
-            assert!(metrics.contains(&line), "{line} is not in\n{metrics}");
+            wait_for_words(daemon, "/metrics", &line);
         }
     }
     // There is no way back with the state.

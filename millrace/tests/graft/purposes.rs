@@ -19,7 +19,7 @@ use crate::{
     agreement::keys,
     carried::{CARRIERS, carry, connect, exchange, noise, rule, server, verdict, wait_for_state, warm},
     choosing::{leaf, model, why},
-    site::{Daemon, LONG, PORT, SERVER, Site, congestion, inside, wait_for},
+    site::{Daemon, LONG, PORT, SERVER, Site, congestion, inside, wait_for, wait_until},
 };
 
 /// The client's settings, with these rules and no others.
@@ -32,7 +32,7 @@ fn client(server: &str, rules: &str) -> String {
 
 /// What the kernel calls the threads that this one starts from now on.
 fn be(command: &str) {
-    fs::write("/proc/thread-self/comm", command).unwrap();
+    fs::write("/proc/thread-self/comm", command).unwrap(); // exact: it is written, not read
 }
 
 /// Returns whether it was carried.
@@ -71,7 +71,7 @@ fn commands_and_cgroups_of_one_port_go_their_own_ways() {
     assert!(is_led(&site, &near, &listener));
     be("copie");
     assert!(!is_led(&site, &near, &listener), "no rule is for it");
-    let status = near.status();
+    let status = near.status(); // exact: nobody has made that cgroup yet
     let below = status.rules.iter().find(|rule| rule.name == "below").unwrap();
     assert!(below.missing && below.who == format!("cgroup {}", nested.display()), "{below:?}");
     assert!(near.succeed(&["status"]).contains("command copier"));
@@ -99,9 +99,9 @@ fn commands_and_cgroups_of_one_port_go_their_own_ways() {
     // By a reload, as all rules.
     site.configure_on(0, &client(&known[1], &rules.replace("copier", "other")));
     near.succeed(&["reload"]);
-    wait_for("the reload", || (!is_led(&site, &near, &listener)).then_some(()));
+    wait_for("the reload", || !is_led(&site, &near, &listener));
     be("other");
-    wait_for("the reload", || is_led(&site, &near, &listener).then_some(()));
+    wait_for("the reload", || is_led(&site, &near, &listener));
     let text = format!(
         "{}\n[[rule]]\nname = \"x\"\nside = \"server\"\nport = 1\ncommand = \"nginx\"\n",
         client(&known[1], &rules)
@@ -114,6 +114,7 @@ fn commands_and_cgroups_of_one_port_go_their_own_ways() {
 }
 
 fn purpose(daemon: &Daemon<'_>, command: &str) -> Option<Purpose> {
+    // exact: a reader, and whoever calls it waits
     daemon.status().purposes.into_iter().find(|it| it.port == PORT && it.command == command)
 }
 
@@ -137,7 +138,8 @@ fn what_ended_connections_were_is_expected_of_the_next() {
         drop((here, sender.join().unwrap()));
     }
     let learned = |daemon: &Daemon<'_>, command: &str| {
-        wait_for("what was learned", || purpose(daemon, command).filter(|it| it.source == "learned"))
+        let of_all = |it: &Purpose| it.source == "learned" && it.why.starts_with("4 of the latest 4 ");
+        wait_for("what was learned", || purpose(daemon, command).filter(of_all))
     };
     let here = learned(&near, "fetcher");
     assert_eq!((here.profile.as_str(), here.size_kib, here.side.as_str()), ("loss", Some(2048), "client"));
@@ -162,6 +164,7 @@ fn what_ended_connections_were_is_expected_of_the_next() {
 }
 
 fn classify(daemon: &Daemon<'_>) -> Classify {
+    // exact: a reader, and whoever calls it waits, or knows why nothing changes
     daemon.status().classify.unwrap()
 }
 
@@ -226,7 +229,7 @@ fn first_bytes_are_looked_at_by_a_process_that_may_die() {
     let looked = |it: &Classify| {
         it.counts["classified"] + it.counts["unknown"] + it.counts["dropped"] + it.counts["failed"]
     };
-    wait_for("all to be counted", || (looked(&classify(&near)) >= 31).then_some(()));
+    wait_until("all to be counted", || classify(&near), |it| looked(it) >= 31);
 
     // Who takes it over, or ends it, has nothing of the daemon.
     let pid = |it: &Classify| Pid::from_raw(it.pid.unwrap().try_into().unwrap());
@@ -242,7 +245,7 @@ fn first_bytes_are_looked_at_by_a_process_that_may_die() {
     // One that says nothing holds no connection up, and is replaced.
     kill(pid(&second), Signal::SIGSTOP).unwrap();
     ask(&site, &listener);
-    wait_for("that it is given up", || (classify(&near).counts["failed"] >= 1).then_some(()));
+    wait_until("it to be given up", || classify(&near), |it| it.counts["failed"] >= 1);
     wait_for("another process", || {
         Some(classify(&near)).filter(|it| it.state == "ready" && it.pid != second.pid)
     });
@@ -253,7 +256,7 @@ fn first_bytes_are_looked_at_by_a_process_that_may_die() {
     }
     let last = pid(&classify(&near));
     near.kill();
-    wait_for("its end with the daemon", || kill(last, None).is_err().then_some(()));
+    wait_for("its end with the daemon", || kill(last, None).is_err());
 }
 
 fn is_there(program: &str) -> bool {
@@ -401,6 +404,7 @@ fn applications_go_by_what_they_have_spoken() {
 fn what_is_not_carried_is_not_looked_at() {
     let Some(site) = Site::new("unseen") else { return };
     let [near, far] = warm(&site, ["", ""]);
+    // exact: the settings say so
     assert!(near.status().classify.is_none() && far.status().classify.is_none());
     assert_eq!(carry(&near).connections, 0);
     site.configure(&format!(

@@ -16,8 +16,9 @@ use nix::sys::signal::Signal;
 use crate::{
     messages::{
         Capture, GRAFTS, Host, accept, asks, event, hosts, message, socket, unprivileged, wait_for_keys,
+        wait_for_silence,
     },
-    site::{CLIENT, CLIENT6, LONG, SERVER, SERVER6, Site, inside, wait_for},
+    site::{CLIENT, CLIENT6, LONG, SERVER, SERVER6, Site, inside, wait_for, wait_until},
 };
 
 const RINGS: &str = "rings = true\n";
@@ -68,11 +69,11 @@ fn why_socket(session: &mut Session) -> String {
     }
 }
 
-/// What a host has counted of a session, by the port that both ends have.
+/// What a host has counted of a session, by the port that both ends have. The kernel counts a datagram as it comes, before it can be read.
 fn counted(host: &Host<'_>, session: &mut Session, reason: &str) -> u64 {
     let local = session.agreed().unwrap().local.clone();
     let port = local.rsplit(':').next().unwrap();
-    let status = host.status();
+    let status = host.status(); // exact: a reader, and whoever calls it waits, or has read what is counted
     let found = status.sessions.iter().find(|session| session.local.ends_with(&format!(":{port}")));
     found.unwrap().packets.get(reason).copied().unwrap_or_default()
 }
@@ -119,7 +120,8 @@ fn what_comes_passes_the_socket_by_a_ring() {
                 near.close().unwrap();
                 assert_eq!(far.receive().unwrap(), Received::Finished);
                 drop(far);
-                wait_for("the end", || (near_host.lent() + far_host.lent() == 0).then_some(()));
+                let lent = || [&near_host, &far_host].map(Host::lent);
+                wait_until("the end", lent, |lent| *lent == [0, 0]);
             }
         }
     }
@@ -142,11 +144,9 @@ fn a_ring_that_is_not_read_loses_what_is_counted() {
             assert_eq!(message(&mut theirs), number.to_be_bytes());
         }
     }
-    wait_for("all to be counted", || {
-        (counted(&far_host, &mut far, "in-ring") == u64::from(SENT)).then_some(())
-    });
     let full = u64::from(SENT - xsk::FRAMES);
-    assert_eq!(counted(&far_host, &mut far, "ring-full"), full);
+    let counts = || ["in-ring", "ring-full"].map(|reason| counted(&far_host, &mut far, reason));
+    wait_until("all to be counted", counts, |counts| *counts == [u64::from(SENT), full]);
     // Those that came first.
     for number in 0..xsk::FRAMES {
         assert_eq!(message(&mut far), number.to_be_bytes());
@@ -183,6 +183,7 @@ fn two_sessions_on_one_queue() {
             assert_eq!(message(far), [round; 3000]);
         }
     }
+    // exact: both sessions have passed messages
     let told: Vec<_> = far_host.status().peers[0].receives.values().cloned().collect();
     assert_eq!(told.len(), 2);
     assert!(told.iter().any(|line| line == "ring"), "{told:?}");
@@ -190,7 +191,7 @@ fn two_sessions_on_one_queue() {
     assert!(far_host.verb(&["status"]).1.contains("receives by socket: eth: queue 0"));
     drop((first, first_far));
     for host in [&near_host, &far_host] {
-        wait_for("the first to be gone", || (host.lent() == 1).then_some(()));
+        wait_until("the first to be gone", || host.lent(), |lent| *lent == 1);
     }
     let (mut third, mut third_far) = with_rings(|| pair_of(&site, &listener, "once"));
     third.send(b"third").unwrap();
@@ -209,10 +210,13 @@ fn the_ring_stops_and_goes_on_with_the_graft() {
     assert_eq!(why_socket(&mut far), "graft selective has functions that run behind XDP");
     far.set_nonblocking(true);
     let (mut sent, mut got) = (0_u32, Vec::new());
-    let read = |far: &mut Session, got: &mut Vec<u32>| {
-        while let Ok(Received::Message(bytes)) = far.receive() {
-            got.push(u32::from_be_bytes(bytes.try_into().unwrap()));
-        }
+    let wait_for_all = |far: &mut Session, got: &mut Vec<u32>, least: u32| {
+        wait_for("all of them", || {
+            while let Ok(Received::Message(bytes)) = far.receive() {
+                got.push(u32::from_be_bytes(bytes.try_into().unwrap()));
+            }
+            got.len() >= least as usize
+        });
     };
     for (service, graft) in [
         ("partial-order", "newest"),
@@ -223,29 +227,27 @@ fn the_ring_stops_and_goes_on_with_the_graft() {
     ] {
         let begin = Instant::now();
         near.renegotiate(want(service)).unwrap();
-        // Never more than there is room for.
-        let mut send = |near: &mut Session, far: &mut Session| {
+        let mut send = |near: &mut Session, far: &mut Session, got: &mut Vec<u32>| {
             near.send(&sent.to_be_bytes()).unwrap();
             sent += 1;
-            wait_for("room", || {
-                read(far, &mut got);
-                (u32::try_from(got.len()).unwrap() + 100 > sent).then_some(())
-            });
+            // Never more than there is room for.
+            wait_for_all(far, got, sent.saturating_sub(99));
+            sent
         };
+        let mut all = 0;
         while !matches!(near.event().unwrap(), Some(Event::Changed { .. })) {
-            send(&mut near, &mut far);
+            all = send(&mut near, &mut far, &mut got);
             assert!(begin.elapsed() < LONG);
         }
         assert_eq!(changed(&mut far), (graft.to_owned(), By::Other));
         assert_eq!(receives(&mut far) == Receives::Ring, service != "reliability", "{graft}");
+        // What was sent before it changed is counted by then.
+        wait_for_all(&mut far, &mut got, all);
         let before = ["in-ring", "delivered"].map(|reason| counted(&far_host, &mut far, reason));
         for _ in 0..200 {
-            send(&mut near, &mut far);
+            all = send(&mut near, &mut far, &mut got);
         }
-        wait_for("all of them", || {
-            read(&mut far, &mut got);
-            (got.len() >= sent as usize).then_some(())
-        });
+        wait_for_all(&mut far, &mut got, all);
         let after = ["in-ring", "delivered"].map(|reason| counted(&far_host, &mut far, reason));
         let is_by_ring = service != "reliability";
         assert_eq!(after[0] > before[0], is_by_ring, "{graft}: {before:?} {after:?}");
@@ -326,7 +328,7 @@ fn who_keeps_a_ring_has_nothing_by_it() {
     drop(control);
     event(&mut far, |event| matches!(event, Event::Closed { .. }));
     drop(far);
-    wait_for("the end", || (near_host.lent() == 0).then_some(()));
+    wait_until("the end", || near_host.lent(), |lent| *lent == 0);
     let (mut near, mut far) = pair_of(&site, &listener, "once");
     assert!(why_socket(&mut near).contains("has a ring already"));
     for _ in 0..100 {
@@ -335,7 +337,7 @@ fn who_keeps_a_ring_has_nothing_by_it() {
     }
     assert_eq!(kept.next(&mut buffer), None);
     drop((near, far, kept));
-    wait_for("the end", || (near_host.lent() == 0).then_some(()));
+    wait_until("the end", || near_host.lent(), |lent| *lent == 0);
     let (mut near, mut far) = with_rings(|| pair_of(&site, &listener, "once"));
     far.send(b"anew").unwrap();
     assert_eq!(message(&mut near), b"anew");
@@ -364,7 +366,7 @@ fn an_unprivileged_application_is_killed() {
     let said = unprivileged(&site, "nobody", "ring");
     assert!(said.contains("by a ring as user 65534"), "{said}");
     for host in [&near_host, &far_host] {
-        wait_for("the end", || (host.lent() == 0).then_some(()));
+        wait_until("the end", || host.lent(), |lent| *lent == 0);
     }
     let listener = asks(&site, 1, "test").listen().unwrap();
     let (mut near, mut far) = with_rings(|| pair_of(&site, &listener, "once"));
@@ -386,7 +388,7 @@ fn nothing_is_left_when_the_daemon_is_killed() {
     for _ in 0..10 {
         near.send(SECRET).unwrap();
     }
-    wait_for("it to have come", || (counted(&far_host, &mut far, "in-ring") == 10).then_some(()));
+    wait_until("it to have come", || counted(&far_host, &mut far, "in-ring"), |count| *count == 10);
     far_host.signal(Signal::SIGKILL);
     event(&mut far, |event| matches!(event, Event::Closed { reason } if reason.contains("daemon is gone")));
     for _ in 0..10 {
@@ -399,13 +401,13 @@ fn nothing_is_left_when_the_daemon_is_killed() {
         shown.args(["-n", &site.namespaces[1], "link", "show", "eth"]);
         String::from_utf8(shown.output().unwrap().stdout).unwrap()
     };
-    wait_for("nothing to be attached", || (!link().contains("xdp")).then_some(()));
+    wait_until("nothing to be attached", link, |link| !link.contains("xdp"));
     let (all, clear) = capture.count(SECRET);
     assert!(all > 0 && clear == 0, "{clear} of {all} packets in clear");
     drop((near, far, listener, far_host));
     let far_host = Host::start_with(&site, 1, &settings((SERVER, CLIENT), ""));
     wait_for_keys(&far_host);
-    wait_for("the first one to have let go", || (near_host.lent() == 0).then_some(()));
+    wait_until("the first one to have let go", || near_host.lent(), |lent| *lent == 0);
     let listener = asks(&site, 1, "test").listen().unwrap();
     let (mut near, mut far) = with_rings(|| pair_of(&site, &listener, "once"));
     near.send(b"again").unwrap();
@@ -425,9 +427,7 @@ fn a_ring_is_polled_and_is_the_parents() {
     let readable = |session: &Session, ms: u16| {
         poll(&mut [PollFd::new(session.as_fd(), PollFlags::POLLIN)], ms).unwrap() == 1
     };
-    while readable(&far, 0) {
-        assert!(far.event().unwrap().is_none());
-    }
+    wait_for_silence(&mut far);
     for round in 0..20_u8 {
         assert!(!readable(&far, 10), "nothing has come");
         near.send(&[round]).unwrap();
@@ -436,7 +436,7 @@ fn a_ring_is_polled_and_is_the_parents() {
         assert!(matches!(far.receive(), Err(Error::WouldBlock)));
     }
     let sender = thread::spawn(move || {
-        thread::sleep(Duration::from_millis(50));
+        thread::sleep(Duration::from_millis(50)); // exact: who reads waits by then, mostly, and is right either way
         near.send(b"waited for").unwrap();
         near
     });

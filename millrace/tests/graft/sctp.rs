@@ -19,7 +19,7 @@ use nix::sys::signal::{Signal, kill};
 
 use crate::{
     messages::{Capture, GRAFTS, Host, accept, asks, event, message, pair, wait_for_keys},
-    site::{CLIENT, SERVER, Site, ip, wait_for},
+    site::{CLIENT, SERVER, Site, ip, wait_for, wait_until},
 };
 
 const SECRET: &[u8] = b"what nobody else is to read";
@@ -57,7 +57,19 @@ fn hosts<'a>(site: &'a Site, more: [&str; 2]) -> [Host<'a>; 2] {
 }
 
 fn wait_for_process(host: &Host<'_>) {
-    wait_for("a process that waits", || host.status().processes[0].is_ready.then_some(()));
+    wait_until("a process that waits", || host.status().processes, |all| all[0].is_ready);
+}
+
+/// So many processes of this daemon: one waits, besides those of sessions, and is started when the one before has a session.
+fn wait_for_processes(host: &Host<'_>, count: usize) -> Vec<i32> {
+    wait_until(&format!("{count} processes"), || processes(host), |all| all.len() == count)
+}
+
+/// All sessions are over, and none has ended otherwise than its ends wanted.
+fn wait_for_good_ends(host: &Host<'_>) {
+    wait_until("both ends to let go", || host.lent(), |lent| *lent == 0);
+    let process = wait_until("its end", || host.status().processes[0].clone(), |it| it.running == 0);
+    assert_eq!(process.ended.get("failed"), None, "{process:?}");
 }
 
 /// Processes of this daemon that functions are.
@@ -126,7 +138,7 @@ fn all_comes_in_order_over_a_path_that_loses_and_nothing_in_clear() {
                         assert!(bytes == written(1 - side, got), "message {got} at {side}");
                         got += 1;
                     }
-                    (sent == SENT && got == SENT).then_some(())
+                    sent == SENT && got == SENT
                 });
                 session.set_nonblocking(false);
             })
@@ -142,11 +154,7 @@ fn all_comes_in_order_over_a_path_that_loses_and_nothing_in_clear() {
     assert_eq!(message(&mut far), b"last");
     assert_eq!(far.receive().unwrap(), Received::Finished);
     far.close().unwrap();
-    for host in &hosts {
-        wait_for("both ends to let go", || (host.lent() == 0).then_some(()));
-        let status = host.status().processes[0].clone();
-        assert_eq!((status.running, status.ended.get("failed")), (0, None), "{status:?}");
-    }
+    hosts.iter().for_each(wait_for_good_ends);
 }
 
 /// One that does not read holds back who sends, and loses nothing by it.
@@ -169,7 +177,7 @@ fn who_does_not_read_is_waited_for() {
             Ok(()) => (sent, stuck) = (sent + 1, 0),
             Err(Error::WouldBlock) => {
                 stuck += 1;
-                thread::sleep(std::time::Duration::from_millis(20));
+                thread::sleep(std::time::Duration::from_millis(20)); // exact: the gap between two attempts to send
             }
             Err(error) => panic!("{error}"),
         }
@@ -200,6 +208,7 @@ fn sessions_that_are_opened_at_once_have_a_process_each() {
     let mut came: Vec<_> = far.iter_mut().map(message).collect();
     came.sort_unstable();
     assert_eq!(came, (0_u32..3).map(|number| number.to_be_bytes().to_vec()).collect::<Vec<_>>());
+    // exact: messages have come through all of them
     assert!(hosts.iter().all(|host| host.status().processes[0].running == 3));
 }
 
@@ -219,7 +228,7 @@ fn what_is_said_after_the_end_costs_nothing_that_came() {
     // The other end's daemon does not say that this one has closed it.
     kill(far_daemon, Signal::SIGSTOP).unwrap();
     near.close().unwrap();
-    wait_for("this end to have finished", || (hosts[0].status().processes[0].running == 0).then_some(()));
+    wait_until("this end to have finished", || hosts[0].status().processes, |all| all[0].running == 0);
     far.send(b"late").unwrap();
     kill(far_daemon, Signal::SIGCONT).unwrap();
     for number in 0..SENT {
@@ -227,11 +236,7 @@ fn what_is_said_after_the_end_costs_nothing_that_came() {
     }
     assert_eq!(far.receive().unwrap(), Received::Finished);
     far.close().unwrap();
-    wait_for("the other to let go", || (hosts[1].lent() == 0).then_some(()));
-    for host in &hosts {
-        let status = host.status().processes[0].clone();
-        assert_eq!((status.running, status.ended.get("failed")), (0, None), "{status:?}");
-    }
+    hosts.iter().rev().for_each(wait_for_good_ends);
 }
 
 #[test]
@@ -241,9 +246,8 @@ fn a_process_that_is_killed_ends_its_session_in_words() {
     }
     let Some(site) = Site::new("killedprocess") else { return };
     let [near_host, far_host] = hosts(&site, [""; 2]);
-    let waiting = processes(&near_host);
-    let [process] = waiting[..] else { panic!("{waiting:?}") };
-    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let process = wait_for_processes(&near_host, 1)[0];
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap(); // exact: it is confined before it is ready
     assert!(status.contains("Seccomp:\t2") && status.contains("CapEff:\t0000000000000000"), "{status}");
     let listener = asks(&site, 1, "test").listen().unwrap();
     let open = || asks(&site, 0, "test").service("order").service("congestion-control").initiate().unwrap();
@@ -265,10 +269,11 @@ fn a_process_that_is_killed_ends_its_session_in_words() {
     };
     assert!(reason.contains("signal 9 has ended it"), "{reason}");
     assert_eq!(capture.count(SECRET).1, 0);
+    // exact: it is counted before the session is closed
     assert_eq!(near_host.status().processes[0].ended["failed"], 1);
     drop((near, far));
     for host in [&near_host, &far_host] {
-        wait_for("room", || (host.lent() == 0).then_some(()));
+        wait_until("room", || host.lent(), |lent| *lent == 0);
         wait_for_process(host);
     }
     // The next one has another.
@@ -277,12 +282,11 @@ fn a_process_that_is_killed_ends_its_session_in_words() {
     near.send(b"again").unwrap();
     assert_eq!(message(&mut far), b"again");
     // They end with their daemon, however that ends.
-    let of_near = processes(&near_host);
-    assert_eq!(of_near.len(), 2);
+    let of_near = wait_for_processes(&near_host, 2);
     drop(near_host);
     wait_for("its processes to end", || {
         let gone = |pid: &i32| !Path::new(&format!("/proc/{pid}/root")).exists();
-        of_near.iter().all(gone).then_some(())
+        of_near.iter().all(gone)
     });
 }
 
@@ -330,7 +334,7 @@ fn no_session_changes_to_a_process_and_both_ends_need_the_same() {
     let is_told =
         matches!(&refused, Event::Refused { reason, .. } if reason.contains("graft loose is a process"));
     assert!(is_told, "{refused:?}");
-    let session = near_host.status().sessions[1].name.clone();
+    let session = near_host.status().sessions[1].name.clone(); // exact: the settings say so
     for args in [&["swap", &session, "sctp"][..], &["swap", "--stateless", &session, "sctp"]] {
         let (ok, said) = near_host.verb(args);
         assert!(!ok && said.contains("graft sctp is a process"), "{said}");
@@ -432,7 +436,7 @@ fn whatever_comes_by_the_wire_ends_nothing() {
             while !is_over.load(Ordering::Relaxed) {
                 let passed = [pass(&near_end, &far_end, &mut random), pass(&far_end, &near_end, &mut random)];
                 if passed == [false; 2] {
-                    thread::sleep(std::time::Duration::from_micros(200));
+                    thread::sleep(std::time::Duration::from_micros(200)); // exact: the gap between two looks at the wire
                 }
             }
         });
@@ -449,7 +453,7 @@ fn whatever_comes_by_the_wire_ends_nothing() {
                         got[at] += 1;
                     }
                 }
-                (got == [SENT; 2]).then_some(())
+                got == [SENT; 2]
             });
         }));
         is_over.store(true, Ordering::Relaxed);

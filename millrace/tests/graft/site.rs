@@ -1,5 +1,5 @@
-//! Two hosts, with a cgroup each, and daemons on them. This process is in one cgroup at a time, and this host has one list of
-//! congestion controls: tests take turns, with those of other programs too, by a file.
+//! Two hosts, with a cgroup each, and daemons on them. This process is in one cgroup at a time: tests of one process take turns. Those of
+//! others run beside them, but for the host's one list of congestion controls: see `Site::with_controls`.
 
 use std::{
     fs,
@@ -7,13 +7,15 @@ use std::{
     net::{IpAddr, SocketAddr, TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::{Child, Command, Output},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use millrace_graft::status::Status;
 use millrace_lab::lab::{Lab, Topology};
+use millrace_testkit::show_log_on_panic;
+pub use millrace_testkit::{wait_for, wait_until};
 use nix::{
     fcntl::{Flock, FlockArg},
     sched::{CloneFlags, setns},
@@ -25,7 +27,8 @@ use nix::{
 };
 use tempfile::TempDir;
 
-pub const LONG: Duration = Duration::from_secs(60);
+/// It bounds what is waited for, and is under test nowhere.
+pub const LONG: Duration = millrace_testkit::BOUND;
 pub const SERVER: &str = "10.96.0.1";
 pub const CLIENT: &str = "10.96.0.2";
 pub const SERVER6: &str = "fd96::1";
@@ -42,10 +45,17 @@ pub struct Site {
     cgroups: Vec<PathBuf>,
     /// Whose the namespaces are.
     lab: Option<Lab>,
-    _turns: (Flock<fs::File>, MutexGuard<'static, ()>),
+    controls: OnceLock<Flock<fs::File>>,
+    _turn: MutexGuard<'static, ()>,
 }
 
 impl Site {
+    /// For tests that load congestion controls, or look at which there are: the host has one list of them, and nobody else has daemons
+    /// meanwhile. `None`: not here, which was said.
+    pub fn with_controls(test: &str) -> Option<Self> {
+        Some(Self::new(test)?.alone())
+    }
+
     /// `None`: not here, which was said.
     pub fn new(test: &str) -> Option<Self> {
         let site = Self::bare(test, 2)?;
@@ -76,6 +86,18 @@ impl Site {
         Some(site)
     }
 
+    /// As `with_controls` has it. It is asked for before there is a daemon.
+    pub fn alone(self) -> Self {
+        self.controls.get_or_init(|| controls(FlockArg::LockExclusive));
+        self
+    }
+
+    /// Whoever starts a daemon shares the host's list of congestion controls with others that do, from then on: at its start a daemon takes
+    /// back what is there without a link (each, before Linux 6.4), since a killed one would have left it (`remove_leftovers`).
+    pub fn share(&self) {
+        self.controls.get_or_init(|| controls(FlockArg::LockShared));
+    }
+
     pub fn address(&self, node: &str) -> IpAddr {
         self.lab.as_ref().unwrap().node(node).unwrap().addr_v4().into()
     }
@@ -92,16 +114,14 @@ impl Site {
             return None;
         };
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        let file = fs::File::create(std::env::temp_dir().join("millrace-graft-tests.lock")).unwrap();
-        let file = Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, error)| error).unwrap();
         let name = format!("mg-{}-{test}", std::process::id());
         let root = PathBuf::from(mount[1]);
         let sides: Vec<_> =
             ["c", "s", "t"].into_iter().take(hosts).map(|side| format!("{name}-{side}")).collect();
         let cgroups: Vec<_> = sides.iter().map(|side| root.join(side)).collect();
         cgroups.iter().for_each(|cgroup| fs::create_dir(cgroup).unwrap());
-        let (directory, lab) = (TempDir::new().unwrap(), None);
-        Some(Self { directory, namespaces: sides, root, cgroups, lab, _turns: (file, turn) })
+        let (directory, lab, controls) = (TempDir::new().unwrap(), None, OnceLock::new());
+        Some(Self { directory, namespaces: sides, root, cgroups, lab, controls, _turn: turn })
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -201,6 +221,17 @@ impl Drop for Site {
     }
 }
 
+/// The host's list of congestion controls, as tests of all programs take it.
+fn controls(how: FlockArg) -> Flock<fs::File> {
+    let lock = |name: &str, how| {
+        let file = fs::File::create(std::env::temp_dir().join(name)).unwrap();
+        Flock::lock(file, how).map_err(|(_, error)| error).unwrap()
+    };
+    // Behind who waits to be alone others wait, too: else there would always be somebody who shares it.
+    let _door = lock("millrace-graft-tests.door", FlockArg::LockExclusive);
+    lock("millrace-graft-tests.lock", how)
+}
+
 pub fn ip(arguments: &str) {
     assert!(Command::new("ip").args(arguments.split(' ')).status().unwrap().success(), "ip {arguments}");
 }
@@ -216,17 +247,6 @@ pub fn inside<T: Send>(namespace: &str, work: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-pub fn wait_for<T>(what: &str, mut ready: impl FnMut() -> Option<T>) -> T {
-    let start = Instant::now();
-    loop {
-        if let Some(done) = ready() {
-            return done;
-        }
-        assert!(start.elapsed() < LONG, "no {what}");
-        thread::sleep(Duration::from_millis(20));
-    }
-}
-
 pub fn congestion(stream: &TcpStream) -> String {
     let name = getsockopt(stream, sockopt::TcpCongestion).unwrap();
     name.to_string_lossy().trim_end_matches('\0').to_owned()
@@ -238,6 +258,11 @@ pub fn ours() -> Vec<String> {
         text.split_whitespace().filter(|name| name.starts_with("mr_")).map(str::to_owned).collect();
     ours.sort();
     ours
+}
+
+/// A killed process is gone before the kernel has taken back all that it had.
+pub fn wait_for_none_of_ours() {
+    wait_until("the end of our congestion controls", ours, Vec::is_empty);
 }
 
 pub fn transfer(mut from: TcpStream, mut to: TcpStream) {
@@ -272,6 +297,7 @@ impl<'a> Daemon<'a> {
 
     /// By which command.
     pub fn start_as(site: &'a Site, side: usize, verb: &str, more: &[&str]) -> Self {
+        site.share();
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/run/netns/{}", site.namespaces[side]));
         command.arg(env!("CARGO_BIN_EXE_millrace")).args(["graft", verb, "--http=off", "--config"]);
@@ -281,10 +307,10 @@ impl<'a> Daemon<'a> {
         command.stderr(fs::File::create(&log).unwrap());
         let process = site.enter(side, || command.spawn().unwrap());
         let mut daemon = Self { site, side, process };
-        wait_for("daemon", || {
+        wait_for("a daemon that is ready", || {
             let log = daemon.log();
             assert!(daemon.process.try_wait().unwrap().is_none(), "{log}");
-            log.contains("ready").then_some(())
+            log.contains("ready")
         });
         daemon
     }
@@ -334,8 +360,9 @@ impl<'a> Daemon<'a> {
             let stat = fs::read_to_string(task.unwrap().path().join("stat"));
             stat.is_ok_and(|stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T')))
         };
-        let tasks = format!("/proc/{}/task", self.process.id());
-        wait_for("it to stop", || fs::read_dir(&tasks).unwrap().all(is_stopped).then_some(()));
+        wait_for("it to stop", || {
+            fs::read_dir(format!("/proc/{}/task", self.process.id())).unwrap().all(is_stopped)
+        });
     }
 
     pub fn go_on(&self) {
@@ -359,5 +386,7 @@ impl Drop for Daemon<'_> {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
+        let (side, log) = (self.side, self.site.path(&format!("log{}", self.side)));
+        show_log_on_panic(&format!("the daemon of side {side}"), &log);
     }
 }

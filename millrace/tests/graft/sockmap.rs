@@ -22,9 +22,9 @@ use crate::{
     agreement::keys,
     carried::{
         at, carry, client, connect, connect_seen, ended, exchange, fill, hash, noise, read_all, rule, server,
-        slow_reader, verdict, wait_for_end, wait_for_state,
+        slow_reader, verdict, wait_for_end, wait_for_ended, wait_for_resets, wait_for_state,
     },
-    site::{CLIENT, CLIENT6, Daemon, LONG, PORT, SERVER, SERVER6, Site, wait_for},
+    site::{CLIENT, CLIENT6, Daemon, LONG, PORT, SERVER, SERVER6, Site, wait_for, wait_until},
 };
 
 /// Both daemons, with a warm carrier and past TCP. `more`: of the client's `[carry]`, and of its rules.
@@ -61,7 +61,7 @@ fn count(daemon: &Daemon<'_>, verdict: &str) -> u64 {
 }
 
 fn wait_for_none(daemon: &Daemon<'_>) {
-    wait_for("end of sockets", || (sockmap(daemon).sockets == 0).then_some(()));
+    wait_until("the end of sockets", || sockmap(daemon), |it| it.sockets == 0);
 }
 
 fn say_and_hear(mut from: &TcpStream, to: &TcpStream) {
@@ -99,12 +99,9 @@ fn past_tcp_both_ends_see_each_other_and_all_bytes() {
     let Some(site) = Site::new("past") else { return };
     let [near, far] = bypassed(&site, ["", ""]);
     for daemon in [&near, &far] {
-        let log = daemon.log();
-        assert!(
-            log.contains("loopback = \\\"sockmap\\\"") || log.contains("loopback = \"sockmap\""),
-            "{log}"
-        );
-        assert!(log.contains("splice()"), "{log}");
+        let names = ["loopback = \\\"sockmap\\\"", "loopback = \"sockmap\""];
+        let is_said = |log: &String| names.iter().any(|name| log.contains(name)) && log.contains("splice()");
+        wait_until("what is said of it", || daemon.log(), is_said);
         assert!(daemon.succeed(&["status"]).contains("loopback: sockmap"));
     }
     for (server, client) in [(SERVER, CLIENT), (SERVER6, CLIENT6)] {
@@ -115,7 +112,7 @@ fn past_tcp_both_ends_see_each_other_and_all_bytes() {
         }
     }
     wait_for_end(&near, &far);
-    assert_eq!((ended(&near, "done"), ended(&far, "done")), (10, 10), "{:?}", carry(&near));
+    wait_for_ended([&near, &far], "done", 10);
     for daemon in [&near, &far] {
         wait_for_none(daemon);
         // Both ends of each, and nothing else: daemons have connections of their own.
@@ -182,7 +179,7 @@ fn past_tcp_who_half_closes_reads_on() {
         wait_for_end(&near, &far);
         assert_eq!(hash(&read_all(first)), hash(&said));
     }
-    assert_eq!((ended(&near, "done"), ended(&far, "done")), (2, 2));
+    wait_for_ended([&near, &far], "done", 2);
 }
 
 #[test]
@@ -208,8 +205,7 @@ fn past_tcp_a_reset_is_a_reset_at_the_other_end() {
         assert_is_reset(&other);
     }
     for daemon in [&near, &far] {
-        let resets = || ended(daemon, "reset") + ended(daemon, "peer-reset");
-        wait_for("resets", || (resets() == 4).then_some(()));
+        wait_for_resets([daemon], 4);
         wait_for_none(daemon);
     }
 }
@@ -245,8 +241,9 @@ fn past_tcp_what_is_not_carried_goes_in_place() {
             (verdict(&near, "led") > number).then_some(())
         });
     }
-    wait_for("ends", || (ended(&near, "done") >= 3).then_some(()));
-    assert_eq!((ended(&far, "not-listed"), ended(&near, "done")), (3, 3), "{:?}", carry(&near));
+    wait_for("ends", || ended(&near, "done") >= 3);
+    wait_for_ended([&far], "not-listed", 3);
+    assert_eq!(ended(&near, "done"), 3, "{:?}", carry(&near));
     wait_for_none(&near);
 }
 
@@ -267,7 +264,7 @@ fn past_tcp_strict_connections_say_what_the_server_says() {
     let listener = site.listen_on(at(SERVER, PORT + 2));
     let (here, there, _) = connect(&site, &listener);
     exchange(&here, &there, 1_000_000);
-    wait_for("end", || (ended(&near, "done") == 1).then_some(()));
+    wait_for_ended([&near], "done", 1);
     assert!(count(&near, "entered") >= 2 && count(&near, "passed-on") > 0, "{:?}", sockmap(&near));
 }
 
@@ -294,7 +291,7 @@ fn spliced(stream: &TcpStream, length: usize) -> nix::Result<usize> {
     assert_eq!(poll(&mut ready, PollTimeout::try_from(LONG).unwrap()), Ok(1));
     // Until all of it has come.
     let mut seen = vec![0; length];
-    wait_for("bytes", || stream.peek(&mut seen).is_ok_and(|seen| seen == length).then_some(()));
+    wait_for("all bytes", || stream.peek(&mut seen).is_ok_and(|seen| seen == length));
     let (read, write) = nix::unistd::pipe().unwrap();
     // Else it waits for as long as the socket may.
     stream.set_nonblocking(true).unwrap();
@@ -346,9 +343,11 @@ fn read_while_it_is_reset(here: &TcpStream, there: TcpStream) -> [Option<ErrorKi
             tell.send(nix::unistd::gettid()).unwrap();
             [(); 2].map(|()| (&*here).read(&mut [0]).err().map(|error| error.kind()))
         });
-        let stat = format!("/proc/self/task/{}/stat", told.recv().unwrap());
-        let sleeps = || std::fs::read_to_string(&stat).unwrap().contains(") S ").then_some(());
-        wait_for("a reader that waits", sleeps);
+        let (task, call) = (told.recv().unwrap(), nix::libc::SYS_recvfrom.to_string());
+        wait_for("a reader that waits", || {
+            let of = |what: &str| std::fs::read_to_string(format!("/proc/self/task/{task}/{what}")).unwrap();
+            of("syscall").split(' ').next() == Some(&call) && of("stat").contains(") S ")
+        });
         SockRef::from(&there).set_linger(Some(Duration::ZERO)).unwrap();
         drop(there);
         reader.join().unwrap()

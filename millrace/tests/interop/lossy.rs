@@ -2,6 +2,7 @@
 
 use std::{net::Ipv4Addr, time::Duration};
 
+use millrace::relay::status::Status;
 use millrace_lab::lab::{Directions, Lab, Node, Topology};
 
 use super::{
@@ -64,7 +65,7 @@ fn loss_between_relay_and_players() {
         let is_ours = player.is_ours();
         assert_video(is_ours, &player.finish(), clip, 0, &what);
     }
-    assert!(relay.status().totals.bytes_retransmitted > 0, "nothing was lost");
+    relay.until("what was lost is sent again", |status| status.totals.bytes_retransmitted > 0);
 }
 
 #[test]
@@ -85,8 +86,7 @@ fn keys_are_updated_every_100_packets() {
         assert_played(&relay, clip, players.into_iter().flatten());
         // Each of 4 players gets more than 400 packets; how many of these come before its keys' last update is confirmed
         // is a matter of time.
-        let updates = relay.status().totals.key_updates;
-        assert!(updates >= 4, "{updates} updates");
+        relay.until("updates of keys", |status| status.totals.key_updates >= 4);
     }
 }
 
@@ -119,8 +119,9 @@ fn addresses_change_under_way() {
         Playing::new(subscribe(Some(node("sub2")), &url, &[]), "ours", 0),
     ];
     relay.until_subscribed(VIDEO_TRACK, 2);
-    let addresses = || relay.status().sessions.iter().map(|session| session.remote.ip()).collect::<Vec<_>>();
-    let before = addresses();
+    let addresses =
+        |status: &Status| status.sessions.iter().map(|session| session.remote.ip()).collect::<Vec<_>>();
+    let before = addresses(&relay.status()); // exact: nobody has moved yet
     let (first, rest) = clip.fragments.split_at(FRAMES / 4);
     publisher.feed(first, PACE);
     change_address(node("sub1"));
@@ -129,7 +130,9 @@ fn addresses_change_under_way() {
     change_address(node("pub"));
     publisher.feed(&rest[FRAMES / 4..], PACE);
     // A player that only receives is silent, and found again by its next keep-alive.
-    relay.until("everybody at a new address", |_| addresses().iter().all(|now| !before.contains(now)));
-    assert_eq!(addresses().len(), 3);
+    let status = relay.until("everybody at a new address", |status| {
+        addresses(status).iter().all(|now| !before.contains(now))
+    });
+    assert_eq!(addresses(&status).len(), 3);
     assert_played(&relay, clip, players);
 }

@@ -1,4 +1,5 @@
 //! Media through a relay: unmodified peers, our own clients, and every mix of them.
+//! Tier: test-all, since the peers have to be built.
 //!
 //! The peers are built by `scripts/peers.sh`. A test whose peers, ffmpeg or root are missing says SKIP.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]

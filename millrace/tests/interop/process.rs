@@ -11,10 +11,8 @@ use std::{
 };
 
 use millrace_lab::lab::Node;
+use millrace_testkit::{show_log_on_panic, wait_for, wait_until};
 use tempfile::TempDir;
-
-/// How long anything may take before a test fails; the machine may be busy with other tests.
-pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What a test needs.
 #[derive(Clone, Copy)]
@@ -43,18 +41,6 @@ pub fn missing(need: Need) -> Option<String> {
 fn peer(name: &str) -> PathBuf {
     let default = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target/peers");
     env::var_os("MILLRACE_PEERS").map_or_else(default, PathBuf::from).join("bin").join(name)
-}
-
-/// Waits until `found` finds something; `None` when that takes too long.
-pub fn wait_for<T>(mut found: impl FnMut() -> Option<T>) -> Option<T> {
-    let start = Instant::now();
-    loop {
-        let it = found();
-        if it.is_some() || start.elapsed() > PATIENCE {
-            return it;
-        }
-        sleep(Duration::from_millis(10));
-    }
 }
 
 /// A running program. Killed when it is dropped.
@@ -117,6 +103,7 @@ impl Process {
     pub fn feed(&mut self, pieces: &[Vec<u8>], pace: Duration) {
         let start = Instant::now();
         for (piece, count) in pieces.iter().zip(0..) {
+            // exact: paces the source
             sleep((pace * count).saturating_sub(start.elapsed()));
             self.write(piece);
         }
@@ -132,15 +119,13 @@ impl Process {
 
     /// Waits until its log has `text`.
     pub fn wait_logged(&self, text: &str) {
-        let logged = wait_for(|| self.log().contains(text).then_some(()));
-        assert!(logged.is_some(), "{} has not logged {text:?}:\n{}", self.name, self.log());
+        wait_for(&format!("{text:?} in the log of {}", self.name), || self.log().contains(text));
     }
 
     /// Waits until it has written more than `len` bytes.
     pub fn wait_beyond(&self, len: usize) {
         let written = || fs::metadata(self.dir.path().join("stdout")).unwrap().len();
-        let beyond = wait_for(|| (written() > len as u64).then_some(()));
-        assert!(beyond.is_some(), "{} has written {} bytes of {len}:\n{}", self.name, written(), self.log());
+        wait_until(&format!("more than {len} bytes of {}", self.name), written, |bytes| *bytes > len as u64);
     }
 
     /// Waits until it has ended well after the end of its input, and returns what it has written.
@@ -158,8 +143,7 @@ impl Process {
     }
 
     fn wait(&mut self) -> ExitStatus {
-        let status = wait_for(|| self.child.try_wait().unwrap());
-        status.unwrap_or_else(|| panic!("{} does not end:\n{}", self.name, self.log()))
+        wait_for(&format!("the end of {}", self.name), || self.child.try_wait().unwrap())
     }
 }
 
@@ -167,5 +151,6 @@ impl Drop for Process {
     fn drop(&mut self) {
         let _ = self.child.kill(); // it may have ended
         let _ = self.child.wait();
+        show_log_on_panic(&self.name, &self.dir.path().join("stderr"));
     }
 }

@@ -13,12 +13,12 @@ use millrace::relay::{
 };
 use millrace_lab::lab::Node;
 use millrace_proto::moq::{Namespace, TrackName};
+use millrace_testkit::wait_until;
 use tokio::runtime::Runtime;
 
 use super::{
     clip::GROUP,
-    process::wait_for,
-    site::{Host, Site, assert_forwarded},
+    site::{self, Host, Site, until_forwarded},
 };
 
 /// The name of every broadcast here.
@@ -55,6 +55,7 @@ impl Relay {
     }
 
     fn on(host: Host<'_>, change: impl FnOnce(&mut Config)) -> Self {
+        site::log();
         let runtime = Runtime::new().unwrap();
         let listen = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), host.port(0));
         // What is late depends on who gets the CPU; tests of that say how long media may wait.
@@ -96,13 +97,13 @@ impl Relay {
     }
 
     pub fn assert_forwarded(&self) {
-        assert_forwarded(&self.status());
+        until_forwarded(|| self.status());
     }
 
-    /// Waits until the relay's status is as wanted.
-    pub fn until(&self, what: &str, wanted: impl Fn(&Status) -> bool) {
-        let reached = wait_for(|| wanted(&self.status()).then_some(()));
-        assert!(reached.is_some(), "not reached: {what}: {:#?}", self.status());
+    /// Waits until the relay's status is as wanted, and returns it.
+    #[track_caller]
+    pub fn until(&self, what: &str, wanted: impl Fn(&Status) -> bool) -> Status {
+        wait_until(what, || self.status(), wanted)
     }
 
     pub fn until_announced(&self) {

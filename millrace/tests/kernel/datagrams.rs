@@ -3,11 +3,12 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use millrace_proto::moq::Datagram;
+use millrace_testkit::async_wait_until;
 use tokio::time;
 
 use crate::{
     needs_root,
-    net::{ALIAS, Arrived, By, Cast, Net, assert_forwarded, cast, cast_by, futures_join, sum},
+    net::{ALIAS, Arrived, By, Cast, Net, assert_forwarded, cast, cast_by, futures_join, is_quiet, sum},
     peer::{Peer, patiently},
 };
 
@@ -38,7 +39,7 @@ async fn play(publisher: &Peer, subscribers: &mut [&mut Peer], group: u64, mut b
             object(group, id).encode(&mut bytes);
             publisher.session.streams().send_datagram(bytes.into()).unwrap();
             arrived.wait((id + 1).saturating_sub(AHEAD)).await;
-            time::sleep(Duration::from_millis(1)).await;
+            time::sleep(Duration::from_millis(1)).await; // exact: paces the publisher
         }
     };
     let receiving = subscribers.iter_mut().enumerate();
@@ -67,16 +68,17 @@ async fn receive(subscriber: &mut Peer, group: u64, tell: impl Fn(usize)) {
 
 /// What comes in a burst: no object twice. How many are missing depends on who gets the CPU: Quinn takes for a duplicate
 /// what comes more than 128 packets late, and batches can overtake each other.
-async fn receive_burst(subscriber: &mut Peer, group: u64) {
+async fn receive_burst(net: &Net, subscriber: &mut Peer, group: u64) {
     let mut seen = BTreeSet::new();
-    while seen.len() < OBJECTS as usize {
-        let Ok(datagram) = time::timeout(Duration::from_secs(2), subscriber.datagrams.recv()).await else {
-            break;
-        };
-        let id = checked(datagram.unwrap(), group);
+    let mut next = Some(patiently(subscriber.datagrams.recv()).await.unwrap());
+    async_wait_until("the end of the burst", || net.status(), is_quiet).await;
+    while let Some(datagram) = next {
+        let id = checked(datagram, group);
         assert!(seen.insert(id), "{id} came twice");
+        // What has arrived is handed on within a moment.
+        let more = time::timeout(Duration::from_secs(2), subscriber.datagrams.recv()).await;
+        next = more.ok().map(Option::unwrap);
     }
-    assert!(!seen.is_empty(), "nothing came");
 }
 
 #[test]
@@ -92,7 +94,7 @@ fn datagrams_from(by: By) {
     let Cast { publisher, subscribers: mut peers, _requests } = cast_by(&net, by, &both);
     let [one, other] = &mut peers[..] else { panic!("two subscribers") };
     net.run(play(&publisher, &mut [one, other], 1, |_| {}));
-    let status = net.status();
+    let status = net.settled();
     assert_forwarded(&status, OBJECTS / 10);
     assert_eq!(status.totals.datagrams_sent, 2 * OBJECTS);
     assert_eq!(status.engine.streams, 2);
@@ -102,10 +104,10 @@ fn datagrams_from(by: By) {
     let track = crate::peer::track("live/cam", "video");
     net.run(async {
         let _request = late.subscribe(&track).await;
-        receive_burst(&mut late, 1).await;
+        receive_burst(&net, &mut late, 1).await;
         play(&publisher, &mut [one, other, &mut late], 2, |_| {}).await;
     });
-    assert_eq!(net.status().totals.datagrams_sent, 2 * OBJECTS + OBJECTS + 3 * OBJECTS);
+    assert_eq!(net.settled().totals.datagrams_sent, 2 * OBJECTS + OBJECTS + 3 * OBJECTS);
 }
 
 #[test]
@@ -115,14 +117,14 @@ fn detached_in_the_middle_each_still_comes_once() {
     let Cast { publisher, subscribers: mut peers, _requests } = cast(&net, &["sub1", "sub2"]);
     let [one, other] = &mut peers[..] else { panic!("two subscribers") };
     net.run(play(&publisher, &mut [one, other], 1, |_| {}));
-    let before = sum(&net.status(), |session| session.kernel.packets);
+    let before = sum(&net.settled(), |session| session.kernel.packets);
     assert!(before > 0);
     net.run(play(&publisher, &mut [one, other], 2, |id| {
         if id == OBJECTS / 2 {
             crate::life::detach_all(net.relay());
         }
     }));
-    let status = net.status();
+    let status = net.settled();
     assert_eq!(status.totals.datagrams_sent, 4 * OBJECTS);
     assert!(sum(&status, |session| session.data_plane.packets) > 0);
 }

@@ -7,6 +7,7 @@ use millrace::relay::{
     config::{Config, EngineChoice},
     status::Status,
 };
+use millrace_testkit::wait_for;
 
 use crate::{
     needs_root,
@@ -77,11 +78,11 @@ fn nothing_is_quiet_while_nothing_is_attached() {
     let status = play(&net, cast, &show, |group| match group {
         10 => {
             net.server.change_engine(&user).unwrap();
-            deferred.set(net.status().engine.deferred);
-            assert!(deferred.get() > 0);
+            assert!(net.status().engine.deferred > 0); // exact: of ten groups that have come
         }
+        11 => deferred.set(net.status().engine.deferred), // exact: a group has come since
         20 => {
-            assert_eq!(net.status().engine.deferred, deferred.get());
+            assert_eq!(net.status().engine.deferred, deferred.get()); // exact: nothing counts meanwhile
             net.server.change_engine(&net.config).unwrap();
         }
         _ => {}
@@ -98,21 +99,18 @@ fn while_nothing_is_published_the_engine_sleeps() {
     let net = Net::new(1, false, |_| {});
     let cast = cast(&net, &["sub1"]);
     let show = Show { groups: 10, ..SHOW };
-    let asleep = Cell::new(false);
     let status = play(&net, cast, &show, |group| {
         if group != 5 {
             return;
         }
-        assert!(net.status().engine.prepared > 0);
-        let end = std::time::Instant::now() + crate::peer::PATIENCE;
-        while !asleep.get() && std::time::Instant::now() < end {
+        net.until("openings are prepared", |status| status.engine.prepared > 0);
+        wait_for("a second that it sleeps through", || {
             let before = net.status().engine.ticks;
             std::thread::sleep(Duration::from_secs(1));
             // One a second, and some behind a keep-alive; while it ticks they are a hundred.
-            asleep.set(net.status().engine.ticks - before <= 40);
-        }
+            net.status().engine.ticks - before <= 40
+        });
     });
-    assert!(asleep.get(), "it goes on ticking");
     assert!(status.engine.ticks > show.groups, "and else it ticks");
     assert_forwarded(&status, show.groups * OF_A_GROUP);
     assert_eq!(status.engine.deferred_dropped, 0);

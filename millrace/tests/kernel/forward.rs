@@ -15,7 +15,7 @@ use crate::{
         ALIAS, Cast, Net, OF_A_GROUP, PUBLISHER_LINK, SHOW, Show, assert_forwarded, cast, play, subscribers,
         sum,
     },
-    peer::{self, End, header},
+    peer::{End, header},
 };
 
 #[test]
@@ -81,6 +81,7 @@ fn sealed(status: &Status) -> KeystreamUse {
     let mut all = KeystreamUse::default();
     for session in subscribers(status) {
         let sealed = session.keystreams.unwrap().sealed;
+        // exact: a figure of the status at hand
         assert_eq!(sealed.counts().iter().map(|(_, count)| count).sum::<u64>(), session.kernel.packets);
         all.add(sealed);
     }
@@ -156,7 +157,7 @@ fn a_stream_that_is_given_up_is_taken_back_first() {
                 if id == 20 {
                     received[0].stop(code::Reset::CANCELLED);
                 }
-                time::sleep(Duration::from_micros(300)).await;
+                time::sleep(Duration::from_micros(300)).await; // exact: paces the publisher
             }
             subgroup.reset(code::Reset::CANCELLED);
             assert_eq!(received.pop().unwrap().all().await.1, End::Reset);
@@ -166,14 +167,6 @@ fn a_stream_that_is_given_up_is_taken_back_first() {
             assert!(subscriber.session.connection().close_reason().is_none());
         }
     });
-    let status = net.status();
-    assert!(sum(&status, |session| session.kernel.packets) > 200, "{:#?}", status.engine);
-    let legs_are_back = async {
-        while net.status().engine.streams > 0 {
-            time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    net.run(async {
-        time::timeout(peer::PATIENCE, legs_are_back).await.expect("no stream is left in the kernel")
-    });
+    net.until("packets by the kernel", |status| sum(status, |session| session.kernel.packets) > 200);
+    net.until("no stream in the kernel", |status| status.engine.streams == 0);
 }

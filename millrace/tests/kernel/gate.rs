@@ -88,7 +88,7 @@ fn initial(version: u32, bytes: usize) -> Vec<u8> {
 fn by_default_what_no_client_sends_is_refused_and_nothing_else() {
     needs_root!(by_default_what_no_client_sends_is_refused_and_nothing_else);
     let net = Net::new(1, false, |config| *config = everywhere([0, 0, 0, 0].into()));
-    assert_eq!(guarded(&net.status()), ["to-pub", "to-sub1"]);
+    assert_eq!(guarded(&net.status()), ["to-pub", "to-sub1"]); // exact: attached at start-up
 
     let client = net.lab.node("sub1").unwrap();
     let socket = client.enter(|| UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();
@@ -120,7 +120,8 @@ fn by_default_what_no_client_sends_is_refused_and_nothing_else() {
 
     let refused = [("short", 10), ("malformed", 5), ("initial_size", 20)];
     let refused = refused.map(|(rule, packets)| (rule.to_owned(), packets)).into();
-    let status = net.status();
+    let sum = |status: &Status| status.gate.refused.values().sum::<u64>();
+    let status = net.until("all that is refused is counted", |status| sum(status) >= 35);
     assert_eq!(status.gate.refused, refused, "{:?}", status.gate);
     let metrics = millrace::relay::metrics::encode(status).unwrap();
     let line = r#"millrace_gate_refused_packets_total{scope="relay",rule="initial_size"} 20"#;
@@ -137,10 +138,9 @@ fn a_client_that_has_its_sessions_gets_no_further_one() {
     });
     let refused = |status: &Status| status.gate.refused.get("quota").copied().unwrap_or(0);
     let first = net.peer("sub1");
-    until("its session is counted", || net.status().sessions.len() == 1);
+    net.until("its session is counted", |status| status.sessions.len() == 1);
     assert!(is_turned_away(&net, "sub1"));
-    let status = net.status();
-    assert!(refused(&status) > 0, "{:?}", status.gate);
+    let status = net.until("the gate refuses the other one", |status| refused(status) > 0);
     assert_eq!((status.sessions.len(), status.drops["client_session_limit"]), (1, 0));
     let relay = status.gate.scopes.iter().find(|scope| scope.name == "relay").unwrap();
     assert_eq!((relay.clients, relay.connections), (1, 1));
@@ -153,14 +153,14 @@ fn a_client_that_has_its_sessions_gets_no_further_one() {
         net.relay().enter(|| net.server.change_gate(&config)).unwrap().unwrap();
     };
     change(GateChoice::Off);
-    assert!(!net.status().gate.on);
+    assert!(!net.status().gate.on); // exact: the call that changes it has returned
     assert!(is_turned_away(&net, "sub1"));
-    assert!(net.status().drops["client_session_limit"] > 0);
+    net.until("the relay counts it", |status| status.drops["client_session_limit"] > 0);
 
     // A gate that comes later is told of the sessions that there are.
     change(GateChoice::On);
     assert!(is_turned_away(&net, "sub1"));
-    assert!(refused(&net.status()) > 0);
+    net.until("the new gate refuses it", |status| refused(status) > 0);
 
     // One that has left has made room at once.
     first.session.close(code::Session::NO_ERROR, "");
@@ -214,11 +214,11 @@ fn what_is_sent_by_an_upstream_relay_at(scheme: &str) {
 fn an_interface_that_is_made_anew_is_guarded_again() {
     needs_root!(an_interface_that_is_made_anew_is_guarded_again);
     let net = gated(1);
-    let before = net.status().gate;
+    let before = net.status().gate; // exact: attached at start-up
     assert!(before.interfaces.iter().all(|it| it.attached && it.reattached == 0), "{before:?}");
     sh(net.relay(), "ip link del to-sub1 2>/dev/null");
-    until("it is missed", || net.status().gate.reason.contains("to-sub1: the interface is gone"));
-    let gate = net.status().gate;
+    let is_missed = |status: &Status| status.gate.reason.contains("to-sub1: the interface is gone");
+    let gate = net.until("it is missed", is_missed).gate;
     assert!(gate.on && !interface(&gate, "to-sub1").attached && interface(&gate, "to-pub").attached);
     let (near, far) = ("to-sub1", &net.lab.node("sub1").unwrap().interfaces()[0].device);
     sh(
@@ -230,16 +230,15 @@ fn an_interface_that_is_made_anew_is_guarded_again() {
     );
     until("it is guarded again", || interface(&net.status().gate, near).reattached == 1);
     replace_link(&net, "sub1");
-    until("it is guarded again", || {
-        let gate = net.status().gate;
-        let it = interface(&gate, near);
+    net.until("it is guarded again", |status| {
+        let it = interface(&status.gate, near);
         it.attached && it.trouble.is_none() && it.reattached == 2
     });
     let detach = || xdp::detach_all(index("to-pub")).unwrap();
     assert_eq!(net.relay().enter(detach).unwrap(), 1);
     until("it is guarded again", || interface(&net.status().gate, "to-pub").reattached == 1);
     drop(net.peer("sub1"));
-    assert!(net.status().gate.refused.is_empty());
+    assert!(net.status().gate.refused.is_empty()); // exact: its packets have come through the gate
 }
 
 /// Whose interfaces packets arrive on, in order.
@@ -255,7 +254,7 @@ fn guarded(status: &Status) -> Vec<&str> {
 fn interfaces_that_get_an_address_are_guarded_as_long_as_they_have_it() {
     needs_root!(interfaces_that_get_an_address_are_guarded_as_long_as_they_have_it);
     let net = Net::new(1, false, |config| *config = everywhere([0, 0, 0, 0].into()));
-    assert_eq!(guarded(&net.status()), ["to-pub", "to-sub1"]);
+    assert_eq!(guarded(&net.status()), ["to-pub", "to-sub1"]); // exact: attached at start-up
     let client = net.lab.node("sub1").unwrap();
     let far = client.netns().name();
     sh(net.relay(), &format!("ip link add late up type veth peer name early netns {far}"));
@@ -275,7 +274,7 @@ fn interfaces_that_get_an_address_are_guarded_as_long_as_they_have_it() {
     assert_eq!(net.relay().enter(left).unwrap(), 0, "a program is still there");
     sh(net.relay(), "ip address add 192.0.2.1/24 dev late");
     until("it is guarded again", || guarded(&net.status()) == ["late", "to-pub", "to-sub1"]);
-    assert_eq!(net.status().gate.refused["short"], 20);
+    assert_eq!(net.status().gate.refused["short"], 20); // exact: no more were sent
     drop(net.peer("sub1"));
 }
 
@@ -291,15 +290,14 @@ fn the_gate_comes_with_the_first_address() {
     let config = Config { gate_sessions: Some(1), ..everywhere(Ipv6Addr::UNSPECIFIED.into()) };
     let server = start(&lab, &runtime, config.clone(), 0).unwrap().into();
     let net = Net { runtime, server, lab, config };
-    let gate = net.status().gate;
+    let gate = net.status().gate; // exact: no address has come yet
     assert!(!gate.on && gate.reason.contains("no interface is named"), "{gate:?}");
     sh(net.relay(), "ip address add 2001:db8::1/64 dev to-sub1 nodad");
-    until("there is a gate", || guarded(&net.status()) == ["to-sub1"]);
-    let gate = net.status().gate;
+    let gate = net.until("there is a gate", |status| guarded(status) == ["to-sub1"]).gate;
     assert!(gate.on && !gate.reason.contains("no interface"), "{gate:?}");
     sh(net.relay(), "ip address del 2001:db8::1/64 dev to-sub1");
-    until("it guards nothing", || !net.status().gate.on);
-    assert!(net.status().gate.reason.contains("no interface is named"), "{:?}", net.status().gate);
+    let gate = net.until("it guards nothing", |status| !status.gate.on).gate;
+    assert!(gate.reason.contains("no interface is named"), "{gate:?}");
 }
 
 /// Where it was not asked for by name it goes without, and says so; where it was, that is an error.
@@ -324,6 +322,6 @@ fn another_program_on_the_interface_is_respected() {
     let gate = millrace::relay::status::StatusSource::status(&second).gate;
     assert!(!gate.on && gate.reason.contains("another gate at XDP"), "{gate:?}");
     first.run(second.stop());
-    let gate = first.status().gate;
+    let gate = first.status().gate; // exact: the other one has come and gone
     assert!(gate.on && gate.interfaces.iter().all(|it| it.attached && it.reattached == 0), "{gate:?}");
 }

@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use millrace::relay::status::Status;
+use millrace_testkit::BOUND;
 use tokio::time;
 
 use crate::{
@@ -11,7 +12,7 @@ use crate::{
         AHEAD, ALIAS, Arrived, Cast, Net, OF_A_GROUP, PUBLISHER_LINK, SHOW, Show, assert_forwarded, cast,
         introduce, play, sum,
     },
-    peer::{End, PATIENCE, header},
+    peer::{End, header},
 };
 
 fn count(counts: &Option<BTreeMap<String, u64>>, name: &str) -> u64 {
@@ -63,17 +64,16 @@ fn behind_a_hole_in_a_stream_the_kernel_goes_on() {
                 subgroup.object(id, SHOW.bytes).await;
                 id += 1;
                 arrived.wait(id.saturating_sub(AHEAD)).await;
-                time::sleep(Duration::from_millis(1)).await;
-                holes.look(&net.status());
+                time::sleep(Duration::from_millis(1)).await; // exact: paces the publisher
+                holes.look(&net.status()); // exact: looked at again behind each object
             }
             subgroup.finish();
             id
         };
         let receiving = async { subscribers[0].next_subgroup().await.all_telling(arrived.at(0)).await };
         let both = net.run(async {
-            time::timeout(PATIENCE, async { tokio::join!(publishing, receiving) })
-                .await
-                .map_err(|_| net.status())
+            let both = async { tokio::join!(publishing, receiving) };
+            time::timeout(BOUND, both).await.map_err(|_| net.status()) // exact: for the message
         });
         let (objects, received) = both.unwrap_or_else(|status| panic!("{impairment}: {:#?}", status.engine));
         assert_eq!(received, ((0..objects).collect(), End::Fin));
@@ -130,6 +130,7 @@ fn connection_ids_that_peers_retire_are_followed() {
         ["pub", "sub1"].map(|node| net.peer_from(node, net.relay().addr_v4().into(), endpoint.clone()));
     let Cast { publisher, mut subscribers, _requests } = introduce(&net, publisher, vec![subscriber]);
     let ends = [&publisher, &subscribers[0]].map(|peer| peer.session.connection().clone());
+    // exact: looked at again behind each object
     let retired = || ends.iter().map(|end| end.stats().frame_rx.retire_connection_id).min().unwrap_or(0);
     let arrived = Arrived::new(1);
     let publishing = async {
@@ -140,8 +141,9 @@ fn connection_ids_that_peers_retire_are_followed() {
             subgroup.object(id, SHOW.bytes).await;
             id += 1;
             arrived.wait(id.saturating_sub(AHEAD)).await;
-            time::sleep(Duration::from_millis(1)).await;
-            let packets = sum(&net.status(), |session| session.kernel.packets);
+            time::sleep(Duration::from_millis(1)).await; // exact: paces the publisher
+            let status = net.status(); // exact: looked at again behind each object
+            let packets = sum(&status, |session| session.kernel.packets);
             if retired() > seen {
                 (seen, before) = (retired(), packets);
             } else if before > 0 && packets >= before + AHEAD {
@@ -153,7 +155,8 @@ fn connection_ids_that_peers_retire_are_followed() {
     };
     let receiving = async { subscribers[0].next_subgroup().await.all_telling(arrived.at(0)).await };
     let both = net.run(async {
-        time::timeout(PATIENCE, async { tokio::join!(publishing, receiving) }).await.map_err(|_| net.status())
+        let both = async { tokio::join!(publishing, receiving) };
+        time::timeout(BOUND, both).await.map_err(|_| net.status()) // exact: for the message
     });
     let (objects, received) = both.unwrap_or_else(|status| panic!("{} retired: {status:#?}", retired()));
     assert_eq!(received, ((0..objects).collect(), End::Fin));

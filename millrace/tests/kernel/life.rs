@@ -8,6 +8,7 @@ use millrace::relay::{
 };
 use millrace_bpf::tc::{self, Hook};
 use millrace_lab::lab::{Lab, Node, Topology};
+use millrace_testkit::show_log_on_panic;
 use nix::{
     net::if_::if_nametoindex,
     sys::signal::{Signal, kill},
@@ -39,7 +40,7 @@ const UNDER_WAY: u64 = 2 * (AHEAD + 1);
 
 impl Phases {
     pub fn begin(&mut self, net: &Net) {
-        self.0.push(sent(&net.status()));
+        self.0.push(sent(&net.status())); // exact: a phase allows for what is under way
     }
 
     /// Packets that the kernel sent, by phase.
@@ -97,7 +98,8 @@ fn detached_behind_its_back_it_goes_on_in_userspace() {
     let status = play(&net, cast, &SHOW, |group| {
         if group == SHOW.groups / 2 {
             detach_all(net.relay());
-            before.set(sum(&net.status(), |session| session.kernel.packets)).unwrap();
+            let status = net.status(); // exact: what is under way is allowed for
+            before.set(sum(&status, |session| session.kernel.packets)).unwrap();
         }
     });
     let before = *before.get().unwrap();
@@ -241,6 +243,7 @@ impl<'a> Process<'a> {
     }
 
     fn engine(&self) -> Option<millrace::relay::status::Engine> {
+        // exact: who calls this waits, or has waited
         let (_, body) = self.node.enter(|| fetch(HTTP.parse().unwrap(), "/status", None)).unwrap().ok()?;
         Some(serde_json::from_str::<Status>(&body).unwrap().relay.engine)
     }
@@ -258,6 +261,7 @@ impl Drop for Process<'_> {
     fn drop(&mut self) {
         let _ = self.child.kill(); // it may have ended
         let _ = self.child.wait();
+        show_log_on_panic("relay", &self.dir.path().join("log"));
     }
 }
 
@@ -278,7 +282,7 @@ fn sighup_changes_the_engine_and_sigkill_leaves_nothing() {
         Process::configure(&relay.dir, node, engine);
         relay.signal(Signal::SIGHUP);
         until(engine, || relay.engine().is_some_and(|now| now.name == engine));
-        assert_eq!(programs(node), want);
+        until("its programs are there or gone", || programs(node) == want);
     }
     fs::write(relay.dir.path().join("relay.toml"), "engine = \"warp\"").unwrap();
     relay.signal(Signal::SIGHUP);
@@ -286,7 +290,7 @@ fn sighup_changes_the_engine_and_sigkill_leaves_nothing() {
     assert_eq!(programs(node), 2, "it goes on as it was");
     relay.signal(Signal::SIGKILL);
     assert_eq!(relay.child.wait().unwrap().signal(), Some(Signal::SIGKILL as i32));
-    assert_eq!(programs(node), 0);
+    until("the kernel lets go of its programs", || programs(node) == 0);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::{
     cell::Cell,
     net::{IpAddr, SocketAddr},
     sync::Arc,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use millrace::relay::{
@@ -15,10 +15,14 @@ use millrace::relay::{
 };
 use millrace_lab::lab::{Direction, Impairment, Lab, Node, Topology};
 use millrace_proto::moq::TrackName;
+use millrace_testkit::{wait_for, wait_until};
 use nix::unistd::{Uid, setfsuid};
 use tokio::{runtime::Runtime, time};
 
-use crate::peer::{End, PATIENCE, Peer, header, track};
+use crate::{
+    peer::{End, PATIENCE, Peer, header, track},
+    site,
+};
 
 pub const PORT: u16 = 4443;
 pub const PUBLISHER_LINK: &str = "pub-relay";
@@ -106,6 +110,20 @@ impl Net {
         self.server.status()
     }
 
+    /// Waits until the relay's status is as wanted, whatever the runtime does, and returns it.
+    #[track_caller]
+    pub fn until(&self, what: &str, wanted: impl Fn(&Status) -> bool) -> Status {
+        wait_until(what, || self.status(), wanted)
+    }
+
+    /// Waits until everything is acknowledged, and returns the status then: no counter of media changes any more.
+    #[track_caller]
+    pub fn settled(&self) -> Status {
+        self.until("acknowledgements of everything", is_quiet);
+        // What the kernel has sent counts in the totals of the status behind the one that finds it.
+        self.status() // exact: nothing is under way any more
+    }
+
     /// Runs until the end, and leaves nothing behind.
     pub fn run<T>(&self, work: impl Future<Output = T>) -> T {
         self.runtime.block_on(work)
@@ -144,6 +162,7 @@ pub fn start_on(
     config: Config,
     user: u32,
 ) -> Result<Server, millrace::relay::server::StartError> {
+    site::log();
     let certificate = tls::identity(&config.identity, vec!["localhost".into()]).unwrap();
     let key_log =
         config.key_log_file.as_ref().map(|path| Arc::new(tls::KeyLogFile::open(path).unwrap()) as _);
@@ -158,12 +177,14 @@ pub fn start_on(
 }
 
 /// Waits, whatever the runtime does.
+#[track_caller]
 pub fn until(what: &str, reached: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !reached() {
-        assert!(start.elapsed() < PATIENCE, "not reached: {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    wait_for(what, reached);
+}
+
+/// Nothing waits for being sent or acknowledged.
+pub fn is_quiet(status: &Status) -> bool {
+    status.sessions.iter().all(|session| session.pending == 0 && session.in_flight == 0)
 }
 
 /// A stream of groups, and what its subscribers have to get.
@@ -209,6 +230,7 @@ impl Arrived {
         let missing = || self.0.iter().any(|arrived| arrived.get() < count);
         let arrived = async {
             while missing() {
+                // exact: between two looks of the publisher, which would fall behind with longer pauses
                 time::sleep(Duration::from_micros(200)).await;
             }
         };
@@ -240,7 +262,7 @@ impl Show {
                     let ahead = if id < ONE_BY_ONE { 0 } else { most };
                     arrived.wait((group * self.objects + id + 1).saturating_sub(ahead)).await;
                 }
-                time::sleep(self.pause).await;
+                time::sleep(self.pause).await; // exact: paces the publisher
             }
             subgroup.finish();
         }
@@ -293,12 +315,12 @@ pub fn introduce(net: &Net, mut publisher: Peer, subscribers: Vec<Peer>) -> Cast
     Cast { publisher, subscribers, _requests: requests }
 }
 
-/// Plays the show to the end; returns the status then.
+/// Plays the show to the end; returns the status once all of it is acknowledged.
 pub fn play(net: &Net, cast: Cast, show: &Show, between: impl FnMut(u64)) -> Status {
     let Cast { publisher, subscribers, _requests } = cast;
     net.run(async {
         let _subscribers = show.play(&publisher, subscribers, between).await;
-        net.status()
+        net.settled()
     })
 }
 

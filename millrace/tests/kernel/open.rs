@@ -1,19 +1,17 @@
 //! Streams to subscribers that the kernel opens: each object is a stream of its own.
 
-use std::{
-    collections::BTreeMap,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use millrace::relay::status::Status;
 use millrace_client::session::Request;
 use millrace_proto::moq::{Filter, Parameters, SubgroupHeader, SubgroupId, code};
+use millrace_testkit::async_wait_until;
 use tokio::time;
 
 use crate::{
     needs_root,
-    net::{ALIAS, By, Cast, Net, PUBLISHER_LINK, cast, cast_by, subscribers, until},
-    peer::{End, PATIENCE, Peer, header, track},
+    net::{ALIAS, By, Cast, Net, PUBLISHER_LINK, cast, cast_by, subscribers},
+    peer::{End, Peer, header, track},
 };
 
 /// Openings of a track that wait at least before the next object is published.
@@ -60,23 +58,20 @@ const BOTH: [(&str, By); 2] = [("sub1", By::Quic), ("sub2", By::Web)];
 
 /// Waits until the relay has read all up to this object, and openings for so many subscribers wait again.
 async fn settled(net: &Net, at: (u64, u64), subscribers: u64) {
-    let start = Instant::now();
-    loop {
-        let status = net.status();
+    let what = format!("{at:?}, and openings for {subscribers}");
+    let wanted = |status: &Status| {
         let read = status.tracks.first().is_some_and(|track| track.largest == Some(at));
-        if read && status.engine.prepared >= ENOUGH * subscribers {
-            return;
-        }
-        assert!(start.elapsed() < PATIENCE, "{at:?} {subscribers}: {status:#?}");
-        time::sleep(Duration::from_millis(1)).await;
-    }
+        read && status.engine.prepared >= ENOUGH * subscribers
+    };
+    async_wait_until(&what, || net.status(), wanted).await;
 }
 
 /// Publishes until the kernel sends to everybody, in group 0; returns the first object that was not used.
 async fn warm_up(net: &Net, publisher: &Peer, receivers: &mut [Peer]) -> u64 {
     let mut object = 0;
+    // exact: looked at again behind each object
     while subscribers(&net.status()).any(|session| session.kernel.packets == 0) {
-        assert!(object < 10_000, "{:#?}", net.status());
+        assert!(object < 10_000, "{:#?}", net.status()); // exact: for the message
         publish(publisher, 0, object).await;
         for receiver in receivers.iter_mut() {
             expect(receiver, 0, object).await;
@@ -88,10 +83,8 @@ async fn warm_up(net: &Net, publisher: &Peer, receivers: &mut [Peer]) -> u64 {
 }
 
 fn nothing_is_left(net: &Net) {
-    until("nothing is prepared or delegated", || {
-        let status = net.status();
-        let engine = &status.engine;
-        engine.prepared == 0 && engine.streams == 0
+    net.until("nothing prepared or delegated", |status| {
+        status.engine.prepared == 0 && status.engine.streams == 0
     });
 }
 
@@ -107,7 +100,7 @@ fn open_a_stream_for_each_object(by: By) {
     let Cast { publisher, subscribers: mut receivers, _requests } = cast_by(&net, by, &BOTH);
     net.run(async {
         warm_up(&net, &publisher, &mut receivers).await;
-        let before = net.status();
+        let before = net.settled();
         for object in 0..OBJECTS {
             publish(&publisher, 1, object).await;
             for subscriber in &mut receivers {
@@ -115,7 +108,7 @@ fn open_a_stream_for_each_object(by: By) {
             }
             settled(&net, (1, object), 2).await;
         }
-        let now = net.status();
+        let now = net.settled();
         assert_all_bound(&now, &before, OBJECTS);
         // What the kernel has not opened userspace has: how much that is depends on who gets the CPU.
         let copies = since(&now.engine.copies, &before.engine.copies);
@@ -163,7 +156,7 @@ fn join_late_and_leave(publisher: By, first: By, late: By) {
         let parameters = Parameters { filter: Some(filter), ..Parameters::default() };
         let (request, _) = late.try_subscribe(&track, parameters).await.unwrap();
         settled(&net, (0, first - 1), 2).await;
-        let before = net.status();
+        let before = net.settled();
         for object in first..first + 20 {
             publish(&publisher, 0, object).await;
             expect(&mut subscribers[0], 0, object).await;
@@ -172,7 +165,7 @@ fn join_late_and_leave(publisher: By, first: By, late: By) {
             }
             settled(&net, (0, object), 2).await;
         }
-        assert_all_bound(&net.status(), &before, 20);
+        assert_all_bound(&net.settled(), &before, 20);
         // The first one leaves in the middle of it.
         leave(requests.swap_remove(1));
         for object in first + 20..first + 40 {
@@ -204,9 +197,9 @@ fn objects_that_come_faster_than_they_are_read_come_once() {
         warm_up(&net, &publisher, &mut subscribers).await;
         for object in 0..OBJECTS {
             publish(&publisher, 1, object).await;
-            time::sleep(Duration::from_millis(1)).await;
+            time::sleep(Duration::from_millis(1)).await; // exact: paces the publisher
         }
-        until("the relay has all", || net.status().tracks[0].largest == Some((1, OBJECTS - 1)));
+        net.until("all at the relay", |status| status.tracks[0].largest == Some((1, OBJECTS - 1)));
         let mut received = Vec::new();
         for _ in 0..OBJECTS {
             let stream = subscribers[0].next_subgroup().await;
@@ -237,14 +230,14 @@ fn over_links_that_lose_and_reorder_every_object_comes_once() {
         net.run(async {
             warm_up(&net, &publisher, &mut subscribers).await;
             net.impair(link, "loss=3% reorder=5% duplicate=5% delay=3ms");
-            let before = net.status();
+            let before = net.settled();
             let publishing = async {
                 for object in 0..OBJECTS {
                     // Some of them of several packets.
                     let mut subgroup = publisher.subgroup(single(1, object)).await;
                     subgroup.object(object, if object.is_multiple_of(3) { 5000 } else { BYTES }).await;
                     subgroup.finish();
-                    time::sleep(Duration::from_millis(2)).await;
+                    time::sleep(Duration::from_millis(2)).await; // exact: paces the publisher
                 }
             };
             let receiving = async {
@@ -259,7 +252,7 @@ fn over_links_that_lose_and_reorder_every_object_comes_once() {
                 subscribers[0].expect_no_stream().await;
             };
             tokio::join!(publishing, receiving);
-            let openings = since(&net.status().engine.openings, &before.engine.openings);
+            let openings = since(&net.settled().engine.openings, &before.engine.openings);
             assert!(named(&openings, "bound") > 0, "{openings:?}");
         });
     }
@@ -281,7 +274,7 @@ fn reset_streams(by: By) {
         for object in 0..STREAMS {
             let mut subgroup = publisher.subgroup(single(1, object)).await;
             subgroup.object(object, BYTES).await;
-            time::sleep(Duration::from_micros(100 * (object % 20))).await;
+            time::sleep(Duration::from_micros(100 * (object % 20))).await; // exact: paces the publisher
             subgroup.reset(code::Reset::CANCELLED);
         }
         publish(&publisher, 2, 0).await;
@@ -296,7 +289,7 @@ fn reset_streams(by: By) {
             assert_eq!(end, End::Reset);
         }
         assert!(subscribers[0].session.connection().close_reason().is_none());
-        until("no stream is left in the kernel", || net.status().engine.streams == 0);
+        net.until("no stream in the kernel", |status| status.engine.streams == 0);
     });
     drop((publisher, subscribers, _requests));
     nothing_is_left(&net);

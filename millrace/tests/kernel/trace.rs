@@ -70,6 +70,7 @@ fn serve_http(net: &Net) -> http::Server {
 
 fn session_of(net: &Net, node: &str) -> Session {
     let ip = net.lab.node(node).unwrap().addr_v4();
+    // exact: who calls this waits for figures of the session
     net.status().relay.sessions.into_iter().find(|session| session.remote.ip() == ip).unwrap()
 }
 
@@ -186,13 +187,14 @@ fn a_trace_of_a_session_says_what_the_counters_say() {
         let net = Net::new(2, true, |config| config.engine = engine);
         let http = serve_http(&net);
         let Cast { publisher, subscribers, _requests } = cast(&net, &["sub1", "sub2"]);
+        let quiet = || session_of(&net, "sub1").in_flight == 0 && session_of(&net, "sub1").pending == 0;
+        until("nothing is under way yet", quiet);
         let before = session_of(&net, "sub1");
         let viewer = Viewer::new(http.local_addr, &["--session", &before.id.to_string()]);
         net.impair("relay-sub1", "loss=5%");
         let show = Show { groups: 6, ..SHOW };
         let _subscribers = net.run(show.play(&publisher, subscribers, |_| {}));
         let counted = || (Counted::of(&viewer.events()), Counted::by(&session_of(&net, "sub1"), &before));
-        let quiet = || session_of(&net, "sub1").in_flight == 0 && session_of(&net, "sub1").pending == 0;
         until("everything acknowledged", quiet);
         until("the trace as complete as the counters", || {
             let (trace, counters) = counted();
@@ -201,7 +203,7 @@ fn a_trace_of_a_session_says_what_the_counters_say() {
 
         let events = viewer.events();
         let Event::Start { engine: name, notes, .. } = &events[0] else { panic!("{:?}", events[0]) };
-        assert_eq!(*name, net.status().engine.name);
+        assert_eq!(*name, net.status().engine.name); // exact: fixed at start-up
         assert_eq!(notes.is_empty(), engine == EngineChoice::Kernel, "{notes:?}");
         let lost = events.iter().filter(|event| matches!(event, Event::Lost { .. })).count();
         assert_eq!(lost, 0);
@@ -227,7 +229,7 @@ fn a_trace_of_a_session_says_what_the_counters_say() {
         assert_eq!(counted.by_kernel > 20, kernel, "{counted:?}");
 
         // Killed, it leaves nothing switched on.
-        assert_eq!(net.status().trace_viewers, 1);
+        assert_eq!(net.status().trace_viewers, 1); // exact: it has shown that it watches
         drop(viewer);
         until("nobody watching", || net.status().trace_viewers == 0);
     }

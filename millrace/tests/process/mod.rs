@@ -6,32 +6,19 @@ use std::{
     net::{Ipv4Addr, SocketAddr, TcpListener},
     path::PathBuf,
     process::{Child, Command},
-    time::{Duration, Instant},
 };
 
 use millrace::relay::status::{Status, fetch};
+use millrace_testkit::show_log_on_panic;
+pub use millrace_testkit::wait_for;
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
 use tempfile::TempDir;
 
-const BOUND: Duration = Duration::from_secs(60);
-
 pub fn millrace() -> Command {
     Command::new(env!("CARGO_BIN_EXE_millrace"))
-}
-
-/// Waits until `found` finds something, and fails with `what` when it takes too long.
-pub fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
-    let start = Instant::now();
-    loop {
-        if let Some(it) = found() {
-            return it;
-        }
-        assert!(start.elapsed() < BOUND, "no {what} in {BOUND:?}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 pub struct Relay {
@@ -48,7 +35,11 @@ impl Relay {
 
     /// The same, on this address.
     pub fn start_on(listen: &str, dir: TempDir, args: &[&str]) -> Self {
-        let http = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
+        // Its log says which port it has chosen. Of one that logs elsewhere it has to be known before.
+        let is_silent = args.iter().any(|arg| arg.starts_with("--log-file"));
+        let anywhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let http =
+            if is_silent { TcpListener::bind(anywhere).unwrap().local_addr().unwrap() } else { anywhere };
         let process = millrace()
             .args(["relay", &format!("--listen={listen}"), &format!("--http={http}"), "--log-format=json"])
             .arg("--max-delay=off")
@@ -57,9 +48,22 @@ impl Relay {
             .stderr(fs::File::create(dir.path().join("stderr")).unwrap())
             .spawn()
             .unwrap();
-        let relay = Self { process, http, dir };
-        wait_for("relay", || relay.health());
+        let mut relay = Self { process, http, dir };
+        if !is_silent {
+            relay.http = wait_for("the relay's HTTP", || {
+                assert_eq!(relay.process.try_wait().unwrap(), None, "the relay has ended");
+                relay.logged_http()
+            });
+        }
+        wait_for("the relay", || relay.health());
         relay
+    }
+
+    fn logged_http(&self) -> Option<SocketAddr> {
+        let log = fs::read_to_string(self.path("stderr")).unwrap();
+        let mut whole = log.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+        let line = whole.find(|line| line.contains("metrics, health and status"))?;
+        line.split_once(r#""addr":""#)?.1.split('"').next()?.parse().ok()
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -86,9 +90,14 @@ impl Relay {
         log.lines().any(|line| words.iter().all(|word| line.contains(word)))
     }
 
+    /// Where it is served.
+    pub fn listen(&self) -> SocketAddr {
+        self.status().listen[0] // exact: fixed at start-up
+    }
+
     /// What clients are given.
     pub fn url(&self) -> String {
-        format!("moqt://{}", self.status().listen[0])
+        format!("moqt://{}", self.listen())
     }
 
     pub fn pid(&self) -> u32 {
@@ -100,7 +109,7 @@ impl Relay {
     }
 
     pub fn exit_code(&mut self) -> Option<i32> {
-        wait_for("end of the relay", || self.process.try_wait().unwrap()).code()
+        wait_for("the end of the relay", || self.process.try_wait().unwrap()).code()
     }
 }
 
@@ -108,5 +117,6 @@ impl Drop for Relay {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
+        show_log_on_panic("relay", &self.path("stderr"));
     }
 }

@@ -150,7 +150,7 @@ async fn who_has_too_little_room_gets_the_lower_rendition_from_the_next_group_on
     }
     scene.subscriber.expect_no_stream().await;
     scene.relay.assert_forwarded();
-    let totals = scene.relay.status().totals;
+    let totals = scene.relay.status().totals; // exact: the groups that have come show each choice
     assert_eq!((totals.renditions_down, totals.renditions_up), (1, 0));
 }
 
@@ -270,7 +270,7 @@ async fn an_update_of_the_subscription_leaves_the_choice_as_it_is() {
         scene.publish(group).await;
         assert_eq!(scene.next().await, (group, LOW));
     }
-    let totals = scene.relay.status().totals;
+    let totals = scene.relay.status().totals; // exact: the groups that have come show each choice
     assert_eq!((totals.renditions_down, totals.renditions_up), (1, 0));
 }
 

@@ -112,7 +112,7 @@ async fn reserved_namespaces_are_nobodys() {
         let refused = patiently(watch(&peer, namespace).await.answer()).await.err().unwrap();
         assert!(matches!(&refused, Error::Refused(refused) if refused.code == code), "{refused}");
     }
-    assert_eq!(relay.status().tracks, []);
+    assert_eq!(relay.status().tracks, []); // exact: nothing is made for what is refused
 }
 
 #[tokio::test]
@@ -192,6 +192,7 @@ async fn what_nobody_publishes_does_not_exist() {
         panic!("a FETCH of nothing");
     };
     assert_eq!(refused.code, code::Request::DOES_NOT_EXIST);
+    // exact: it is refused before anything is made
     assert!(relay.status().tracks.is_empty(), "nothing is kept for it");
 }
 

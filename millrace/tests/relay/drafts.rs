@@ -19,7 +19,7 @@ use millrace_proto::moq::{
 };
 
 use super::{
-    fetch::{fetch, locations, past, publish_groups, serve_upstream},
+    fetch::{fetched, locations, past, publish_groups, serve_upstream},
     peer::{
         End, Peer, Relay, at, expect_done, first_subscriber, header, patiently, payload, publishing, track,
     },
@@ -55,7 +55,7 @@ async fn join_in(peer: &mut Peer, groups_back: u64, order: GroupOrder) -> (Reque
     let mut request = peer.session.request(subscribe).await.unwrap();
     assert!(matches!(patiently(request.answer()).await.unwrap(), Message::SubscribeOk(_)));
     let back = millrace_proto::moq::message::FetchKind::RelativeJoining { subscription, groups_back };
-    (request, fetch(peer, back, order).await.objects)
+    (request, fetched(peer, back, order).await.objects)
 }
 
 #[tokio::test]
@@ -85,7 +85,8 @@ async fn a_publisher_of_each_draft_meets_players_of_all() {
                 assert_eq!(received.all().await, (vec![0, 1, 2, 3], End::Fin));
             }
         }
-        let mut spoken: Vec<_> = relay.status().sessions.iter().map(|session| session.draft).collect();
+        let status = relay.status(); // exact: every one of them has got an answer
+        let mut spoken: Vec<_> = status.sessions.iter().map(|session| session.draft).collect();
         spoken.sort_unstable();
         let mut expected = vec![draft.number(), Draft::NEWEST.number(), 18, 19, 20, 21, 22];
         expected.sort_unstable();

@@ -4,6 +4,7 @@ use millrace_proto::moq::{Parameters, code, message::PublishDone};
 
 use millrace::relay::config::Upstream;
 use millrace_client::session::Error;
+use millrace_testkit::async_wait_for;
 
 use super::peer::{
     End, Relay, expect_done, first_subscriber, header, patiently, payload, track, with_publisher,
@@ -174,14 +175,9 @@ async fn an_edge_finds_its_upstream_again() {
     origin.server.stop().await;
     drop(origin);
     edge.until("the upstream is gone", |status| status.sessions.is_empty()).await;
-    let origin = loop {
-        // The old socket is closed when its last task is.
-        let again = std::panic::catch_unwind(|| Relay::with(|config| config.listen = vec![addr]));
-        match again {
-            Ok(relay) => break relay,
-            Err(_) => tokio::time::sleep(std::time::Duration::from_millis(50)).await,
-        }
-    };
+    // The old socket is closed when its last task is.
+    let again = || std::panic::catch_unwind(|| Relay::with(|config| config.listen = vec![addr])).ok();
+    let origin = async_wait_for("a relay at the same address", again).await;
     edge.until("connected again", |status| status.sessions.iter().any(|session| session.upstream)).await;
     play(&origin, &edge).await;
 }

@@ -37,7 +37,7 @@ async fn refused(peer: &Peer, kind: FetchKind) -> code::Request {
     }
 }
 
-pub async fn fetch(peer: &mut Peer, kind: FetchKind, order: GroupOrder) -> Fetched {
+pub async fn fetched(peer: &mut Peer, kind: FetchKind, order: GroupOrder) -> Fetched {
     let parameters = Parameters { group_order: Some(order), ..Parameters::default() };
     let mut request = ask(peer, kind, parameters).await;
     let Message::FetchOk(ok) = patiently(request.answer()).await.unwrap() else { panic!("no FETCH_OK") };
@@ -85,6 +85,7 @@ pub async fn publish_groups(
     subscriber: &mut Peer,
     groups: std::ops::Range<u64>,
 ) {
+    // exact: what was published before has been waited for
     let wanted = relay.status().totals.objects_received + 3 * (groups.end - groups.start);
     for group in groups {
         let mut subgroup = publisher.subgroup(header(1, group)).await;
@@ -109,13 +110,13 @@ async fn ranges_of_the_cache_in_either_order() {
         first_subscriber(&relay, &mut publisher, &track, 1).await;
     publish_groups(&relay, &publisher, &mut subscriber, 0..4).await;
     let mut peer = relay.peer().await;
-    let got = fetch(&mut peer, standalone(&track, at(0, 0), at(3, 0)), GroupOrder::Ascending).await;
+    let got = fetched(&mut peer, standalone(&track, at(0, 0), at(3, 0)), GroupOrder::Ascending).await;
     assert_eq!(got.objects, locations(0..4));
     assert_eq!((got.ok.last, got.ok.end_of_track), (at(3, 2), false), "no more than there is");
-    let got = fetch(&mut peer, standalone(&track, at(1, 1), at(2, 2)), GroupOrder::Ascending).await;
+    let got = fetched(&mut peer, standalone(&track, at(1, 1), at(2, 2)), GroupOrder::Ascending).await;
     assert_eq!(got.objects, [at(1, 1), at(1, 2), at(2, 0), at(2, 1)]);
     assert_eq!(got.ok.last, at(2, 1));
-    let got = fetch(&mut peer, standalone(&track, at(1, 0), at(3, 0)), GroupOrder::Descending).await;
+    let got = fetched(&mut peer, standalone(&track, at(1, 0), at(3, 0)), GroupOrder::Descending).await;
     assert_eq!(got.objects, locations([3, 2, 1]));
     assert!(got.unknown.is_empty());
 }
@@ -137,11 +138,11 @@ async fn a_client_fetches_so_much_in_a_second() {
     relay.until("all are cached", |status| status.tracks[0].objects_cached == OBJECTS).await;
     let mut peer = relay.peer().await;
     let began = std::time::Instant::now();
-    let fetched = fetch(&mut peer, standalone(&track, at(0, 0), at(0, 0)), GroupOrder::Ascending).await;
+    let fetched = fetched(&mut peer, standalone(&track, at(0, 0), at(0, 0)), GroupOrder::Ascending).await;
     assert_eq!(fetched.objects.len(), OBJECTS as usize);
     // A second's worth at once; the last objects that fit in the cache's batch are not waited for.
     assert!(began.elapsed() >= std::time::Duration::from_secs(1), "{:?}", began.elapsed());
-    let status = relay.status();
+    let status = relay.status(); // exact: what has come was counted before it was sent
     assert!(status.totals.fetch_waits >= 1);
     assert_eq!(status.access.clients[0].fetched_bytes, OBJECTS * LEN as u64);
     // Of all its sessions.
@@ -167,10 +168,10 @@ async fn joining_fetches_end_where_the_subscription_begins() {
     let (_request, _) = late.try_subscribe(&track, parameters).await.unwrap();
     let subscription = 0;
     let back = FetchKind::RelativeJoining { subscription, groups_back: 1 };
-    let got = fetch(&mut late, back, GroupOrder::Ascending).await;
+    let got = fetched(&mut late, back, GroupOrder::Ascending).await;
     assert_eq!(got.objects, [locations([2]), vec![at(3, 0), at(3, 1)]].concat());
     let absolute = FetchKind::AbsoluteJoining { subscription, first_group: 3 };
-    let got = fetch(&mut late, absolute, GroupOrder::Ascending).await;
+    let got = fetched(&mut late, absolute, GroupOrder::Ascending).await;
     assert_eq!(got.objects, [at(3, 0), at(3, 1)]);
     open.object(2, 700).await;
     open.finish();
@@ -276,7 +277,7 @@ async fn what_the_cache_does_not_hold_comes_from_upstream() {
     publish_groups(&relay, &publisher, &mut subscriber, 5..7).await;
     let mut peer = relay.peer().await;
     for order in [GroupOrder::Ascending, GroupOrder::Descending] {
-        let fetching = fetch(&mut peer, standalone(&track, at(3, 0), at(6, 0)), order);
+        let fetching = fetched(&mut peer, standalone(&track, at(3, 0), at(6, 0)), order);
         let (got, ()) = tokio::join!(fetching, serve_upstream(&mut publisher, order));
         let groups: [u64; 4] = if order == GroupOrder::Ascending { [3, 4, 5, 6] } else { [6, 5, 4, 3] };
         assert_eq!(got.objects, locations(groups), "{order:?}");
@@ -330,7 +331,7 @@ async fn a_gap_that_upstream_cannot_fill_is_said_to_be_unknown() {
     publish_groups(&relay, &publisher, &mut subscriber, 5..6).await;
     let mut peer = relay.peer().await;
     let (got, ()) = tokio::join!(
-        fetch(&mut peer, standalone(&track, at(3, 0), at(5, 0)), GroupOrder::Ascending),
+        fetched(&mut peer, standalone(&track, at(3, 0), at(5, 0)), GroupOrder::Ascending),
         async {
             let (_, mut request) = patiently(publisher.requests.recv()).await.unwrap();
             request.refuse(code::Request::NOT_SUPPORTED, "no FETCH here").await.unwrap();
@@ -347,7 +348,7 @@ async fn a_fetch_needs_no_subscription() {
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let mut peer = relay.peer().await;
     let (got, ()) = tokio::join!(
-        fetch(&mut peer, standalone(&track, at(3, 0), at(4, 0)), GroupOrder::Ascending),
+        fetched(&mut peer, standalone(&track, at(3, 0), at(4, 0)), GroupOrder::Ascending),
         serve_upstream(&mut publisher, GroupOrder::Ascending)
     );
     assert_eq!(got.objects, locations([3, 4]));

@@ -53,7 +53,7 @@ async fn publish(publisher: &Peer, stop: Arc<AtomicBool>) -> u64 {
         let mut subgroup = publisher.subgroup(header(1, group)).await;
         for id in 0..OBJECTS {
             subgroup.object(id, 1000).await;
-            sleep(PAUSE).await;
+            sleep(PAUSE).await; // exact: paces the publisher
         }
         subgroup.finish();
         group += 1;
@@ -125,6 +125,7 @@ async fn attacked_over(transport: Transport) -> BTreeMap<String, u64> {
         config.cache_bytes = 16 << 20;
         config.idle_timeout = Duration::from_secs(8);
     });
+    // exact: a relay begins with all the tasks that it has when idle
     let tasks = Handle::current().metrics().num_alive_tasks();
     let (mut publisher, namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, request, _, upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
@@ -154,7 +155,7 @@ async fn attacked_over(transport: Transport) -> BTreeMap<String, u64> {
                 && Handle::current().metrics().num_alive_tasks() == tasks
         })
         .await;
-    relay.status().drops.clone()
+    relay.status().drops.clone() // exact: no task is left that could count
 }
 
 /// Does something with a hostile client, on a thread of its own.
@@ -307,7 +308,7 @@ async fn a_stream_may_be_reset_in_the_packet_of_its_data() {
             assert_eq!(subscriber.next_subgroup().await.all().await, (vec![0], End::Fin));
             drop(publisher);
         }
-        let status = relay.status();
+        let status = relay.status(); // exact: the bystander was let in before
         assert!(status.sessions.iter().any(|session| session.subscriber || session.publisher), "{status:#?}");
     }
     relay.assert_forwarded();
@@ -359,11 +360,11 @@ async fn with_many_handshakes_under_way_addresses_have_to_be_proved() {
     let relay = Relay::start();
     let held = begin_handshakes(&relay, 100).await;
     relay.until("more have to", |status| status.totals.retries == 100 - UNPROVED).await;
+    // exact: retries are only for what comes behind these
     assert_eq!(relay.status().handshakes, UNPROVED);
     // Whoever can prove its address is served.
     let peer = relay.peer().await;
-    relay.until("a session", |status| status.sessions.len() == 1).await;
-    let status = relay.status();
+    let status = relay.until("a session", |status| status.sessions.len() == 1).await;
     assert_eq!((status.handshakes, status.totals.retries), (UNPROVED, 100 - UNPROVED + 1));
     drop((held, peer));
 }

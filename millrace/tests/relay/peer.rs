@@ -18,10 +18,11 @@ use millrace_proto::moq::{
     data::encode_object_header,
     message::{PublishDone, PublishNamespace, RequestError, Subscribe, SubscribeOk},
 };
+use millrace_testkit::async_wait_until;
 use millrace_webtransport::SendStream;
 use tokio::{runtime::Handle, sync::mpsc, task::JoinHandle, time::timeout};
 
-use super::site::{Host, Site, assert_forwarded, wants_kernel, wants_web};
+use super::site::{self, Host, Site, until_forwarded, wants_kernel, wants_web};
 
 /// How long anything may take before a test fails: long, since others may want the CPU.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -48,6 +49,7 @@ impl Relay {
 
     /// Likewise, of which some depend on where it is.
     pub fn at(change: impl FnOnce(Host<'_>, &mut Config)) -> Self {
+        site::log();
         let site = Site::of_this_test();
         let host = site.host();
         let listen = SocketAddr::new(host.v4().into(), host.port(0));
@@ -92,19 +94,12 @@ impl Relay {
     }
 
     pub fn assert_forwarded(&self) {
-        assert_forwarded(&self.status());
+        until_forwarded(|| self.status());
     }
 
-    /// Waits until the relay's status is as wanted.
-    pub async fn until(&self, what: &str, wanted: impl Fn(&Status) -> bool) {
-        let reached = async {
-            while !wanted(&self.status()) {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        if timeout(PATIENCE, reached).await.is_err() {
-            panic!("not reached: {what}: {:#?}", self.status());
-        }
+    /// Waits until the relay's status is as wanted, and returns it.
+    pub async fn until(&self, what: &str, wanted: impl Fn(&Status) -> bool) -> Status {
+        async_wait_until(what, || self.status(), wanted).await
     }
 
     /// With engine `kernel`: until it may send to all that are there. Userspace serves them before.
@@ -306,7 +301,7 @@ impl Subgroup {
         bytes.extend_from_slice(payload);
         if wants_kernel() && (1..PACED).contains(&self.written) {
             // Live media: of what comes at once, nothing is left for the kernel by the time it is told.
-            tokio::time::sleep(Duration::from_millis(1)).await;
+            tokio::time::sleep(Duration::from_millis(1)).await; // exact: paces the publisher
         }
         self.stream.write_all(&bytes).await.unwrap();
         self.previous = Some(id);

@@ -39,9 +39,8 @@ async fn a_subscriber_that_never_reads_holds_nobody_back() {
         let received = reader.next_subgroup().await;
         assert_eq!((received.header.group, received.all().await), (group, (vec![0], End::Fin)));
     }
-    let status = relay.status();
+    let status = relay.until("most groups are evicted", |status| status.cache.evicted > 20).await;
     assert!(status.cache.bytes <= CACHE, "{} bytes cached", status.cache.bytes);
-    assert!(status.cache.evicted > 20);
     relay.until("the sleeper loses whole subgroups", |status| status.drops["evicted"] > 10).await;
     let owed = |status: &Status| status.sessions.iter().map(|session| session.pending).sum::<u64>();
     relay.until("no more is owed than the cache holds", |status| owed(status) <= CACHE).await;
@@ -127,9 +126,11 @@ async fn objects_past_their_delivery_timeout_are_not_sent() {
     subgroup.object(0, 4_000_000).await;
     subgroup.finish();
     let received = subscriber.next_subgroup().await;
+    // exact: longer than the delivery timeout, which is under test
     tokio::time::sleep(Duration::from_millis(510)).await;
     // Credit comes with reading, and by now it comes too late.
     assert_eq!(received.all().await, (vec![0], End::Reset));
+    // exact: it is counted before the stream is reset
     assert_eq!(relay.status().drops["object_delivery_timeout"], 1);
 }
 
@@ -145,14 +146,14 @@ async fn a_group_that_is_late_goes_once_the_next_is_there() {
     publish(&publisher, 0..1, 4_000_000).await;
     let first = subscriber.next_subgroup().await;
     relay.until("it waits", |status| status.sessions.iter().any(|session| session.pending > 1_000_000)).await;
-    tokio::time::sleep(4 * max_delay).await;
-    assert_eq!(relay.status().drops["late"], 0);
+    tokio::time::sleep(4 * max_delay).await; // exact: longer than the longest delay, which is under test
+    assert_eq!(relay.status().drops["late"], 0); // exact: nothing else is to come
     publish(&publisher, 1..2, 100).await;
     relay.until("it goes", |status| status.drops["late"] == 1).await;
     let second = subscriber.next_subgroup().await;
     assert_eq!((second.header.group, second.all().await), (1, (vec![0], End::Fin)));
     assert_eq!(first.all().await, (vec![0], End::Reset));
-    let status = relay.status();
+    let status = relay.status(); // exact: both streams have ended
     let mut drops: Vec<_> = status.sessions.iter().map(|session| session.drops.clone()).collect();
     drops.retain(|drops| !drops.is_empty());
     assert_eq!(drops, [[("late".to_owned(), 1)].into()], "its session's alone, and nothing else");
@@ -172,10 +173,10 @@ async fn what_a_subscriber_asks_for_from_the_past_is_not_late() {
     let _late = late.try_subscribe(&track, Parameters { filter, ..Parameters::default() }).await.unwrap();
     publish(&publisher, 1..2, 100).await;
     let (one, other) = (late.next_subgroup().await, late.next_subgroup().await);
-    tokio::time::sleep(4 * max_delay).await;
+    tokio::time::sleep(4 * max_delay).await; // exact: longer than the longest delay, which is under test
     let whole = || (vec![0], End::Fin);
     assert_eq!(tokio::join!(one.all(), other.all()), (whole(), whole()));
-    assert_eq!(relay.status().drops["late"], 0);
+    assert_eq!(relay.status().drops["late"], 0); // exact: both streams have come whole
 }
 
 #[tokio::test]
@@ -212,8 +213,7 @@ async fn what_the_network_carries_is_told() {
         let mut subscribers = status.sessions.iter().filter(|session| session.subscriber);
         subscribers.any(|session| session.bandwidth.is_some() && session.loss.is_some())
     };
-    relay.until("bandwidth and loss in the status", told).await;
-    let status = relay.status();
+    let status = relay.until("bandwidth and loss in the status", told).await;
     let subscriber = status.sessions.iter().find(|session| session.subscriber).unwrap().id;
     let change = loop {
         let lines = patiently(poll_fn(|context| watch.as_mut().poll_next(context))).await.unwrap().unwrap();
@@ -246,6 +246,7 @@ async fn how_long_media_may_wait_can_be_changed() {
     relay.until_largest(at(2, 0)).await;
     let settings = Settings { max_delay: Some("0.05".parse().unwrap()), ..Settings::default() };
     relay.server.set_delays(&Config::new(settings, None).unwrap());
+    // exact: no task has run since
     assert_eq!(relay.status().drops["late"], 0, "nothing was late before");
     publish(&publisher, 3..6, 2_000_000).await;
     relay.until("what began since is late", |status| status.drops["late"] > 0).await;

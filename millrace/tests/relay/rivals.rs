@@ -1,5 +1,7 @@
 //! Publishers that do each other harm.
 
+use std::time::Duration;
+
 use millrace_proto::moq::{Filter, Parameters, Properties, code, message::Publish};
 
 use super::peer::{
@@ -94,14 +96,18 @@ async fn a_copy_takes_over_when_the_first_breaks_off() {
     assert_eq!(received.all().await, (vec![], End::Reset));
     let whole = subscriber.next_subgroup().await;
     assert_eq!((whole.header.group, whole.all().await), (0, (vec![0, 1, 2, 3], End::Fin)));
-    assert_eq!(relay.status().drops["duplicate_subgroup"], 0);
+    assert_eq!(relay.status().drops["duplicate_subgroup"], 0); // exact: the copy has come, whole
 }
 
 /// With its session gone as well.
 #[tokio::test]
 async fn a_client_has_its_share_of_the_cache() {
     const LEN: usize = 300_000;
-    let relay = Relay::with(|config| config.access.limits.share.cache_bytes = 1 << 20);
+    let relay = Relay::with(|config| {
+        config.access.limits.share.cache_bytes = 1 << 20;
+        // Nothing goes for its age.
+        config.cache_age = Duration::from_secs(600);
+    });
     for session in 0..3 {
         let publisher = relay.peer().await;
         let request_id = publisher.session.next_request_id();
@@ -118,18 +124,23 @@ async fn a_client_has_its_share_of_the_cache() {
         let received = (session + 1) * 6;
         relay.until("all have come", |status| status.totals.objects_received == received).await;
         relay.until("the share is kept to", |status| status.cache.bytes <= 1 << 20).await;
-        assert_eq!(relay.status().access.clients[0].cache_bytes, relay.status().cache.bytes);
+        let status = relay.status(); // exact: all that was published has come
+        assert_eq!(status.access.clients[0].cache_bytes, status.cache.bytes);
         publisher.session.close(code::Session::NO_ERROR, "");
         relay.until("it is gone", |status| status.sessions.is_empty()).await;
     }
-    let cache = relay.status().cache;
+    let cache = relay.status().cache; // exact: nobody publishes any more
     assert_eq!((cache.groups + cache.evicted, cache.over_share), (18, cache.evicted));
 }
 
 #[tokio::test]
 async fn one_publisher_does_not_evict_what_another_has_published() {
     const GROUPS: u64 = 3;
-    let relay = Relay::with(|config| config.cache_bytes = 4 << 20);
+    let relay = Relay::with(|config| {
+        config.cache_bytes = 4 << 20;
+        // Nothing goes for its age.
+        config.cache_age = Duration::from_secs(600);
+    });
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, _upstream) =
         first_subscriber(&relay, &mut publisher, &track, 1).await;
@@ -152,8 +163,7 @@ async fn one_publisher_does_not_evict_what_another_has_published() {
         subgroup.object(0, 1 << 20).await;
         requests.push((request, subgroup));
     }
-    relay.until("groups are dropped", |status| status.cache.evicted >= 6).await;
-    let status = relay.status();
+    let status = relay.until("groups are dropped", |status| status.cache.evicted >= 6).await;
     let held = status.tracks.iter().find(|other| other.name == track.to_string()).unwrap();
     assert_eq!(held.groups_cached, GROUPS, "{status:#?}");
 }

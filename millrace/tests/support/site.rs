@@ -20,6 +20,7 @@ use millrace::relay::{
     status::Status,
 };
 use millrace_lab::lab::{Lab, Node, Topology};
+use millrace_testkit::wait_until;
 use nix::{
     sched::{CloneFlags, setns},
     unistd::geteuid,
@@ -41,10 +42,18 @@ pub fn wants_web() -> bool {
 }
 
 /// With engine `kernel`: it had a part in the media, which otherwise it has not. How large a part depends on who gets the
-/// CPU, and is a figure of `millrace bench relay`.
-pub fn assert_forwarded(status: &Status) {
-    let (by_kernel, is_kernel) = (status.totals.kernel.packets, status.engine.name == "kernel");
-    assert_eq!(by_kernel > 0, is_kernel, "{by_kernel} packets by the kernel: {status:#?}");
+/// CPU, and is a figure of `millrace bench relay`. A status shows of what the kernel has sent what the one before has
+/// found.
+pub fn until_forwarded(status: impl FnMut() -> Status) {
+    wait_until("the kernel's part in the media, or none without it", status, |status| {
+        (status.totals.kernel.packets > 0) == (status.engine.name == "kernel")
+    });
+}
+
+/// Relays in this process log to the output of the test, which a failed one shows.
+pub fn log() {
+    let builder = tracing_subscriber::fmt().with_test_writer().with_ansi(false);
+    let _ = builder.with_env_filter("warn,millrace=info").try_init(); // another relay has done so
 }
 
 /// All relays of one test, which has a thread of its own. With engine `kernel` that thread is where the peers are, and
@@ -71,7 +80,7 @@ impl Site {
     }
 
     fn new() -> Self {
-        let home = File::open("/proc/thread-self/ns/net").unwrap();
+        let home = File::open("/proc/thread-self/ns/net").unwrap(); // exact: this thread's own
         let lab = wants_kernel().then(lab).flatten();
         if let Some(lab) = &lab {
             let peers = File::open(lab.node(PEERS).unwrap().netns().path()).unwrap();

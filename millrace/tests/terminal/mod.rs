@@ -9,9 +9,10 @@ use std::{
         unix::ffi::OsStrExt as _,
     },
     process::{Child, Command, Stdio},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
+use millrace_testkit::BOUND;
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::signal::{Signal, kill},
@@ -22,7 +23,10 @@ use rustix::{
     termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize},
 };
 
-const BOUND: Duration = Duration::from_secs(60);
+/// Silence after which a command that has ended has nothing more on the way to its terminal.
+const SILENCE: u16 = 1000;
+/// How long a look for something takes, ms.
+const LOOK: u16 = 20;
 /// What begins a picture of views that show one every second.
 pub const CLEAR: &str = "\x1b[2J\x1b[H";
 
@@ -65,7 +69,7 @@ impl Terminal {
                 return std::mem::replace(&mut self.seen, rest);
             }
             assert!(start.elapsed() < BOUND, "no {want:?} in {:?}", self.seen);
-            self.read();
+            self.read(LOOK);
         }
     }
 
@@ -103,7 +107,7 @@ impl Terminal {
     /// Everything until the command has ended, which it must do well.
     pub fn rest(&mut self) -> String {
         assert!(self.ends().success(), "{}", self.seen);
-        self.read();
+        while self.read(SILENCE) {}
         std::mem::take(&mut self.seen)
     }
 
@@ -111,7 +115,7 @@ impl Terminal {
     pub fn ends(&mut self) -> std::process::ExitStatus {
         let start = Instant::now();
         loop {
-            self.read();
+            self.read(LOOK);
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
@@ -136,14 +140,16 @@ impl Terminal {
         tcgetattr(&self.slave).unwrap().local_modes.contains(LocalModes::ECHO | LocalModes::ICANON)
     }
 
-    /// What is there to be read, or comes within a moment.
-    fn read(&mut self) {
+    /// What is there to be read, or comes within so many milliseconds; whether there is something.
+    fn read(&mut self, within: u16) -> bool {
         let mut ready = [PollFd::new(self.master.as_fd(), PollFlags::POLLIN)];
-        if poll(&mut ready, PollTimeout::from(20u8)).unwrap() > 0 {
-            let mut bytes = [0; 65536];
-            let read = self.master.read(&mut bytes).unwrap_or(0);
-            self.seen.push_str(&String::from_utf8_lossy(&bytes[..read]));
+        if poll(&mut ready, PollTimeout::from(within)).unwrap() == 0 {
+            return false;
         }
+        let mut bytes = [0; 65536];
+        let read = self.master.read(&mut bytes).unwrap_or(0);
+        self.seen.push_str(&String::from_utf8_lossy(&bytes[..read]));
+        read > 0
     }
 }
 

@@ -128,7 +128,7 @@ fn forge(count: u64) -> Vec<(&'static str, u64)> {
         made += 1;
     }
     drop(object);
-    let counters = bench.relay.counters().expect("counters");
+    let counters = bench.counted();
     let genuine = genuine.len() as u64;
     assert_eq!(counters.packets(Outcome::Forwarded), genuine, "{counters:?}");
     assert_eq!(bench.egresses_tried(), genuine);
@@ -147,7 +147,7 @@ fn no_forged_packet_is_forwarded() {
 
 /// `make soak`, or `cargo test -p millrace-bpf --lib -- --ignored --nocapture ten_million_forged`: ten minutes.
 #[test]
-#[ignore = "takes minutes"]
+#[ignore = "soak: takes minutes"]
 fn ten_million_forged_packets() {
     if !root("ten_million_forged_packets") {
         return;

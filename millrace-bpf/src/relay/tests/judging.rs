@@ -60,16 +60,16 @@ impl Judge {
             .collect();
         let packet = self.bench.publisher.seal((0, self.sent), 4, &frames);
         self.sent += 1;
-        let before = (self.bench.relay.counters().expect("counters"), self.bench.egresses_tried());
+        let before = (self.bench.counted(), self.bench.egresses_tried());
         let frame = ethernet(0x0800, &ipv4(0, &udp(PORT, &packet)));
         assert_eq!(self.bench.test_run(&frame, &mut context(0)), PASS_ON);
-        let counted = self.bench.relay.counters().expect("counters").since(&before.0);
+        let counted = self.bench.counted().since(&before.0);
         let outcome = Outcome::ALL.into_iter().find(|one| counted.packets(*one) == 1).expect("an outcome");
         (outcome, self.bench.egresses_tried() - before.1)
     }
 
     fn frames(&self, outcome: FrameOutcome) -> u64 {
-        self.bench.relay.counters().expect("counters").frames(outcome)
+        self.bench.counted().frames(outcome)
     }
 
     fn judged(&self) -> usize {

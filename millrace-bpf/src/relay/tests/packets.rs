@@ -180,10 +180,10 @@ fn walks_frames_as_userspace_does() {
         let frames = random_frames(&mut bench.rng);
         let Some(want) = expected(&frames) else { continue };
         let before = bench.egresses_tried();
-        let counted = bench.relay.counters().expect("counters");
+        let counted = bench.counted();
         let outcome = bench.run_packet(&bench.publisher.seal((0, number), 4, &frames));
         let tried = bench.egresses_tried() - before;
-        let counted = bench.relay.counters().expect("counters").since(&counted);
+        let counted = bench.counted().since(&counted);
         let judged: u64 = FrameOutcome::ALL.iter().map(|one| counted.frames(*one)).sum();
         assert_eq!(tried, if outcome == Outcome::Forwarded { counted.frames(FrameOutcome::Good) } else { 0 });
         match outcome {

@@ -40,7 +40,7 @@ fn a_further_run_goes_on_where_the_last_ended() {
     assert_eq!(run(&bench, &one, third), (PASS_ON, third, 0));
     // A cursor is of no use to another packet.
     assert_eq!(run(&bench, &one, second), (PASS_ON, 0, 0));
-    let counters = bench.relay.counters().expect("counters");
+    let counters = bench.counted();
     assert_eq!(FurtherRun::ALL.map(|outcome| counters.further_runs(outcome)), [1, 1, 1]);
     assert_eq!(counters.packets(Outcome::Replayed), 2);
     // Interrupted by another run: it is not lost, and has its mark.

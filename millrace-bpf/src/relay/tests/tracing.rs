@@ -117,7 +117,7 @@ fn counts_the_events_that_nobody_takes() {
 /// `cargo test -p millrace-bpf -- --ignored --nocapture cost_of_tracing`, on a quiet machine. A packet that is opened
 /// and then found to be a repetition.
 #[test]
-#[ignore = "measures, which takes a quiet machine"]
+#[ignore = "soak: measures, on a quiet machine"]
 fn cost_of_tracing() {
     if !root("cost_of_tracing") {
         return;

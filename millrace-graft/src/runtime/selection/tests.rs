@@ -71,6 +71,10 @@ impl Bench {
         self.selection.note(&Told { what, sent: 64 << 10, busy, ..told }, &self.settings);
     }
 
+    fn now(&self) -> status::Selection {
+        self.selection.status() // exact: nobody else has it
+    }
+
     fn begin(&mut self, id: u64, peer: &str, choice: &Choice, explored: bool) -> Told {
         let arm = if explored { choice.grant.clone().expect("a grant") } else { choice.arm.clone() };
         let told = Told {
@@ -177,7 +181,7 @@ fn a_model_that_is_wrong_is_left_within_fifty_connections() {
     assert_eq!(wrong, 4);
     let now = &bench.selection.of_peer(far.peer)[0];
     assert_eq!((now.arm.as_str(), now.why.as_str()), ("bbr", "found"));
-    let status = bench.selection.status();
+    let status = bench.now();
     assert_eq!((status.reasons["learned"], status.outcomes["bad"]), (4, 4), "{status:?}");
     assert_eq!(status.reasons["doubted"] + status.reasons["found"], 46);
     assert_eq!(status.connections["in-place/bbr"], 46);
@@ -210,7 +214,7 @@ fn at_most_two_of_a_hundred_try_another_arm() {
             choice = fresh.clone();
         }
     }
-    let status = bench.selection.status();
+    let status = bench.now();
     assert!(
         explored > 40 && status.reasons["explored"] == explored,
         "{explored} of {connections}: {status:?}"
@@ -249,7 +253,7 @@ fn what_ended_untold_is_over_after_two_looks() {
     assert!(bench.selection.has_live());
     bench.selection.prune(|_| false, 0);
     assert!(!bench.selection.has_live());
-    assert_eq!(bench.selection.status().forgotten, 1);
+    assert_eq!(bench.now().forgotten, 1);
 }
 
 /// A look does not meet them.
@@ -261,9 +265,9 @@ fn those_of_other_namespaces_live_until_something_was_not_told() {
     let told = bench.begin(1, "10.0.0.2", &choice, false);
     bench.selection.note(&Told { cookie: 2, is_elsewhere: true, ..told }, &bench.settings);
     (0..3).for_each(|_| bench.selection.prune(|id| id == 1, 0));
-    assert_eq!(bench.selection.status().live["in-place/pcc"], 2);
+    assert_eq!(bench.now().live["in-place/pcc"], 2);
     (0..3).for_each(|_| bench.selection.prune(|id| id == 1, 1));
-    let status = bench.selection.status();
+    let status = bench.now();
     assert_eq!((status.live["in-place/pcc"], status.forgotten), (1, 1));
 }
 
@@ -292,7 +296,7 @@ fn flows_without_a_size_are_not_judged() {
     let far = path("10.0.0.2", 100_000, 0);
     bench.choose(std::slice::from_ref(&far), true);
     bench.selection.end(1, &flow(0, 0, 0, 0), None, false);
-    assert_eq!(bench.selection.status().outcomes["not-judged"], 1);
+    assert_eq!(bench.now().outcomes["not-judged"], 1);
 }
 
 /// What was found out with one runtime holds for the next, under the same model.

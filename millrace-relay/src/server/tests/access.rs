@@ -101,6 +101,7 @@ impl Relay {
     }
 
     fn refused(&self, reason: &str) -> u64 {
+        // exact: what is refused is counted before it is told
         self.server.status().access.refused.get(reason).copied().unwrap_or_default()
     }
 }
@@ -227,6 +228,9 @@ fn in_room(path: &str, name: &str) -> TrackName {
     TrackName::new(Namespace::from_path(path).unwrap(), name.to_owned()).unwrap()
 }
 
+/// Seconds that a token is good for which is to expire in a test: enough to use it before, on a machine that is busy.
+const BRIEF: f64 = 5.0;
+
 /// Another loopback address is another client.
 const ELSEWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
 
@@ -238,13 +242,13 @@ async fn an_established_publisher_is_not_displaced() {
     let _published = owner.publish(&track, 1).await.accepted().await;
     let rival = relay.client_at(ELSEWHERE).await;
     assert_eq!(rival.publish(&track, 1).await.refusal().await, Some(code::Request::UNAUTHORIZED));
-    let status = relay.server.status();
+    let status = relay.server.status(); // exact: both have their answers
     assert_eq!((status.tracks[0].publishers, status.tracks[0].owner.as_deref()), (1, Some("127.0.0.1")));
     assert_eq!(relay.refused("track_taken"), 1);
     // The same client may publish it twice.
     let again = relay.client(Setup::default()).await;
     let _copy = again.publish(&track, 2).await.accepted().await;
-    assert_eq!(relay.server.status().tracks[0].publishers, 2);
+    until("both publish it", || relay.server.status().tracks[0].publishers == 2).await;
     // And another one once it is over.
     for client in [&owner, &again] {
         client.connection.quic.close(0u32.into(), b"");
@@ -267,6 +271,7 @@ async fn a_stranger_who_announces_the_namespace_is_not_asked_for_a_track_that_is
     let (asked, _request) = rival.asked().await;
     let Message::Subscribe(subscribe) = asked else { panic!("{asked:?}") };
     assert_eq!(subscribe.track, track(1));
+    // exact: of the first track it would have been asked before
     assert_eq!(relay.server.status().tracks.iter().map(|track| track.publishers).max(), Some(1));
 }
 
@@ -288,7 +293,7 @@ async fn of_two_strangers_who_are_asked_the_first_to_answer_has_the_track() {
     let _subscribed = subscribed.accepted().await;
     second.say(ok(2)).await;
     until("the second is refused", || relay.refused("track_taken") == 1).await;
-    assert_eq!(relay.server.status().tracks[0].publishers, 1);
+    assert_eq!(relay.server.status().tracks[0].publishers, 1); // exact: the second is refused
 }
 
 #[tokio::test]
@@ -316,7 +321,7 @@ async fn every_request_is_asked_about_before_anything_is_made() {
         let refusal = client.ask(request).await.refusal().await;
         assert_eq!(refusal, Some(code::Request::UNAUTHORIZED), "{name}");
         assert_eq!(relay.refused("not_allowed"), nth as u64 + 1, "{name}");
-        assert!(relay.server.status().tracks.is_empty(), "{name}");
+        assert!(relay.server.status().tracks.is_empty(), "{name}"); // exact: it has been refused
     }
     let _mine = client.publish(&in_room("mine", "t"), 1).await.accepted().await;
 }
@@ -407,12 +412,12 @@ async fn registered_tokens_serve_later_requests() {
 #[tokio::test]
 async fn what_a_token_allowed_ends_when_it_expires() {
     let relay = Relay::with(Access::new(tokens_only(), Limits::default()), |_| {});
-    let expiring = Claims { exp: soon(1.5), ..claims(&["a"], &[]) };
+    let expiring = Claims { exp: soon(BRIEF), ..claims(&["a"], &[]) };
     let publisher = relay.client_with(&expiring).await;
     let _published = publisher.publish(&in_room("a", "t"), 7).await.accepted().await;
     let stream = open_stream(&publisher.connection, &subgroup(7)).await;
     let watcher = relay.client(Setup::default()).await;
-    let own = with_tokens(vec![value(&Claims { exp: soon(1.5), ..claims(&[], &["a"]) })]);
+    let own = with_tokens(vec![value(&Claims { exp: soon(BRIEF), ..claims(&[], &["a"]) })]);
     let mut subscribed = watcher.subscribe(&in_room("a", "t"), own).await.accepted().await;
     until("a subscriber", || relay.server.status().tracks[0].subscribers == 1).await;
     assert_eq!(publisher.closed().await, code::Session::EXPIRED_AUTH_TOKEN);
@@ -422,7 +427,7 @@ async fn what_a_token_allowed_ends_when_it_expires() {
         relay.server.status().tracks.iter().all(|track| track.publishers + track.subscribers == 0)
     })
     .await;
-    assert_eq!(relay.server.status().sessions.len(), 1);
+    until("its session alone", || relay.server.status().sessions.len() == 1).await;
     drop(stream);
 }
 
@@ -431,7 +436,7 @@ async fn a_request_that_ends_is_reset_with_why_and_takes_its_streams_along() {
     let relay = Relay::with(Access::new(tokens_only(), Limits::default()), |_| {});
     let publisher = relay.client(Setup::default()).await;
     let mut publish = publisher.publish_of(&in_room("a", "t"), 7);
-    publish.parameters = with_tokens(vec![value(&Claims { exp: soon(1.0), ..claims(&["a"], &[]) })]);
+    publish.parameters = with_tokens(vec![value(&Claims { exp: soon(BRIEF), ..claims(&["a"], &[]) })]);
     let (mut send, mut recv) = open_request(&publisher.connection, publish).await;
     let mut stream = open_stream(&publisher.connection, &subgroup(7)).await;
     let code = loop {
@@ -466,8 +471,8 @@ async fn a_new_policy_is_for_what_is_under_way_too() {
     assert_eq!(one.closed().await, code::Session::UNAUTHORIZED);
     until("nobody publishes", || relay.server.status().tracks.iter().all(|track| track.publishers == 0))
         .await;
-    let status = relay.server.status();
-    assert_eq!((status.sessions.len(), status.access.revoked), (1, 1));
+    until("its session is over", || relay.server.status().sessions.len() == 1).await;
+    assert_eq!(relay.server.status().access.revoked, 1); // exact: the policy has been set
     // Keys that are gone take with them what they signed.
     let tokens = Requirements { keys: keys::read(&[7; 32]).unwrap(), ..Requirements::default() };
     access.set_policy(Policy::new(vec![], tokens, false));
@@ -481,7 +486,7 @@ async fn a_published_namespace_that_ends_takes_its_tracks_along() {
     let publish = PublishNamespace {
         request_id: publisher.id(),
         namespace: Namespace::from_path("a").unwrap(),
-        parameters: with_tokens(vec![value(&Claims { exp: soon(1.5), ..claims(&["a"], &[]) })]),
+        parameters: with_tokens(vec![value(&Claims { exp: soon(BRIEF), ..claims(&["a"], &[]) })]),
     };
     let mut namespace = publisher.ask(publish).await.accepted().await;
     let watcher = relay.client_with(&claims(&[], &["a"])).await;
@@ -503,16 +508,17 @@ async fn an_update_with_a_newer_token_goes_on() {
     let _published = publisher.publish(&in_room("a", "t"), 1).await.accepted().await;
     let watcher = relay.client(Setup::default()).await;
     let expiring = |seconds| Claims { exp: soon(seconds), ..claims(&[], &["a"]) };
-    let parameters = with_tokens(vec![value(&expiring(1.0))]);
+    let parameters = with_tokens(vec![value(&expiring(BRIEF))]);
     let mut subscribed = watcher.subscribe(&in_room("a", "t"), parameters).await.accepted().await;
     let parameters = with_tokens(vec![value(&expiring(600.0))]);
     subscribed.say(RequestUpdate { request_id: watcher.id(), parameters }).await;
     assert!(matches!(subscribed.message().await, Message::RequestOk(_)));
     // When the first is over, others' time is, too.
     let brief = relay.client(Setup::default()).await;
-    let parameters = with_tokens(vec![value(&expiring(1.0))]);
+    let parameters = with_tokens(vec![value(&expiring(BRIEF))]);
     brief.subscribe(&in_room("a", "t"), parameters).await.accepted().await.reset().await;
-    assert_eq!(relay.server.status().tracks[0].subscribers, 1);
+    until("one subscriber", || relay.server.status().tracks[0].subscribers <= 1).await;
+    assert_eq!(relay.server.status().tracks[0].subscribers, 1); // exact: the other one is over
     // An update with a bad one ends it.
     let parameters = with_tokens(vec![value(&Claims { exp: Some(1.0), ..claims(&[], &["a"]) })]);
     subscribed.say(RequestUpdate { request_id: watcher.id(), parameters }).await;
@@ -568,15 +574,17 @@ async fn too_many_requests_and_tracks_are_refused_and_counted() {
     // Places are given back.
     drop(held.pop());
     until("a place", || relay.server.status().access.clients[0].tracks == 1).await;
-    let mut refused = 0;
-    for name in 0..50 {
-        refused += u64::from(client.publish_namespace(&format!("n/{name}")).await.refusal().await.is_some());
+    // Until they are faster than that, however slow the machine is.
+    let (mut asked, mut refused) = (0, 0);
+    while asked < 50 || refused == 0 {
+        let mut namespace = client.publish_namespace(&format!("n/{asked}")).await;
+        refused += u64::from(namespace.refusal().await.is_some());
+        asked += 1;
     }
-    assert!(refused > 0);
-    let status = relay.server.status();
+    let status = relay.server.status(); // exact: all have their answers
     assert_eq!(relay.refused("request_rate"), refused);
-    assert_eq!(status.sessions[0].requests, 53 - refused);
-    assert_eq!(status.access.clients[0].requests, 53 - refused);
+    assert_eq!(status.sessions[0].requests, 3 + asked - refused);
+    assert_eq!(status.access.clients[0].requests, 3 + asked - refused);
 }
 
 /// Who signs clients' certificates.
@@ -679,6 +687,7 @@ async fn client_certificates_are_names() {
     };
     let cam = connect(Some(make("cam.example"))).await;
     let _published = cam.publish(&in_room("cams", "t"), 1).await.accepted().await;
+    // exact: the publisher has its answer
     assert_eq!(relay.server.status().tracks[0].owner.as_deref(), Some("cert:cam.example"));
     let other = connect(Some(make("mic.example"))).await;
     let mut refused = other.publish(&in_room("cams", "u"), 1).await;

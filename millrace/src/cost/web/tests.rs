@@ -158,6 +158,7 @@ fn command_lines_are_for_who_shows_a_token() {
         (dashboard, access)
     };
     let get = |dashboard: &Dashboard, access: &Access, path: &str| {
+        // exact: the report was loaded before
         fetch(dashboard.local_addr, path, access.token().map(Token::text)).expect("an answer")
     };
     let (open, all) = start(&TokenFile::Off);

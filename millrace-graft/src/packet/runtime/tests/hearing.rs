@@ -126,7 +126,7 @@ fn a_path_that_is_too_narrow_and_a_host_without_a_daemon_are_told_of() {
         // The daemon's first words, or a datagram in clear.
         let said = heard(site, &mut near, "nobody", || drop(from.send(b"is anybody there?")));
         assert_eq!(said, format!("{other} says by ICMP: nobody is there for IP protocol 253"));
-        let trouble = near.status().expect("a status").trouble;
+        let trouble = now(&mut near).trouble;
         assert!(trouble.contains(&format!("session s: {said}")), "{trouble:?}");
 
         let mut runtimes = [near, start(1).expect("a runtime")];
@@ -147,7 +147,7 @@ fn a_path_that_is_too_narrow_and_a_host_without_a_daemon_are_told_of() {
             "packets of more than {MTU} bytes do not pass, so datagrams may have {most} bytes at most"
         );
         assert_eq!(said, format!("{router} says by ICMP: {want}"));
-        let trouble = near.status().expect("a status").trouble;
+        let trouble = now(&mut near).trouble;
         assert!(trouble.contains(&format!("session s: {said}")), "{trouble:?}");
         // As it says.
         let mut buffer = [0; 2048];

@@ -56,7 +56,7 @@ fn ten_thousand_sessions_are_as_one() {
         let settings = settings(side, SESSIONS, "clear = true");
         site.inside(side, || Runtime::start(settings)).expect("a runtime")
     });
-    assert_eq!(runtimes[0].status().expect("a status").memory_bytes, stated);
+    assert_eq!(now(&mut runtimes[0]).memory_bytes, stated);
     // Greeted one after the other, all of them in a while.
     until_it_is(&site, &mut runtimes, |runtime| runtime.live.values().all(|live| live.peer.is_some()));
     let mut buffer = [0; 100];
@@ -71,7 +71,7 @@ fn ten_thousand_sessions_are_as_one() {
     site.inside(0, || runtimes[0].swap(&last, "newest")).expect("proposed");
     let wanted = |_, event: &Event| matches!(event, Event::Swapped { session, graft, .. } if *session == last && graft == "newest");
     site.until(&mut runtimes, || (), wanted);
-    let status = runtimes[0].status().expect("a status");
+    let status = now(&mut runtimes[0]);
     assert_eq!(
         (status.sessions.len(), status.sessions_max, status.trouble),
         (SESSIONS.into(), SESSIONS.into(), vec![])
@@ -83,7 +83,7 @@ fn ten_thousand_sessions_are_as_one() {
     site.inside(0, || runtimes[0].apply(few)).expect("fewer");
     let all = settings(0, SESSIONS, "clear = true");
     site.inside(0, || runtimes[0].apply(all)).expect("all of them again");
-    let status = runtimes[0].status().expect("a status");
+    let status = now(&mut runtimes[0]);
     assert_eq!((status.sessions.len(), status.memory_bytes), (SESSIONS.into(), stated));
 }
 

@@ -107,7 +107,7 @@ fn with_paths(side: usize, lists: &str, line: &str, paths: &[(u8, &str)]) -> Set
 }
 
 fn paths_of(runtime: &mut Runtime) -> Vec<PathStatus> {
-    runtime.status().expect("a status").sessions[0].paths.clone()
+    now(runtime).sessions[0].paths.clone()
 }
 
 /// Both work, and messages go from one to the other. `meanwhile` is called each time, with how many have come.
@@ -143,6 +143,12 @@ impl<'a> Traffic<'a> {
             paths_of(runtime).iter().filter(|path| path.is_up && path.came > 0).count()
         };
         self.runtimes.iter_mut().all(|runtime| up(runtime) == wanted)
+    }
+
+    /// This path is not used any more, and the other one is.
+    fn is_left(&mut self, at: usize) -> bool {
+        let paths = paths_of(&mut self.runtimes[0]);
+        (paths[at].is_up, paths[at].weight, paths[1 - at].is_up) == (false, 0, true)
     }
 
     fn step(&mut self) {
@@ -251,10 +257,8 @@ fn a_path_that_is_cut_is_left_and_taken_again() {
         let at = usize::from(cut == "eth2");
         traffic.until(|it| {
             it.send(u32::MAX);
-            !paths_of(&mut it.runtimes[0])[at].is_up
+            it.is_left(at)
         });
-        let paths = paths_of(&mut traffic.runtimes[0]);
-        assert_eq!((paths[at].weight, paths[1 - at].is_up), (0, true), "{paths:?}");
         hosts.mend(cut);
         traffic.until(|it| it.are_up(2));
         let sent = traffic.sent;
@@ -278,10 +282,8 @@ fn a_path_that_is_cut_is_left_after_the_other_daemon_was_started_anew() {
     hosts.cut("eth2");
     traffic.until(|it| {
         it.send(u32::MAX);
-        !paths_of(&mut it.runtimes[0])[1].is_up
+        it.is_left(1)
     });
-    let paths = paths_of(&mut traffic.runtimes[0]);
-    assert_eq!((paths[0].is_up, paths[1].weight), (true, 0), "{paths:?}");
 }
 
 /// With the session's own addresses on an interface of their own, neither cable is anything special: the host need not find the other
@@ -298,8 +300,11 @@ fn a_sessions_own_addresses_may_be_on_no_path() {
         traffic.all(300);
         hosts.cut(cut);
         traffic.all(1000);
-        let paths = paths_of(&mut traffic.runtimes[0]);
-        assert_eq!((paths[0].is_up, paths[0].weight), (false, 0), "{paths:?}");
+        traffic.until(|it| {
+            it.send(u32::MAX);
+            let paths = paths_of(&mut it.runtimes[0]);
+            (paths[0].is_up, paths[0].weight) == (false, 0)
+        });
         hosts.mend(cut);
         traffic.until(|it| it.are_up(2));
     }
@@ -312,13 +317,24 @@ fn redundant_paths_lose_nothing_that_one_of_them_brings() {
     for more in ["clear = true", "", "protocol = \"253\"", "protocol = \"253\"\nclear = true"] {
         let line = &format!("paths = \"redundant\"\n{more}");
         let mut traffic = Traffic::new(&hosts, &sockets, line);
-        traffic.all(500);
-        let paths = paths_of(&mut traffic.runtimes[0]);
-        assert!(paths.iter().all(|path| path.sent >= 500), "{line}: {paths:?}");
-        let status = traffic.runtimes[1].status().expect("a status");
-        let packets = &status.sessions[0].packets;
-        let twice = packets.get("duplicate").or(packets.get("replayed")).copied().unwrap_or_default();
-        assert!(twice >= 400, "{packets:?}");
+        // As above: of a time in which neither was taken for cut.
+        let begin = Instant::now();
+        loop {
+            let (before, sent) = (paths_of(&mut traffic.runtimes[0]), traffic.sent);
+            traffic.all(sent + 500);
+            let after = paths_of(&mut traffic.runtimes[0]);
+            if before.iter().chain(&after).all(|path| path.is_up) {
+                let mut pairs = before.iter().zip(&after);
+                assert!(pairs.all(|(old, new)| new.sent - old.sent >= 500), "{line}: {before:?} {after:?}");
+                break;
+            }
+            assert!(begin.elapsed() < LONG, "{line}: {after:?}");
+        }
+        // What comes second comes after what was waited for.
+        traffic.until(|it| {
+            let packets = &now(&mut it.runtimes[1]).sessions[0].packets;
+            packets.get("duplicate").or(packets.get("replayed")).is_some_and(|twice| *twice >= 400)
+        });
     }
 }
 
@@ -333,9 +349,9 @@ fn what_is_too_long_for_one_of_the_paths_is_not_sent() {
     for line in ["", "protocol = \"253\""] {
         let mut traffic = Traffic::new(&hosts, &sockets, line);
         let mut sent = |bytes: usize| {
-            let before = traffic.runtimes[0].status().expect("a status").sessions[0].packets.clone();
+            let before = now(&mut traffic.runtimes[0]).sessions[0].packets.clone();
             drop(sockets[0].send(&vec![1; bytes]));
-            let after = traffic.runtimes[0].status().expect("a status").sessions[0].packets.clone();
+            let after = now(&mut traffic.runtimes[0]).sessions[0].packets.clone();
             let more = |reason: &str| after.get(reason).unwrap_or(&0) - before.get(reason).unwrap_or(&0);
             (more("sent"), more("too-long"))
         };

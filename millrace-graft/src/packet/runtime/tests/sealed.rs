@@ -120,7 +120,7 @@ fn what_passes_is_sealed() {
         assert!(payloads.len() > 3000);
         let has_text = |payload: &&Vec<u8>| payload.windows(9).any(|window| window == b"nobody el");
         assert_eq!(payloads.iter().filter(has_text).count(), 0);
-        let status = runtimes.each_mut().map(|runtime| runtime.status().expect("a status"));
+        let status = runtimes.each_mut().map(now);
         for status in &status {
             let session = &status.sessions[0];
             assert_eq!((session.sealed.as_str(), session.has_keys), (cipher, true));
@@ -199,7 +199,7 @@ fn ends_that_are_not_alike_do_not_understand_each_other() {
         let far = site.inside(1, || Runtime::start(settings)).expect("a runtime");
         let mut runtimes = [start(&site, 0, ""), far];
         let until = Instant::now() + LONG;
-        let said = |runtime: &mut Runtime| runtime.status().expect("a status").trouble.concat();
+        let said = |runtime: &mut Runtime| now(runtime).trouble.concat();
         while !said(&mut runtimes[0]).contains(why) {
             assert!(Instant::now() < until, "{}", said(&mut runtimes[0]));
             work(&site, &mut runtimes);

@@ -46,23 +46,28 @@ fn send(socket: &UdpSocket, stop: &AtomicBool) -> u32 {
     (0..)
         .find(|number: &u32| {
             socket.send(&number.to_be_bytes().repeat(50)).expect("sent");
-            std::thread::sleep(Duration::from_millis(1));
+            std::thread::sleep(Duration::from_millis(1)); // exact: paces the sender
             stop.load(Ordering::Relaxed)
         })
         .unwrap_or_default()
         + 1
 }
 
-/// What has come, until nothing does any more for a while.
-fn receive(socket: &UdpSocket, pause: Duration) -> Vec<u32> {
+/// What has come, until nothing does any more for a while after the last was sent.
+fn receive(socket: &UdpSocket, pause: Duration, stop: &AtomicBool) -> Vec<u32> {
     socket.set_read_timeout(Some(pause)).expect("a timeout");
     let (mut buffer, mut all) = ([0; 300], Vec::new());
-    while let Ok(bytes) = socket.recv(&mut buffer) {
+    loop {
+        let is_over = stop.load(Ordering::Relaxed);
+        let bytes = match socket.recv(&mut buffer) {
+            Ok(bytes) => bytes,
+            Err(_) if is_over => return all,
+            Err(_) => continue,
+        };
         let number: [u8; 4] = buffer[..4].try_into().expect("a number");
         assert_eq!(&buffer[..bytes], number.repeat(50), "byte for byte");
         all.push(u32::from_be_bytes(number));
     }
-    all
 }
 
 /// Both daemons work, both ends send, until `over`; then what was sent and has come, by direction.
@@ -85,8 +90,8 @@ fn under_traffic(
         let threads = [0, 1].map(|from| {
             let [sends, receives] =
                 [&sockets[from], &sockets[1 - from]].map(|it| it.try_clone().expect("a socket"));
-            let receiver = scope.spawn(move || receive(&receives, Duration::from_secs(3)));
             let stop = &stop;
+            let receiver = scope.spawn(move || receive(&receives, Duration::from_secs(3), stop));
             (scope.spawn(move || send(&sends, stop)), receiver)
         });
         let until = Instant::now() + LONG;
@@ -184,7 +189,7 @@ fn another_version_takes_over_what_the_first_one_knew_and_nothing_is_lost() {
         // Each version has counted what was sent in its epoch.
         assert!(kept[side] >= moved, "{moved} {kept:?}");
         assert_eq!(packets - moved + kept[side], came, "{packets} {moved} {kept:?}");
-        let session = runtime.status().expect("a status").sessions.remove(0);
+        let session = now(runtime).sessions.remove(0);
         assert_eq!((session.swaps, session.lost_sent, session.lost_received), (1, 0, 0));
         assert_eq!(session.changed.expect("a change").migrated, ["tally"]);
     }
@@ -248,7 +253,7 @@ fn what_is_lost_where_a_session_begins_anew_is_counted() {
             }
             told == 6
         });
-        let status = runtimes.each_mut().map(|it| it.status().expect("a status").sessions.remove(0));
+        let status = runtimes.each_mut().map(|it| now(it).sessions.remove(0));
         for (from, (sent, came)) in passed.iter().enumerate() {
             let count = |of: usize, reason: &str| status[of].packets.get(reason).copied().unwrap_or_default();
             assert!(came.windows(2).all(|pair| pair[0] < pair[1]), "once, in order");

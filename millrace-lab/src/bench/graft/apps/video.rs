@@ -351,9 +351,9 @@ mod tests {
             }
         });
         let mut server = Server::new(at, Instant::now() + Duration::from_secs(60)).expect("connected");
-        assert_eq!(server.get("/a").expect("a body"), b"first");
-        assert_eq!(server.get("/b").expect("a body"), b"");
-        let error = server.get("/c").expect_err("it ended").to_string();
+        assert_eq!(server.get("/a").expect("a body"), b"first"); // exact: the answer to a request
+        assert_eq!(server.get("/b").expect("a body"), b""); // exact: the answer to a request
+        let error = server.get("/c").expect_err("it ended").to_string(); // exact: the answer to a request
         assert!(error.contains("ended after 5 bytes of 9"), "{error}");
         serving.join().expect("served");
     }

@@ -5,7 +5,7 @@ use super::*;
 /// What a 1200-byte object costs one subscriber besides sealing. Prints figures and asserts none:
 /// `cargo test -p millrace-proto --release --lib cost_per_object -- --ignored --nocapture`
 #[test]
-#[ignore = "a measurement"]
+#[ignore = "soak: measures, on a quiet machine"]
 fn cost_per_object() {
     const SUBSCRIBERS: usize = 1000;
     const OBJECTS: u32 = 300;

@@ -1,0 +1,38 @@
+//! The same inside an async runtime, which a blocked thread would hold up.
+
+use std::{fmt::Debug, time::Instant};
+
+use tokio::time;
+
+use crate::{BOUND, Look, PAUSE, give_up};
+
+/// Looks until there is something to return, as [`wait_for`](crate::wait_for) does.
+///
+/// # Panics
+/// After [`BOUND`], with what was seen last.
+pub async fn async_wait_for<L: Look>(what: &str, mut look: impl FnMut() -> L) -> L::Found {
+    let start = Instant::now();
+    loop {
+        match look().found() {
+            Ok(found) => return found,
+            Err(seen) if start.elapsed() > BOUND => give_up(what, &seen),
+            Err(_) => time::sleep(PAUSE).await,
+        }
+    }
+}
+
+/// Reads a state until it is as wanted, and returns it, as [`wait_until`](crate::wait_until) does.
+///
+/// # Panics
+/// After [`BOUND`], with the state that was read last.
+pub async fn async_wait_until<S: Debug>(
+    what: &str,
+    mut read: impl FnMut() -> S,
+    mut wanted: impl FnMut(&S) -> bool,
+) -> S {
+    async_wait_for(what, || {
+        let state = read();
+        if wanted(&state) { Ok(state) } else { Err(state) }
+    })
+    .await
+}

@@ -1,0 +1,148 @@
+//! What tests share: waiting for a state that has yet to come about, and the logs of the processes that a failed test
+//! had started.
+//!
+//! A status, a counter, a list of processes or a log is read through [`wait_for`] or [`wait_until`]. `scripts/waits.py`, a
+//! part of `make lint`, refuses any other access that does not say why the state cannot change.
+
+use std::{
+    fmt::Debug,
+    fs,
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+#[cfg(feature = "tokio")]
+mod in_runtime;
+#[cfg(feature = "tokio")]
+pub use in_runtime::{async_wait_for, async_wait_until};
+
+/// How long a test waits for a state before it fails. It is far more than any state takes, because it is not what a test
+/// is about: a machine may be busy.
+pub const BOUND: Duration = Duration::from_secs(120);
+
+/// The time between two looks.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// How many lines of a log a failed test shows, counted from the end.
+const LINES: usize = 60;
+
+/// The outcome of one look at a state: what was waited for, or what was there instead.
+pub trait Look {
+    /// What [`wait_for`] returns in the end.
+    type Found;
+
+    /// Returns what was found.
+    ///
+    /// # Errors
+    /// The state as it is, for the message of the test that fails.
+    fn found(self) -> Result<Self::Found, String>;
+}
+
+impl Look for bool {
+    type Found = ();
+
+    fn found(self) -> Result<(), String> {
+        self.then_some(()).ok_or_else(|| "it does not hold".to_owned())
+    }
+}
+
+impl<T> Look for Option<T> {
+    type Found = T;
+
+    fn found(self) -> Result<T, String> {
+        self.ok_or_else(|| "nothing".to_owned())
+    }
+}
+
+impl<T, E: Debug> Look for Result<T, E> {
+    type Found = T;
+
+    fn found(self) -> Result<T, String> {
+        self.map_err(|seen| format!("{seen:#?}"))
+    }
+}
+
+/// Looks until there is something to return. `what` completes the sentence "waited in vain for ...".
+///
+/// # Panics
+/// After [`BOUND`], with what was seen last.
+#[track_caller]
+pub fn wait_for<L: Look>(what: &str, mut look: impl FnMut() -> L) -> L::Found {
+    let start = Instant::now();
+    loop {
+        match look().found() {
+            Ok(found) => return found,
+            Err(seen) if start.elapsed() > BOUND => give_up(what, &seen),
+            Err(_) => thread::sleep(PAUSE),
+        }
+    }
+}
+
+/// Reads a state until it is as wanted, and returns it.
+///
+/// # Panics
+/// After [`BOUND`], with the state that was read last.
+#[track_caller]
+pub fn wait_until<S: Debug>(
+    what: &str,
+    mut read: impl FnMut() -> S,
+    mut wanted: impl FnMut(&S) -> bool,
+) -> S {
+    wait_for(what, || {
+        let state = read();
+        if wanted(&state) { Ok(state) } else { Err(state) }
+    })
+}
+
+#[track_caller]
+fn give_up(what: &str, seen: &str) -> ! {
+    panic!("waited in vain for {what}, {} s; last seen: {seen}", BOUND.as_secs())
+}
+
+/// Prints the end of a process's log if the test is failing. It is called where the process is ended, by `Drop`.
+pub fn show_log_on_panic(name: &str, log: &Path) {
+    if !thread::panicking() {
+        return;
+    }
+    match fs::read(log) {
+        Ok(text) => {
+            let text = String::from_utf8_lossy(&text);
+            let lines: Vec<_> = text.lines().collect();
+            let (skipped, last) = lines.split_at(lines.len().saturating_sub(LINES));
+            println!("---- log of {name}, {} lines before these ----\n{}", skipped.len(), last.join("\n"));
+        }
+        Err(error) => println!("---- log of {name}: {}: {error} ----", log.display()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn wait_for_looks_until_something_is_found() {
+        let looks = Cell::new(0);
+        let look = || {
+            looks.set(looks.get() + 1);
+            (looks.get() == 3).then_some("it")
+        };
+        assert_eq!(wait_for("the third look", look), "it");
+        assert_eq!(looks.get(), 3);
+    }
+
+    #[test]
+    fn wait_until_returns_the_state_that_was_wanted() {
+        let count = Cell::new(0);
+        let read = || count.replace(count.get() + 1);
+        assert_eq!(wait_until("a count of 2", read, |count| *count == 2), 2);
+    }
+
+    #[test]
+    fn a_look_in_vain_says_what_was_seen() {
+        assert_eq!(false.found().unwrap_err(), "it does not hold");
+        assert_eq!(Err::<(), _>(vec![7]).found().unwrap_err(), "[\n    7,\n]");
+    }
+}

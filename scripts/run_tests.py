@@ -1,0 +1,575 @@
+#!/usr/bin/env python3
+"""Runs tests that are built: each in a process of its own, many at once, those that take longest first.
+
+    scripts/run_tests.py [--tier test|all|rest] [--job NAME COMMAND]... [--only REGEX] [--list] [--save-times]
+                         [--endure stress|onecpu|random|stopped] [--seed N]
+
+What is built is read from target/test/cargo.json, which `cargo test --no-run --message-format=json` writes (scripts/test.sh).
+`--job` adds a command that counts as a test, such as the tests of the web pages. A job's NAME may end in `>PROGRAM`: tests of that program
+begin after it.
+
+Tiers: a test belongs to `make test` unless it says otherwise where it stands: `#[ignore = "test-all: WHY"]` at the test, or
+`//! Tier: test-all` among the first lines of its program. `#[ignore = "soak: WHY"]` is for `make soak` and by hand.
+
+A test is started when its share of a CPU, as measured before (scripts/test-times.tsv, then target/test/measured.tsv), fits beside those
+that run, and while there is memory. Reports and logs are in target/test: `times` (a table by program), `measured.tsv`, `logs/`, and
+`flaky/`, the logs of tests that failed, and then passed three times alone (with CI=true only).
+
+--endure runs everything under adverse conditions: beside stress-ng; on one CPU; in random order; or with processes that tests
+started (never a test program itself) stopped for up to half a second at a time. The result is added to target/endurance.jsonl.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import random
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "target/test"
+TIMES = ROOT / "scripts/test-times.tsv"
+# Seconds after which a test is ended, and has failed.
+TIMEOUT = 900
+# Tests at once, whatever they cost: each has namespaces and BPF objects of its own.
+AT_ONCE = 24
+# CPUs' worth of expected work at once, for each CPU that there is: what waits is worth little.
+LOAD = 1.25
+# No test is begun while less memory is there, in MiB.
+MEMORY = 2048
+# Seconds and share of a CPU of a test that was never measured.
+UNKNOWN = (1.0, 0.5)
+# Tests that take less are not in the committed table.
+WORTH_SAVING = 0.5
+# How often a failed test is run again, alone, before it is called flaky.
+AGAIN = 3
+SHOWN_LINES = 150
+PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass
+class Program:
+    title: str
+    path: str
+    crate: str
+    directory: str
+    select: list  # how cargo is told of it
+    source: Path
+    tests: list = field(default_factory=list)
+
+
+@dataclass
+class Test:
+    name: str
+    command: list
+    directory: str
+    alone: str  # what runs it by itself
+    after: str = ""
+    wall: float = UNKNOWN[0]
+    share: float = UNKNOWN[1]
+
+
+@dataclass
+class Result:
+    wall: float
+    cpu: float
+    status: int
+    log: Path
+    timed_out: bool = False
+
+
+# --- what there is
+
+
+def programs():
+    found = []
+    for line in (OUT / "cargo.json").read_text().splitlines():
+        message = json.loads(line)
+        if message.get("reason") != "compiler-artifact" or not message["executable"] or not message["profile"]["test"]:
+            continue
+        target, directory = message["target"], Path(message["manifest_path"]).parent
+        kind, crate = target["kind"][0], directory.name
+        select = {"test": ["--test", target["name"]], "bin": ["--bin", target["name"]], "example": ["--example", target["name"]]}
+        title = crate if kind not in select else f"{crate}/{kind}s/{target['name']}"
+        source = Path(target["src_path"])
+        found.append(Program(title, message["executable"], crate, str(directory), select.get(kind, ["--lib"]), source))
+    return found
+
+
+def listed(program, *more):
+    """Names of tests; None for a program with a harness of its own."""
+    done = subprocess.run([program.path, "--list", "--format", "terse", *more], capture_output=True, text=True, cwd=program.directory)
+    if done.returncode != 0 or (done.stdout and not re.search(r": (test|benchmark)$", done.stdout, re.M)):
+        return None
+    return re.findall(r"^(.*): test$", done.stdout, re.M)
+
+
+def tests_of(program, tier):
+    head = program.source.read_text()[:4000]
+    whole = "test-all" if re.search(r"^//! Tier: test-all\b", head, re.M) else "test"
+    names = [] if "Harness: its own" in head else listed(program)
+    if names is None or "Harness: its own" in head:
+        if tier in ("all", "rest" if whole == "test-all" else "test"):
+            cargo = shlex.join(["cargo", "test", "-p", program.crate, *program.select])
+            yield Test(program.title, [program.path], program.directory, cargo)
+        return
+    reasons = why_ignored(program, listed(program, "--ignored") or [])
+    for name in names:
+        reason = reasons.get(name, "")
+        if reason and not reason.startswith("test-all:"):
+            continue
+        mine = "test-all" if reason else whole
+        if tier != "all" and (tier == "rest") != (mine == "test-all"):
+            continue
+        more = ["--ignored"] if reason else []
+        cargo = shlex.join(["cargo", "test", "-p", program.crate, *program.select, "--", *more, "--exact", name])
+        command = [program.path, "--exact", name, "--nocapture", "--test-threads=1", *more]
+        yield Test(f"{program.title} {name}", command, program.directory, cargo)
+
+
+def why_ignored(program, names):
+    """What `#[ignore = ...]` says, by test: the harness prints it of those that it leaves out, and all of these are."""
+    if not names:
+        return {}
+    done = subprocess.run([program.path, "--exact", *names], capture_output=True, text=True, cwd=program.directory)
+    return dict(re.findall(r"^test (\S+) \.\.\. ignored, (.*)$", done.stdout, re.M))
+
+
+def measured(tests):
+    known = {}
+    for path in (TIMES, OUT / "measured.tsv"):
+        if path.exists():
+            for line in path.read_text().splitlines():
+                name, wall, cpu = line.rsplit("\t", 2)
+                known[name] = (float(wall), float(cpu))
+    for test in tests:
+        if test.name in known:
+            test.wall, cpu = known[test.name]
+            test.share = min(1.5, cpu / max(test.wall, 0.05))
+        elif any(name.startswith(test.name.split(" ")[0] + " ") for name in known):
+            # Its program was measured, and it took too little to be named.
+            test.wall, test.share = 0.1, 0.5
+    return known
+
+
+# --- running
+
+
+class Runner:
+    def __init__(self, tests, endure, seed):
+        self.waiting = order(tests, endure, seed)
+        self.running = {}  # pid: (test, when, log)
+        self.results = {}
+        self.adversary = Adversary(endure, seed)
+        (OUT / "logs").mkdir(parents=True, exist_ok=True)
+
+    def run(self):
+        try:
+            while self.waiting or self.running:
+                while self.start_one():
+                    pass
+                self.adversary.act(self.running)
+                if not self.reap():
+                    time.sleep(0.01)
+        finally:
+            self.adversary.end()
+            for pid in self.running:
+                kill_group(pid)
+        return self.results
+
+    def start_one(self):
+        cpus = len(os.sched_getaffinity(0))
+        if len(self.running) >= AT_ONCE or (self.running and available_memory() < MEMORY):
+            return False
+        load = sum(test.share for test, _, _ in self.running.values())
+        for test in self.waiting:
+            if test.after and not self.is_over(test.after):
+                continue
+            if self.running and load + test.share > LOAD * cpus:
+                continue
+            self.waiting.remove(test)
+            log = OUT / "logs" / (re.sub(r"[^\w.:-]+", "-", test.name)[:180] + ".log")
+            self.running[spawn(test, log)] = (test, time.monotonic(), log)
+            return True
+        return False
+
+    def is_over(self, name):
+        return all(test.name != name for test in self.waiting) and all(test.name != name for test, _, _ in self.running.values())
+
+    def reap(self):
+        try:
+            pid, status, usage = os.wait4(-1, os.WNOHANG)
+        except ChildProcessError:
+            return False
+        now = time.monotonic()
+        for late, (test, begun, _) in list(self.running.items()):
+            if now - begun > TIMEOUT:
+                kill_group(late)
+        if pid == 0 or pid not in self.running:
+            return pid != 0
+        test, begun, log = self.running.pop(pid)
+        kill_group(pid)
+        result = Result(now - begun, usage.ru_utime + usage.ru_stime, os.waitstatus_to_exitcode(status), log, now - begun > TIMEOUT)
+        self.results[test.name] = result
+        if result.status != 0:
+            say(f"FAILED: {test.name} ({result.wall:.1f} s)")
+        return True
+
+
+def order(tests, endure, seed):
+    if endure == "random":
+        tests = sorted(tests, key=lambda test: test.name)
+        random.Random(seed).shuffle(tests)
+        return tests
+    return sorted(tests, key=lambda test: -test.wall)
+
+
+def spawn(test, log):
+    environment = {**os.environ, "CARGO_MANIFEST_DIR": test.directory, "CARGO": which("cargo"), "RUST_BACKTRACE": os.environ.get("RUST_BACKTRACE", "0")}
+    with open(log, "wb") as output:
+        child = subprocess.Popen(
+            test.command, cwd=test.directory, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+    child.returncode = 0  # it is reaped here, and not by its destructor
+    return child.pid
+
+
+def kill_group(pid):
+    """What a test has left behind, or the test."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def available_memory():
+    return int(re.search(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text())[1]) // 1024
+
+
+def which(name):
+    return subprocess.run(["sh", "-c", f"command -v {name}"], capture_output=True, text=True).stdout.strip()
+
+
+class Adversary:
+    """What makes the run hard."""
+
+    # Seconds: between two looks for somebody to stop, and for how long.
+    EVERY = (0.05, 0.4)
+    STOPPED = (0.01, 0.5)
+    # Set-up commands, which take no part in what is tested.
+    SPARED = {"ip", "nft", "ethtool", "sh", "bash", "nsenter", "cargo", "rustc", "cc", "clang", "make", "ld"}
+
+    def __init__(self, kind, seed):
+        self.kind = kind
+        self.random = random.Random(seed)
+        self.stopped = None  # (pid, until)
+        self.next = 0.0
+        self.count = 0
+        self.stress = None
+        if kind == "stress":
+            self.stress = subprocess.Popen(["stress-ng", "--cpu", "4", "--io", "2", "--vm", "1", "--quiet"], start_new_session=True)
+        if kind == "onecpu":
+            os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+    def act(self, running):
+        if self.kind != "stopped":
+            return
+        now = time.monotonic()
+        if self.stopped:
+            pid, until = self.stopped
+            if now < until:
+                return
+            send(pid, signal.SIGCONT)
+            self.stopped = None
+        if now < self.next:
+            return
+        self.next = now + self.random.uniform(*self.EVERY)
+        candidates = [pid for pid, name in descendants(set(running)) if name not in self.SPARED]
+        if candidates:
+            pid = self.random.choice(sorted(candidates))
+            if send(pid, signal.SIGSTOP):
+                self.count += 1
+                self.stopped = (pid, now + self.random.uniform(*self.STOPPED))
+
+    def end(self):
+        if self.stopped:
+            send(self.stopped[0], signal.SIGCONT)
+        if self.stress:
+            kill_group(self.stress.pid)
+
+
+def send(pid, what):
+    try:
+        os.kill(pid, what)
+        return True
+    except ProcessLookupError:
+        return False
+
+
+def descendants(roots):
+    """Processes that these have started, and their names, without these themselves; what runs the same program is one of
+    these, too."""
+    parents, names = {}, {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            before, after = Path(f"/proc/{entry}/stat").read_text().rsplit(")", 1)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        parents[int(entry)] = int(after.split()[1])
+        names[int(entry)] = before.split("(", 1)[1]
+    programs = {exe(root) for root in roots}
+    for pid in parents:
+        at = pid
+        while at in parents and at not in roots:
+            at = parents[at]
+        if at in roots and pid not in roots and exe(pid) not in programs:
+            yield pid, names[pid]
+
+
+def exe(pid):
+    try:
+        return os.readlink(f"/proc/{pid}/exe")
+    except OSError:
+        return None
+
+
+# --- what is said
+
+
+def say(text):
+    print(f"test: {text}", flush=True)
+
+
+def run_again(test, result):
+    """Whether a failed test passes three times, alone; the failed run's log is kept."""
+    kept = OUT / "flaky" / result.log.name
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    result.log.rename(kept)
+    for _ in range(AGAIN):
+        again = Runner([test], None, 0).run()[test.name]
+        if again.status != 0:
+            return False
+    result.log = kept
+    return True
+
+
+def show(test, result):
+    ended = f"ended after {TIMEOUT} s" if result.timed_out else f"exit status {result.status}"
+    print(f"\n==== {test.name}: {ended}")
+    lines = result.log.read_text(errors="replace").splitlines()
+    shown = lines[-SHOWN_LINES:]
+    # The first assertion that failed is shown, wherever it stands.
+    first = next((at for at, line in enumerate(lines) if "panicked at" in line or line.startswith("not ok")), None)
+    if first is not None and first < len(lines) - len(shown):
+        shown = [*lines[first : first + 12], "[...]", *shown]
+    if len(shown) < len(lines):
+        print(f"[{len(lines)} lines, all of them in {result.log.relative_to(ROOT)}]")
+    print("\n".join(shown))
+    print(f"---- alone: {test.alone}")
+
+
+def counts(result):
+    """How many tests a job's own runner says that it ran and that failed; 1 for a test."""
+    text = result.log.read_text(errors="replace")
+    passed = [int(n) for n in re.findall(r"^# pass (\d+)", text, re.M)] + [int(n) for n in re.findall(r"^test result: .*?(\d+) passed", text, re.M)]
+    failed = [int(n) for n in re.findall(r"^# fail (\d+)", text, re.M)] + [int(n) for n in re.findall(r"^test result: .*?(\d+) failed", text, re.M)]
+    if not passed:
+        return (1, 0) if result.status == 0 else (0, 1)
+    return sum(passed), max(sum(failed), int(result.status != 0))
+
+
+def by_program(results):
+    table = {}
+    for name, result in results.items():
+        row = table.setdefault(name.split(" ")[0], [0, 0.0, 0.0, 0.0])
+        row[0] += 1
+        row[1] += result.wall
+        row[2] += result.cpu
+        row[3] = max(row[3], result.wall)
+    return table
+
+
+def build_seconds():
+    """Seconds of compiling, and of linking within them, by crate and target."""
+    built, linked = {}, {}
+    html = ROOT / "target/cargo-timings/cargo-timing.html"
+    if html.exists():
+        units = re.search(r"const UNIT_DATA = (\[.*?\]);\n", html.read_text(), re.S)
+        for unit in json.loads(units[1]) if units else []:
+            target = unit["target"].strip()
+            if not target.endswith("(test)"):
+                continue
+            name = re.match(r'test "(.*)"|(?:bin )?"(.*)"', target)
+            title = unit["name"]
+            if target.startswith("test "):
+                title += f"/tests/{name[1]}"
+            elif target.startswith("bin "):
+                title += f"/bins/{name[2]}"
+            built[title] = built.get(title, 0) + unit["duration"]
+    links = OUT / "links"
+    if links.exists():
+        for line in links.read_text().splitlines():
+            seconds, output = line.split(" ", 1)
+            linked[Path(output).name.rsplit("-", 1)[0]] = float(seconds)
+    return built, linked
+
+
+def write_times(results):
+    built, linked = build_seconds()
+    rows = [("program", "tests", "build s", "link s", "run s", "wait s", "longest s")]
+    for title, (tests, wall, cpu, longest) in sorted(by_program(results).items(), key=lambda row: -row[1][1]):
+        link = linked.get(title.rsplit("/", 1)[-1].replace("-", "_") if "/" not in title else title.rsplit("/", 1)[-1], 0)
+        rows.append((title, tests, f"{built.get(title, 0):.1f}", f"{link:.1f}", f"{cpu:.1f}", f"{max(0, wall - cpu):.1f}", f"{longest:.1f}"))
+    text = "".join("{:<44}{:>7}{:>9}{:>8}{:>9}{:>9}{:>11}\n".format(*row) for row in rows)
+    (OUT / "times").write_text(
+        "Seconds by program. build: compiling, linking included; run: of a CPU, by the test and what it started and waited for;\n"
+        "wait: the rest of the time that its tests took, added up.\n\n" + text
+    )
+    known = {}
+    path = OUT / "measured.tsv"
+    if path.exists():
+        known = {line.rsplit("\t", 2)[0]: line for line in path.read_text().splitlines()}
+    known |= {name: f"{name}\t{result.wall:.2f}\t{result.cpu:.2f}" for name, result in results.items() if result.status == 0}
+    path.write_text("".join(f"{line}\n" for _, line in sorted(known.items())))
+
+
+def save_times():
+    lines = (OUT / "measured.tsv").read_text().splitlines()
+    TIMES.write_text("".join(f"{line}\n" for line in lines if float(line.rsplit("\t", 2)[1]) >= WORTH_SAVING))
+
+
+def skipped(results):
+    found = {}
+    for result in results.values():
+        for reason in re.findall(r"\bSKIP\b.*", result.log.read_text(errors="replace")):
+            found[reason] = found.get(reason, 0) + 1
+    return found
+
+
+class Usage:
+    """How busy the CPUs were."""
+
+    def __init__(self):
+        self.before = self.read()
+
+    @staticmethod
+    def read():
+        fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        return sum(fields), sum(fields) - fields[3] - fields[4]
+
+    def share(self):
+        total, busy = (now - before for now, before in zip(self.read(), self.before))
+        return busy / max(total, 1)
+
+
+def main():
+    options = parse()
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    tests = collect(options)
+    measured(tests)
+    if options.list:
+        for test in order(tests, None, 0):
+            print(f"{test.wall:8.1f} {test.share:5.2f}  {test.name}")
+        return 0
+    if not tests:
+        say("there is no such test")
+        return 1
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
+    if options.endure:
+        say(f"{options.endure}, seed {seed}")
+    begun, usage = time.monotonic(), Usage()
+    runner = Runner(tests, options.endure, seed)
+    results = runner.run()
+    named = {test.name: test for test in tests}
+    failed = [name for name, result in results.items() if result.status != 0]
+    flaky = [name for name in failed if os.environ.get("CI") == "true" and not options.endure and run_again(named[name], results[name])]
+    failed = [name for name in failed if name not in flaky]
+    seconds, busy = time.monotonic() - begun, usage.share()
+    if not options.endure:
+        write_times(results)
+        if options.save_times:
+            save_times()
+    return report(options, Ended(named, results, failed, flaky, seconds, busy, seed, runner.adversary.count))
+
+
+@dataclass
+class Ended:
+    tests: dict
+    results: dict
+    failed: list
+    flaky: list
+    seconds: float
+    busy: float
+    seed: int
+    stops: int
+
+
+def report(options, run):
+    if reasons := skipped(run.results):
+        say("skipped here (how often, why):")
+        for reason, count in sorted(reasons.items()):
+            print(f"{count:7} {reason}")
+    say(f"{len(run.results)} tests in {run.seconds:.0f} s, CPUs busy {run.busy:.0%}; by program: target/test/times")
+    if options.endure:
+        row = {
+            "kind": options.endure, "seed": run.seed, "time": time.strftime("%FT%TZ", time.gmtime()), "seconds": round(run.seconds),
+            "busy": round(run.busy, 2), "tests": len(run.results), "failed": run.failed, "stops": run.stops,
+        }
+        with open(ROOT / "target/endurance.jsonl", "a") as file:
+            file.write(json.dumps(row) + "\n")
+    for name in run.failed:
+        show(run.tests[name], run.results[name])
+    if run.failed:
+        print()
+        say("failed: " + "; ".join(run.failed))
+    for name in run.flaky:
+        print(f"flaky: {name} (log: {run.results[name].log.relative_to(ROOT)})")
+    if run.failed and options.endure:
+        say(f"again: scripts/run_tests.py --tier {options.tier} --endure {options.endure} --seed {run.seed}")
+    sums = [counts(result) for name, result in run.results.items() if name not in run.flaky]
+    passed, bad = sum(one[0] for one in sums) + len(run.flaky), sum(one[1] for one in sums)
+    closing = f"{passed} passed, {max(bad, len(run.failed))} failed"
+    if options.closing:
+        options.closing.write_text(f"{closing}\n")
+    else:
+        print(closing)
+    return 1 if run.failed else 0
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tier", choices=["test", "rest", "all"], default="test", help="make test's, what it leaves out, or both")
+    parser.add_argument("--job", nargs=2, action="append", default=[], metavar=("NAME", "COMMAND"), help="a command that counts as a test")
+    parser.add_argument("--only", help="tests whose name matches")
+    parser.add_argument("--list", action="store_true", help="lists seconds, share of a CPU, and name; runs nothing")
+    parser.add_argument("--closing", type=Path, help="a file for the closing line, in place of standard output")
+    parser.add_argument("--save-times", action="store_true", help="writes scripts/test-times.tsv anew")
+    parser.add_argument("--endure", choices=["stress", "onecpu", "random", "stopped"])
+    parser.add_argument("--seed", type=int)
+    return parser.parse_args()
+
+
+def collect(options):
+    tests, after = [], {}
+    for name, command in options.job:
+        name, *before = name.split(">")
+        after |= {title: name for title in before}
+        tests.append(Test(name, ["bash", "-c", command], str(ROOT), command))
+    for program in programs():
+        for test in tests_of(program, options.tier):
+            test.after = after.get(program.title, "")
+            tests.append(test)
+    return [test for test in tests if not options.only or re.search(options.only, test.name)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

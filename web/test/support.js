@@ -1,0 +1,88 @@
+// What the browser's tests share: waiting for a state that has yet to come about, and what the programs said that a failed test had started.
+
+import assert from "node:assert/strict";
+import { spawn } from "node:child_process";
+import { once } from "node:events";
+import { createInterface } from "node:readline";
+import { test as run } from "node:test";
+import { inspect, isDeepStrictEqual } from "node:util";
+
+/** How long a test waits for a state before it fails. It is far more than any state takes, because it is not what a test is about. */
+export const BOUND_MS = 120_000;
+const PAUSE_MS = 50;
+/** Of each program that a failed test had started, counted from the end. */
+const LINES = 40;
+
+/** Those of the test that runs. */
+let programs = [];
+
+/**
+ * Reads a state until it is as wanted, and returns it. `wanted` is what it has to be equal to, a pattern for a text, or a function
+ * that says whether it is. `what` completes the sentence "waited in vain for ..."; `report` says more for a failure.
+ */
+export async function settles(what, read, wanted, report = async () => "") {
+  const deadline = Date.now() + BOUND_MS;
+  for (;;) {
+    const state = await read();
+    if (isWanted(state, wanted)) return state;
+    if (Date.now() > deadline) {
+      const sought = typeof wanted === "function" ? "" : `, not ${inspect(wanted)}`;
+      const more = await report();
+      assert.fail(`waited in vain for ${what}, ${BOUND_MS / 1000} s; last seen: ${inspect(state, { depth: 5 })}${sought} ${more}`);
+    }
+    await new Promise((resolve) => setTimeout(resolve, PAUSE_MS)); // exact: the gap between two looks
+  }
+}
+
+function isWanted(state, wanted) {
+  if (typeof wanted === "function") return wanted(state);
+  if (wanted instanceof RegExp) return typeof state === "string" && wanted.test(state);
+  return isDeepStrictEqual(state, wanted);
+}
+
+/** Until it holds. */
+export function until(what, holds, report) {
+  return settles(what, holds, Boolean, report);
+}
+
+/** Until what is read is another than `before`, and returns that. */
+export function changes(read, before) {
+  return settles("a change", read, (now) => now !== before);
+}
+
+/** A program whose standard error is kept, in `lines`, and printed if the test fails; `stop` ends it. */
+export function start([program, ...args], stdin = "ignore", stdout = "ignore", ...more) {
+  const child = spawn(program, args, { stdio: [stdin, stdout, "pipe", ...more] });
+  child.lines = [];
+  createInterface(child.stderr).on("line", (line) => child.lines.push(line));
+  child.stdin?.on("error", () => {});
+  /** It has ended, and all that it said is in `lines`. */
+  child.ended = once(child, "close");
+  child.ended.catch(() => {});
+  child.stop = async (signal = "SIGTERM") => {
+    child.kill(signal);
+    await until(`${program} to end`, () => child.exitCode !== null || child.signalCode !== null);
+  };
+  programs.push([[program, ...args].join(" "), child]);
+  return child;
+}
+
+/** A test that, if it fails, says what the programs said that it had started. */
+export function test(name, ...rest) {
+  const body = rest.pop();
+  return run(name, ...rest, async (context) => {
+    programs = [];
+    try {
+      await body(context);
+    } catch (error) {
+      if (error instanceof Error) error.message += programs.filter(([, { lines }]) => lines.length > 0).map(log).join("");
+      throw error;
+    }
+  });
+}
+
+function log([command, { lines, exitCode, signalCode }]) {
+  const end = exitCode ?? signalCode;
+  const last = lines.slice(-LINES);
+  return [`\n---- ${command}: ${end === null ? "runs" : `ended with ${end}`}, ${lines.length - last.length} lines before these ----`, ...last].join("\n");
+}
