@@ -9,7 +9,8 @@ What is built is read from target/test/cargo.json, which `cargo test --no-run --
 begin after it.
 
 Tiers: a test belongs to `make test` unless it says otherwise where it stands: `#[ignore = "test-all: WHY"]` at the test, or
-`//! Tier: test-all` among the first lines of its program. `#[ignore = "soak: WHY"]` is for `make soak` and by hand.
+`//! Tier: test-all` among the first lines of its program. `#[ignore = "soak: WHY"]` is for `make soak` and by hand. Tests of a program
+with `//! Runs: alone` come last, one after the other; `//! Harness: its own` says that it has no tests to list.
 
 A test is started when its share of a CPU, as measured before (scripts/test-times.tsv, then target/test/measured.tsv), fits beside those
 that run, and while there is memory. Reports and logs are in target/test: `times` (a table by program), `measured.tsv`, `logs/`, and
@@ -25,6 +26,7 @@ import json
 import os
 import random
 import re
+import select
 import shlex
 import signal
 import subprocess
@@ -72,6 +74,8 @@ class Test:
     directory: str
     alone: str  # what runs it by itself
     after: str = ""
+    is_job: bool = False
+    needs_quiet: bool = False
     wall: float = UNKNOWN[0]
     share: float = UNKNOWN[1]
 
@@ -131,7 +135,7 @@ def tests_of(program, tier):
         more = ["--ignored"] if reason else []
         cargo = shlex.join(["cargo", "test", "-p", program.crate, *program.select, "--", *more, "--exact", name])
         command = [program.path, "--exact", name, "--nocapture", "--test-threads=1", *more]
-        yield Test(f"{program.title} {name}", command, program.directory, cargo)
+        yield Test(f"{program.title} {name}", command, program.directory, cargo, needs_quiet="\n//! Runs: alone" in head)
 
 
 def why_ignored(program, names):
@@ -163,11 +167,13 @@ def measured(tests):
 
 
 class Runner:
-    def __init__(self, tests, endure, seed):
+    def __init__(self, tests, endure, seed, fail_fast=False):
+        self.fail_fast = fail_fast
         self.waiting = order(tests, endure, seed)
         self.running = {}  # pid: (test, when, log)
         self.results = {}
         self.adversary = Adversary(endure, seed)
+        self.wakes = wakes_by_children()
         (OUT / "logs").mkdir(parents=True, exist_ok=True)
 
     def run(self):
@@ -177,7 +183,8 @@ class Runner:
                     pass
                 self.adversary.act(self.running)
                 if not self.reap():
-                    time.sleep(0.01)
+                    select.select([self.wakes], [], [], 0.02 if self.adversary.kind == "stopped" else 1)
+                    drain(self.wakes)
         finally:
             self.adversary.end()
             for pid in self.running:
@@ -190,6 +197,8 @@ class Runner:
             return False
         load = sum(test.share for test, _, _ in self.running.values())
         for test in self.waiting:
+            if test.needs_quiet and (self.running or any(not other.needs_quiet for other in self.waiting)):
+                continue
             if test.after and not self.is_over(test.after):
                 continue
             if self.running and load + test.share > LOAD * cpus:
@@ -220,6 +229,8 @@ class Runner:
         self.results[test.name] = result
         if result.status != 0:
             say(f"FAILED: {test.name} ({result.wall:.1f} s)")
+            if self.fail_fast:
+                self.waiting.clear()
         return True
 
 
@@ -231,8 +242,27 @@ def order(tests, endure, seed):
     return sorted(tests, key=lambda test: -test.wall)
 
 
+def wakes_by_children():
+    """A descriptor that is readable once a child has ended."""
+    wakes, writes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
+    return wakes
+
+
+def drain(descriptor):
+    try:
+        while os.read(descriptor, 4096):
+            pass
+    except BlockingIOError:
+        pass
+
+
 def spawn(test, log):
-    environment = {**os.environ, "CARGO_MANIFEST_DIR": test.directory, "CARGO": which("cargo"), "RUST_BACKTRACE": os.environ.get("RUST_BACKTRACE", "0")}
+    environment = dict(os.environ)
+    if not test.is_job:
+        # As cargo sets them. A job may call cargo itself, whose build scripts would run again for them.
+        environment |= {"CARGO_MANIFEST_DIR": test.directory, "CARGO": which("cargo")}
     with open(log, "wb") as output:
         child = subprocess.Popen(
             test.command, cwd=test.directory, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
@@ -487,7 +517,7 @@ def main():
     if options.endure:
         say(f"{options.endure}, seed {seed}")
     begun, usage = time.monotonic(), Usage()
-    runner = Runner(tests, options.endure, seed)
+    runner = Runner(tests, options.endure, seed, options.fail_fast)
     results = runner.run()
     named = {test.name: test for test in tests}
     failed = [name for name, result in results.items() if result.status != 0]
@@ -555,6 +585,7 @@ def parse():
     parser.add_argument("--save-times", action="store_true", help="writes scripts/test-times.tsv anew")
     parser.add_argument("--endure", choices=["stress", "onecpu", "random", "stopped"])
     parser.add_argument("--seed", type=int)
+    parser.add_argument("--fail-fast", action="store_true", help="starts no more tests once one has failed")
     return parser.parse_args()
 
 
@@ -563,7 +594,7 @@ def collect(options):
     for name, command in options.job:
         name, *before = name.split(">")
         after |= {title: name for title in before}
-        tests.append(Test(name, ["bash", "-c", command], str(ROOT), command))
+        tests.append(Test(name, ["bash", "-c", command], str(ROOT), command, is_job=True))
     for program in programs():
         for test in tests_of(program, options.tier):
             test.after = after.get(program.title, "")

@@ -591,7 +591,8 @@ def main():
         f"README and docs: {total('run_count')} commands run, {total('checks')} things said checked, {parsed} only parsed (why is above), "
         f"{soak} in make soak; {total('seen')} understood; {failed} not as said"
     )
-    sys.exit(failed > 0 or total("seen") < 20)
+    # All pages together say much: a walk that understood little of them would prove nothing.
+    sys.exit(failed > 0 or (not args.pages and total("seen") < 20))
 
 
 if __name__ == "__main__":

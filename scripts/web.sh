@@ -15,9 +15,11 @@ sums() {
         LC_ALL=C sort -z | xargs -0 sha256sum
 }
 
+# Parts of the tests may run side by side: the first installs.
 install() {
     have npm || die "no npm: install nodejs >= $NODE_MINIMUM and npm"
-    installed || (cd web && npm ci --no-audit --no-fund)
+    mkdir -p target/web
+    (flock 9 && { installed || (cd web && npm ci --no-audit --no-fund); }) 9>target/web/install.lock
 }
 
 # What web/package-lock.json names is there.

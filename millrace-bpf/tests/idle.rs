@@ -1,4 +1,5 @@
 //! Idle time against work whose place and length are known. Needs root.
+//! Runs: alone, since a CPU has to be idle now and then.
 
 use std::time::{Duration, Instant};
 

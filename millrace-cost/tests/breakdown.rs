@@ -34,7 +34,7 @@ fn add(parts: &mut Parts, report: &Report) {
 /// Observes a flood from one socket to another until every part of `want` was seen often. What else is seen may be of
 /// anybody: an observer sees the whole machine.
 fn observe(near: &UdpSocket, far: &UdpSocket, want: &[(Event, &str)]) {
-    const OFTEN: u64 = 5;
+    const OFTEN: u64 = 2;
     let to = far.local_addr().expect("an address");
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -126,6 +126,7 @@ fn a_router_forwards() {
 }
 
 #[test]
+#[ignore = "test-all: takes minutes until each part was sampled"]
 fn filters_are_told_by_their_hooks() {
     if !root("filters_are_told_by_their_hooks") {
         return;
@@ -183,6 +184,7 @@ fn a_bridge_bridges() {
 }
 
 #[test]
+#[ignore = "test-all: takes minutes until each part was sampled"]
 fn programs_at_xdp_run_generic_or_native() {
     if !root("programs_at_xdp_run_generic_or_native") {
         return;

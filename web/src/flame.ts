@@ -111,8 +111,9 @@ export class Flame {
     const range = this.store.stacksRange();
     if (!range) return;
     const cpu = this.cpu.value === "" ? null : Number(this.cpu.value);
-    const wanted = this.store.range ? `${range.from} ${range.to} ${cpu}` : "live";
-    const due = wanted === "live" ? !this.store.paused && Date.now() - this.askedAt >= REFRESH_MS : false;
+    const live = !this.store.range;
+    const wanted = live ? `live ${cpu}` : `${range.from} ${range.to} ${cpu}`;
+    const due = live ? !this.store.paused && Date.now() - this.askedAt >= REFRESH_MS : false;
     if (!always && wanted === this.asked && !due) return;
     [this.asked, this.askedAt] = [wanted, Date.now()];
     const stacks = await this.store.stacks(range, cpu).catch(() => null);

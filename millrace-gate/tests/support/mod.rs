@@ -218,8 +218,8 @@ pub fn initial(n: u64) -> Vec<u8> {
 }
 
 /// What every example has to show, with a quota of 2: the third connection is refused, the first two are not hurt,
-/// and when one goes there is room for another.
-pub async fn quota_of_two_holds(site: &Site) {
+/// and when one goes there is room for another. Returns the two that are open in the end.
+pub async fn quota_of_two_holds(site: &Site) -> [Connection; 2] {
     const LONG: Duration = Duration::from_secs(60);
     const SHORT: Duration = Duration::from_secs(2);
     let first = site.connect(LONG).await.expect("the first");
@@ -242,6 +242,7 @@ pub async fn quota_of_two_holds(site: &Site) {
     hello(&third).await;
     hello(&second).await;
     assert_eq!(site.connect(SHORT).await.unwrap_err(), ConnectionError::TimedOut);
+    [second, third]
 }
 
 /// A process that said `ready`; killed when dropped.

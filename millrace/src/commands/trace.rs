@@ -60,12 +60,11 @@ fn parse_track(text: &str) -> Result<TrackName, String> {
 }
 
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let end = args.duration.and_then(|Seconds(time)| Instant::now().checked_add(time));
     let token = args.http_token_file.clone().unwrap_or_default().read()?;
     if let Some(session) = args.session {
         check(&super::status::ask(args.http, token.as_ref())?, session.get())?;
     }
-    let mut lines = Lines::open(args.http, &query(&args), token.as_ref(), end)?;
+    let mut lines = Lines::open(args.http, &query(&args), token.as_ref())?;
     let mut out = std::io::stdout().lock();
     let mut sums = Sums::default();
     while let Some(line) = lines.next()? {
@@ -77,6 +76,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             writeln!(out, "{}", describe(&event))?;
         }
         sums.add(&event);
+        if matches!(event, Event::Start { .. }) {
+            lines.end_in(args.duration.as_ref().map(|Seconds(time)| *time))?;
+        }
         if args.count.is_some_and(|count| sums.events >= count.get()) {
             break;
         }
@@ -116,12 +118,8 @@ struct Lines {
 }
 
 impl Lines {
-    fn open(
-        addr: SocketAddr,
-        query: &str,
-        token: Option<&Token>,
-        end: Option<Instant>,
-    ) -> anyhow::Result<Self> {
+    /// Asks the relay. It answers within a bound; until [`end_in`](Self::end_in) is called, the first line has to come within it, too.
+    fn open(addr: SocketAddr, query: &str, token: Option<&Token>) -> anyhow::Result<Self> {
         const TIMEOUT: Duration = Duration::from_secs(5);
         let stream = TcpStream::connect_timeout(&addr, TIMEOUT).with_context(|| {
             format!("no relay answers on http://{addr}/trace; is one running, with this --http?")
@@ -142,9 +140,14 @@ impl Lines {
             }
             None => bail!("http://{addr}/trace is not a relay's"),
         }
-        lines.reader.get_ref().set_read_timeout(None)?;
-        lines.end = end;
         Ok(lines)
+    }
+
+    /// Sets how long lines are read from now on, which is when the relay has begun to trace; `None`: without end.
+    fn end_in(&mut self, time: Option<Duration>) -> anyhow::Result<()> {
+        self.reader.get_ref().set_read_timeout(None)?;
+        self.end = time.and_then(|time| Instant::now().checked_add(time));
+        Ok(())
     }
 
     /// The next line that is not empty; `None`: there are no more, or the time is over.

@@ -533,8 +533,8 @@ async fn a_server_in_go_has_its_quota() {
     let mut command = site.command(program.to_str().unwrap());
     command.args(["gate.sock", "web", &format!("{SERVER}:{PORT}"), "cert.pem", "key.pem"]);
     let server = Server::start(command);
-    quota_of_two_holds(&site).await;
-    assert!(gate.connections() > 0);
-    drop(server);
+    let open = quota_of_two_holds(&site).await;
+    wait_until("both connections", || gate.connections(), |count| *count == 2);
+    drop((open, server));
     wait_until("the counts of a server that is gone", || gate.connections(), |count| *count == 0);
 }

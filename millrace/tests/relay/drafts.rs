@@ -9,7 +9,8 @@ use millrace_client::{
     tls::Trust,
 };
 use millrace_proto::moq::{
-    Draft, Filter, GroupOrder, Location, Message, Namespace, Parameters, Properties, SubgroupId, code,
+    Draft, Filter, GroupOrder, Location, Message, Namespace, Parameters, Properties, SubgroupId, TrackName,
+    code,
     message::{
         NamespaceFound, Publish, PublishNamespace, PublishStateNotify, RequestOk, RequestUpdate, Subscribe,
         SubscribeNamespace, SubscribeOk, SubscribeTracks, TrackStatus,
@@ -21,7 +22,8 @@ use millrace_proto::moq::{
 use super::{
     fetch::{fetched, locations, past, publish_groups, serve_upstream},
     peer::{
-        End, Peer, Relay, at, expect_done, first_subscriber, header, patiently, payload, publishing, track,
+        End, Peer, Relay, at, expect_done, first_subscriber, header, patiently, payload, publishing,
+        publishing_in, track,
     },
 };
 
@@ -35,23 +37,27 @@ fn filtered(filter: Filter) -> Parameters {
 }
 
 /// A subscription to what is to come, and to what came before from so many groups back on, in the words of the draft.
-async fn join(peer: &mut Peer, groups_back: u64) -> (Request, Vec<Location>) {
-    join_in(peer, groups_back, GroupOrder::Ascending).await
+async fn join(peer: &mut Peer, name: &TrackName, groups_back: u64) -> (Request, Vec<Location>) {
+    join_in(peer, name, groups_back, GroupOrder::Ascending).await
 }
 
-async fn join_in(peer: &mut Peer, groups_back: u64, order: GroupOrder) -> (Request, Vec<Location>) {
-    let name = track("live/cam", "video");
+async fn join_in(
+    peer: &mut Peer,
+    name: &TrackName,
+    groups_back: u64,
+    order: GroupOrder,
+) -> (Request, Vec<Location>) {
     let mut parameters = Parameters { group_order: Some(order), ..filtered(Filter::NextObject) };
     if peer.session.draft().has_fills() {
         let from = filtered(Filter::Relative(groups_back + 1));
         parameters.fill = Some(Box::new(from));
-        let (request, _) = peer.try_subscribe(&name, parameters).await.unwrap();
+        let (request, _) = peer.try_subscribe(name, parameters).await.unwrap();
         let (objects, unknown) = past(peer, order).await;
         assert!(unknown.is_empty());
         return (request, objects);
     }
     let subscription = peer.session.next_request_id();
-    let subscribe = Subscribe { request_id: subscription, track: name, parameters };
+    let subscribe = Subscribe { request_id: subscription, track: name.clone(), parameters };
     let mut request = peer.session.request(subscribe).await.unwrap();
     assert!(matches!(patiently(request.answer()).await.unwrap(), Message::SubscribeOk(_)));
     let back = millrace_proto::moq::message::FetchKind::RelativeJoining { subscription, groups_back };
@@ -128,7 +134,7 @@ async fn late_players_of_each_draft_get_what_came_before() {
         let mut late = Vec::new();
         for draft in Draft::ALL {
             let mut player = relay.peer_of(draft).await;
-            let (request, before) = join(&mut player, 1).await;
+            let (request, before) = join(&mut player, &name, 1).await;
             assert_eq!(before, [locations([2]), vec![at(3, 0), at(3, 1)]].concat(), "{draft}");
             late.push((player, request));
         }
@@ -156,12 +162,14 @@ async fn late_players_of_each_draft_get_what_came_before() {
 #[tokio::test]
 async fn the_first_player_of_a_track_gets_the_group_that_goes_on_whole() {
     const OBJECTS: u64 = 20;
+    let relay = Relay::start();
     for (draft, order) in Draft::ALL
         .into_iter()
         .flat_map(|draft| [GroupOrder::Ascending, GroupOrder::Descending].map(|order| (draft, order)))
     {
-        let relay = Relay::start();
-        let broadcast = Broadcast::new(Namespace::from_path("live/cam").unwrap(), History::default());
+        // Nobody asked for the track before: each has its own.
+        let path = format!("live/{draft}/{order:?}");
+        let broadcast = Broadcast::new(Namespace::from_path(&path).unwrap(), History::default());
         let video = broadcast.create("video", Properties::default()).unwrap();
         let mut group = video.open(2, SubgroupId::Zero, 0);
         for id in 0..OBJECTS {
@@ -173,7 +181,7 @@ async fn the_first_player_of_a_track_gets_the_group_that_goes_on_whole() {
         tokio::spawn(session.run(Arc::clone(&server)));
         let _announced = server.announce().await.unwrap();
         let mut player = relay.peer_of(draft).await;
-        let (_request, before) = join_in(&mut player, 0, order).await;
+        let (_request, before) = join_in(&mut player, &track(&path, "video"), 0, order).await;
         group.write(OBJECTS, payload(2, OBJECTS, 3000).into());
         drop(group);
         let (live, end) = player.next_subgroup().await.all().await;
@@ -191,13 +199,15 @@ async fn the_first_player_of_a_track_gets_the_group_that_goes_on_whole() {
 /// The relay asks each publisher in the words of its draft, and answers each player in its own.
 #[tokio::test]
 async fn what_the_cache_does_not_hold_comes_from_a_publisher_of_any_draft() {
+    let relay = Relay::start();
     for (of_publisher, of_player) in pairs() {
-        let relay = Relay::start();
-        let (mut publisher, _namespace, name) = publishing(relay.peer_of(of_publisher).await).await;
+        let path = format!("live/{of_publisher}/{of_player}");
+        let publisher = relay.peer_of(of_publisher).await;
+        let (mut publisher, _namespace, name) = publishing_in(&path, publisher).await;
         let (mut first, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &name, 1).await;
         publish_groups(&relay, &publisher, &mut first, 5..7).await;
         let mut player = relay.peer_of(of_player).await;
-        let joining = join(&mut player, 3);
+        let joining = join(&mut player, &name, 3);
         let ((_request, before), ()) =
             tokio::join!(joining, serve_upstream(&mut publisher, GroupOrder::Ascending));
         assert_eq!(before, locations(3..7), "{of_publisher} to {of_player}");

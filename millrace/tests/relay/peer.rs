@@ -446,8 +446,12 @@ pub async fn with_publisher(relay: &Relay) -> (Peer, Request, TrackName) {
 
 /// `publisher`, whose `live/cam` the relay knows, and the track `video` in there.
 pub async fn publishing(publisher: Peer) -> (Peer, Request, TrackName) {
-    let namespace = publisher.publish_namespace("live/cam").await;
-    (publisher, namespace, track("live/cam", "video"))
+    publishing_in("live/cam", publisher).await
+}
+
+pub async fn publishing_in(path: &str, publisher: Peer) -> (Peer, Request, TrackName) {
+    let namespace = publisher.publish_namespace(path).await;
+    (publisher, namespace, track(path, "video"))
 }
 
 /// Two publishers of one track, under the aliases 1 and 2, and a subscriber that gets it from both.
