@@ -109,7 +109,7 @@ watch() {
     local chromium source
     chromium=${CHROMIUM:-$(command -v chromium || true)}
     if [ -z "$chromium" ] || ! have node; then
-        say "SKIP: no chromium, or no node, to show the relay's page"
+        say "SKIP: no chromium, or no node, to show the relay's page; README's quick start has you see it at http://localhost:9184/ in a browser of yours"
         return
     fi
     say "a browser, on the relay's page, $page"

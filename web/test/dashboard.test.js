@@ -290,6 +290,8 @@ test("a range of time is chosen by mouse and by keyboard, and a pause holds the 
     // Reports come meanwhile.
     const shown = await figures();
     await changes(figures, shown);
+    // The page draws what is chosen with its next frame, and a choice that was not drawn is none.
+    await settles("the choice under the mouse", () => tab.locator(".u-select").evaluate((area) => area.offsetWidth), (width) => width > 100);
     await tab.mouse.up();
     await tab.locator("text=observed").waitFor();
     const chosen = await figures();

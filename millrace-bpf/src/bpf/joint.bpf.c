@@ -902,7 +902,9 @@ static int tick(void *map, __u32 *session, struct joint_clock *clock)
 }
 
 #define MONOTONIC 1
+#define EBUSY 16
 
+/* The error is the kernel's. Since 6.18 it takes a timer's memory without waiting for any lock, so ENOMEM is no lasting state. */
 SEC("syscall")
 int joint_clock(struct joint_clock_call *call)
 {
@@ -917,11 +919,13 @@ int joint_clock(struct joint_clock_call *call)
 		call->error = bpf_timer_cancel(&clock->timer) < 0;
 		return 0;
 	}
-	bpf_timer_init(&clock->timer, &clocks, MONOTONIC); /* it may have been before */
-	clock->pace = FAST;
-	if (bpf_timer_set_callback(&clock->timer, tick) || bpf_timer_start(&clock->timer, call->period_ns, 0))
+	call->error = bpf_timer_init(&clock->timer, &clocks, MONOTONIC);
+	if (call->error && call->error != -EBUSY) /* it was made before */
 		return 0;
-	call->error = 0;
+	clock->pace = FAST;
+	call->error = bpf_timer_set_callback(&clock->timer, tick);
+	if (!call->error)
+		call->error = bpf_timer_start(&clock->timer, call->period_ns, 0);
 	return 0;
 }
 

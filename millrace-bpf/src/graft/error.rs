@@ -62,8 +62,8 @@ pub enum Error {
     Ring(String),
     #[error("the session has no such keys")]
     NoKeys,
-    #[error("the clock of a session cannot be set")]
-    Clock,
+    #[error("the clock of a session cannot be set: {0}")]
+    Clock(nix::Error),
     #[error(transparent)]
     Kernel(#[from] crate::Error),
 }

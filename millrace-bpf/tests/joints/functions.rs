@@ -6,11 +6,9 @@ use std::time::Duration;
 
 use millrace_bpf::graft::joint::{Ends, FRAME_BYTES, Joint, Joints, Progress, Reason, Word};
 use millrace_testkit::{wait_for, wait_until};
-use nix::sched::{CpuSet, sched_getcpu, sched_setaffinity};
-use nix::unistd::Pid;
 
 use crate::datagrams::{ETHERNET, PASS_ON, SHOT, XDP_DROP, datagram, v4, v6};
-use crate::net::{Capture, RawSender, check_frame, inside, ip, root};
+use crate::net::{Capture, RawSender, check_frame, inside, ip, root, stay_on_this_cpu};
 use crate::traffic::PARTIAL;
 use crate::{counted, joints_of, list, open, other_side};
 
@@ -177,13 +175,6 @@ fn arrive(namespace: &str, joints: &mut Joints, ends: &Ends, frame: &[u8], captu
     let is_new = |it: &&(Reason, u64)| !before.contains(it) && it.0 != Reason::LetIn;
     let reason = now.iter().find(is_new).expect("a reason").0;
     Arrival { reason, frame: run.frame, sent: caught(capture) }
-}
-
-/// And so do the threads that this one starts.
-fn stay_on_this_cpu() {
-    let mut set = CpuSet::new();
-    set.set(sched_getcpu().expect("a CPU")).expect("a CPU");
-    sched_setaffinity(Pid::from_raw(0), &set).expect("affinity");
 }
 
 fn caught(capture: &Capture) -> Vec<(u8, Vec<u8>)> {

@@ -15,6 +15,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 
 use crate::net::{
     Capture, Network, RawSender, ifindex, inside, ip, link_address, root, set_checksum_offload, socket,
+    stay_on_this_cpu,
 };
 use crate::{count, ends, joints, joints_of, list, open_over, other_side};
 
@@ -134,6 +135,7 @@ pub struct Wire([Way; 2]);
 impl Wire {
     /// Copies frames both ways until told to stop.
     pub fn run(mut self, stop: &AtomicBool, fate: impl Fn(u64) -> Fate) {
+        stay_on_this_cpu();
         while !stop.load(Ordering::Relaxed) {
             let mut waiting: Vec<_> =
                 self.0.iter().map(|way| PollFd::new(way.from.as_fd(), PollFlags::POLLIN)).collect();
@@ -264,6 +266,7 @@ impl Pace {
 
     /// Nothing is sent a second time here: that is up to the functions.
     pub fn send(&self, near: &UdpSocket, count: u32) {
+        stay_on_this_cpu();
         let until = Instant::now() + Self::LONG;
         for number in 0..count {
             while number > self.received.load(Ordering::Relaxed) + self.ahead {

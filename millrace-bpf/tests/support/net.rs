@@ -19,6 +19,14 @@ pub fn root(test: &str) -> bool {
     root
 }
 
+/// Keeps this thread, and those that it starts, on its CPU. Each CPU has a queue of its own for what a veth receives, so what a thread sends from two
+/// may arrive in another order.
+pub fn stay_on_this_cpu() {
+    let mut set = nix::sched::CpuSet::new();
+    set.set(nix::sched::sched_getcpu().expect("a CPU")).expect("a CPU");
+    nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &set).expect("it may run there");
+}
+
 /// Interface names: `west` and `east` in the relay's namespace, `eth` in the others.
 pub struct Network {
     pub publisher: String,

@@ -95,10 +95,15 @@ impl Joints {
 
     pub(super) fn set_clock_of(&self, session: u32, period: Duration) -> Result<(), Error> {
         let period_ns = u64::try_from(period.as_nanos()).unwrap_or(u64::MAX);
-        let mut call = intf::ClockCall { period_ns, session, error: 0 };
-        let program = self.object.program("joint_clock")?;
-        raw::run(program, &mut call).map_err(Error::Descriptor)?;
-        if call.error == 0 || period.is_zero() { Ok(()) } else { Err(Error::Clock) }
+        with_memory(|| {
+            let program = self.object.program("joint_clock")?;
+            let mut call = intf::ClockCall { period_ns, session, error: 0 };
+            raw::run(program, &mut call).map_err(Error::Descriptor)?;
+            match nix::Error::from_raw(-call.error) {
+                _ if call.error == 0 || period.is_zero() => Ok(()),
+                source => Err(Error::Clock(source)),
+            }
+        })
     }
 
     /// What the clocks have said since the last call.
@@ -146,5 +151,45 @@ impl Joints {
 
     pub(super) fn ends_of(&self, session: u32) -> Option<Ends> {
         *self.by_index.get(session as usize)?
+    }
+}
+
+/// Calls again, for a bounded time, what fails for want of memory that the kernel does not wait for.
+fn with_memory(mut call: impl FnMut() -> Result<(), Error>) -> Result<(), Error> {
+    const TRIES: u32 = 100;
+    const PAUSE: Duration = Duration::from_millis(1);
+    for _ in 1..TRIES {
+        match call() {
+            Err(Error::Clock(nix::Error::ENOMEM)) => std::thread::sleep(PAUSE),
+            other => return other,
+        }
+    }
+    call()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_is_not_there_at_once_is_asked_for_again() {
+        let mut answers = [nix::Error::ENOMEM, nix::Error::ENOMEM].into_iter();
+        assert!(with_memory(|| answers.next().map_or(Ok(()), |error| Err(Error::Clock(error)))).is_ok());
+        let mut calls = 0;
+        let never = with_memory(|| {
+            calls += 1;
+            Err(Error::Clock(nix::Error::ENOMEM))
+        });
+        assert!(matches!(never, Err(Error::Clock(nix::Error::ENOMEM))) && calls == 100, "{calls}");
+    }
+
+    #[test]
+    fn other_errors_of_the_clock_are_told_at_once() {
+        let mut calls = 0;
+        let refused = with_memory(|| {
+            calls += 1;
+            Err(Error::Clock(nix::Error::EPERM))
+        });
+        assert!(refused.is_err() && calls == 1, "{calls}");
     }
 }
