@@ -38,7 +38,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "target/test"
 TIMES = ROOT / "scripts/test-times.tsv"
-# Seconds after which a test is ended, and has failed.
+# Seconds after which a test is ended, and has failed; four times as many where it is made hard.
 TIMEOUT = 900
 # Tests at once, whatever they cost: each has namespaces and BPF objects of its own.
 AT_ONCE = 24
@@ -169,6 +169,7 @@ def measured(tests):
 class Runner:
     def __init__(self, tests, endure, seed, fail_fast=False):
         self.fail_fast = fail_fast
+        self.timeout = 4 * TIMEOUT if endure else TIMEOUT
         self.waiting = order(tests, endure, seed)
         self.running = {}  # pid: (test, when, log)
         self.results = {}
@@ -219,13 +220,13 @@ class Runner:
             return False
         now = time.monotonic()
         for late, (test, begun, _) in list(self.running.items()):
-            if now - begun > TIMEOUT:
+            if now - begun > self.timeout:
                 kill_group(late)
         if pid == 0 or pid not in self.running:
             return pid != 0
         test, begun, log = self.running.pop(pid)
         kill_group(pid)
-        result = Result(now - begun, usage.ru_utime + usage.ru_stime, os.waitstatus_to_exitcode(status), log, now - begun > TIMEOUT)
+        result = Result(now - begun, usage.ru_utime + usage.ru_stime, os.waitstatus_to_exitcode(status), log, now - begun > self.timeout)
         self.results[test.name] = result
         if result.status != 0:
             say(f"FAILED: {test.name} ({result.wall:.1f} s)")
@@ -293,6 +294,8 @@ class Adversary:
     # Seconds: between two looks for somebody to stop, and for how long.
     EVERY = (0.05, 0.4)
     STOPPED = (0.01, 0.5)
+    # Until the same process is stopped again: the kernel begins to verify a BPF program anew after each stop, five times.
+    REST = 3.0
     # Set-up commands, which take no part in what is tested.
     SPARED = {"ip", "nft", "ethtool", "sh", "bash", "nsenter", "cargo", "rustc", "cc", "clang", "make", "ld"}
 
@@ -301,6 +304,7 @@ class Adversary:
         self.random = random.Random(seed)
         self.stopped = None  # (pid, until)
         self.next = 0.0
+        self.last = {}
         self.count = 0
         self.stress = None
         if kind == "stress":
@@ -316,23 +320,38 @@ class Adversary:
             pid, until = self.stopped
             if now < until:
                 return
-            send(pid, signal.SIGCONT)
+            # Who stops a process in earnest must find it stopped.
+            if not is_stopped_again(pid):
+                send(pid, signal.SIGCONT)
             self.stopped = None
         if now < self.next:
             return
         self.next = now + self.random.uniform(*self.EVERY)
-        candidates = [pid for pid, name in descendants(set(running)) if name not in self.SPARED]
+        self.last = {pid: when for pid, when in self.last.items() if now - when < self.REST}
+        candidates = [pid for pid, name in descendants(set(running)) if name not in self.SPARED and pid not in self.last]
         if candidates:
             pid = self.random.choice(sorted(candidates))
             if send(pid, signal.SIGSTOP):
                 self.count += 1
                 self.stopped = (pid, now + self.random.uniform(*self.STOPPED))
+                self.last[pid] = now
 
     def end(self):
         if self.stopped:
             send(self.stopped[0], signal.SIGCONT)
         if self.stress:
             kill_group(self.stress.pid)
+
+
+def is_stopped_again(pid):
+    """Whether somebody has sent SIGSTOP to a process that had stopped: it stays pending there, until SIGCONT removes it. (What is
+    pending where the process has yet to stop is our own.)"""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    pending = re.search(r"^ShdPnd:\s+(\w+)", status, re.M)
+    return "State:\tT" in status and bool(int(pending[1], 16) >> (signal.SIGSTOP - 1) & 1)
 
 
 def send(pid, what):
@@ -344,9 +363,9 @@ def send(pid, what):
 
 
 def descendants(roots):
-    """Processes that these have started, and their names, without these themselves; what runs the same program is one of
-    these, too."""
-    parents, names = {}, {}
+    """Processes that run and that these have started, and their names, without these themselves; what runs the same program
+    is one of these, too."""
+    parents, names, stopped = {}, {}, set()
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
@@ -354,14 +373,16 @@ def descendants(roots):
             before, after = Path(f"/proc/{entry}/stat").read_text().rsplit(")", 1)
         except (FileNotFoundError, ProcessLookupError):
             continue
-        parents[int(entry)] = int(after.split()[1])
+        state, parent = after.split()[:2]
+        parents[int(entry)] = int(parent)
+        stopped |= {int(entry)} if state in "TtZ" else set()
         names[int(entry)] = before.split("(", 1)[1]
     programs = {exe(root) for root in roots}
     for pid in parents:
         at = pid
         while at in parents and at not in roots:
             at = parents[at]
-        if at in roots and pid not in roots and exe(pid) not in programs:
+        if at in roots and pid not in roots and pid not in stopped and exe(pid) not in programs:
             yield pid, names[pid]
 
 
@@ -393,7 +414,7 @@ def run_again(test, result):
 
 
 def show(test, result):
-    ended = f"ended after {TIMEOUT} s" if result.timed_out else f"exit status {result.status}"
+    ended = f"ended after {result.wall:.0f} s" if result.timed_out else f"exit status {result.status}"
     print(f"\n==== {test.name}: {ended}")
     lines = result.log.read_text(errors="replace").splitlines()
     shown = lines[-SHOWN_LINES:]

@@ -13,6 +13,12 @@ pub enum Error {
     /// `log` is the end of what libbpf and the verifier said.
     #[error("the kernel refused {object}: {source:#}\n{log}")]
     Load { object: &'static str, r#source: libbpf_rs::Error, log: String },
+    /// The verifier gives up (EAGAIN) when a signal comes, and libbpf asks five times.
+    #[error(
+        "the kernel did not get to the end of verifying {object} in five attempts, since signals interrupted each: start it \
+         again, and do not trace, time or stop it meanwhile"
+    )]
+    Interrupted { object: &'static str },
     #[error("cannot attach to {hook} of interface {ifindex} by {mechanism}: {source}")]
     Interface { ifindex: i32, hook: Hook, mechanism: Mechanism, r#source: std::io::Error },
     #[error(

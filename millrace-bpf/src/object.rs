@@ -118,8 +118,11 @@ impl Open {
     pub fn load(self) -> Result<Loaded, Error> {
         let name = self.name;
         take_log();
-        let object =
-            self.object.load().map_err(|source| Error::Load { object: name, source, log: take_log() })?;
+        let refused = |source: libbpf_rs::Error| match source.kind() {
+            libbpf_rs::ErrorKind::WouldBlock => Error::Interrupted { object: name },
+            _ => Error::Load { object: name, source, log: take_log() },
+        };
+        let object = self.object.load().map_err(refused)?;
         Ok(Loaded { name, object })
     }
 }

@@ -30,6 +30,8 @@ const QUEUE: usize = 256;
 const PATIENCE: Duration = Duration::from_secs(1);
 /// How long a session may take to be closed when it is time to leave.
 const LEAVING: Duration = Duration::from_secs(3);
+/// How long a track may be missing where GOAWAY has sent its subscriber: the publisher was sent there as well, and may come later.
+const ARRIVAL: Duration = Duration::from_secs(10);
 /// How long the names of a broadcast's tracks are waited for, to say them with an error.
 const CATALOG_WAIT: Duration = Duration::from_secs(2);
 /// The track that is measured if no other is named.
@@ -180,6 +182,11 @@ impl Error {
         }
     }
 
+    /// Whether nobody publishes the track now.
+    fn is_without_publisher(&self) -> bool {
+        matches!(self, Self::NoTrack { source, .. } if is_absent(source))
+    }
+
     /// Whether another session may do better.
     pub fn may_pass(&self) -> bool {
         match self {
@@ -306,6 +313,7 @@ async fn again<F: Future<Output = Result<End, Error>>>(
     let mut pause = Pause::new();
     let mut now = options.clone();
     let mut moved = None;
+    let mut moved_at: Option<Instant> = None;
     loop {
         let result = tokio::select! {
             result = once(now.clone(), moved.take()) => result,
@@ -315,12 +323,21 @@ async fn again<F: Future<Output = Result<End, Error>>>(
                 tokio::time::sleep(LEAVING).await;
             } => return Ok(()),
         };
+        let remote = now.remote;
         now = options.to_go_on();
         match result {
             Ok(End::Over) => return Ok(()),
             Ok(End::Moved(session, remote)) => {
                 (moved, now.remote) = (Some(session), remote);
+                moved_at = Some(Instant::now());
                 continue;
+            }
+            Err(error)
+                if error.is_without_publisher() && moved_at.is_some_and(|at| at.elapsed() < ARRIVAL) =>
+            {
+                now.remote = remote;
+                let next = pause.after();
+                tracing::warn!("{error}; its publisher may still be on the way, trying again in {next:?}");
             }
             // As far as it went.
             Err(error) if !options.reconnect && error.is_early() => {

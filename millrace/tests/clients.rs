@@ -200,6 +200,24 @@ fn both_go_on_where_goaway_says_and_the_drain_is_over_with_that() {
     both_go_on(&subscriber, &second);
 }
 
+/// Both are sent to the same relay, and nobody says who gets there first.
+#[test]
+fn a_subscriber_that_goaway_sends_ahead_of_its_publisher_waits_for_it() {
+    let second = Relay::start(tempfile::tempdir().unwrap(), &[]);
+    let goaway = format!("--goaway-uri={}", second.url());
+    let first = Relay::start(tempfile::tempdir().unwrap(), &["--drain-timeout=600", &goaway]);
+    let url = first.url();
+    let publisher = Client::start(&[&PUBLISH[..], &["--reconnect=false", &url]].concat());
+    publisher.wait_for("publishing");
+    let subscriber = Client::start(&[&SUBSCRIBE[..], &[&url]].concat());
+    subscriber.wait_for(" delivered, ");
+    publisher.signal(Signal::SIGSTOP);
+    first.signal(Signal::SIGTERM);
+    subscriber.wait_for("its publisher may still be on the way, trying again in");
+    publisher.signal(Signal::SIGCONT);
+    both_go_on(&subscriber, &second);
+}
+
 /// As behind a load balancer: a name with two addresses.
 #[test]
 fn without_a_uri_both_go_on_with_whoever_answers_under_the_name() {

@@ -301,6 +301,8 @@ test("a range of time is chosen by mouse and by keyboard, and a pause holds the 
     await tab.locator("#live").click();
     await changes(figures, chosen);
 
+    // A history as long as both ranges that the keys choose, 10 s each.
+    await waitForReports(tab, 50);
     await tab.locator(".chart").focus();
     await tab.keyboard.press("ArrowLeft");
     await tab.locator("text=/^[1-9].* observed|observed$/").waitFor();
@@ -601,7 +603,9 @@ test("a flame graph as a file says what it is of, is zoomed and searched, and ne
     assert.equal(all.filter((name) => name === "[unknown]").length, 2);
     assert.ok(all.includes("]]></script><img src=x onerror=alert(1)>"));
     const { name, kernel } = reports[0].host;
-    const about = `${name}, Linux ${kernel}: 1.00 s until 2023-11-14 22:13:20 UTC, ${reports[0].frequency_hz} stacks a second and CPU`;
+    // The first report's time: its period is as long as the machine took for it.
+    const until = new Date(1_700_000_000_000 + Math.round(reports[0].period_ns / 1e6)).toISOString().slice(0, 19).replace("T", " ");
+    const about = `${name}, Linux ${kernel}: 1.00 s until ${until} UTC, ${reports[0].frequency_hz} stacks a second and CPU`;
     await settles("what it is of", () => text(tab, "#about"), about);
     await settles("its title", () => tab.title(), `millrace cost: networking and process 77, 2 CPUs; ${about}`);
     await shot(tab, "svg", false);

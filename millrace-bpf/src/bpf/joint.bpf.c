@@ -902,7 +902,7 @@ static int tick(void *map, __u32 *session, struct joint_clock *clock)
 }
 
 #define MONOTONIC 1
-#define EBUSY 16
+#define EBUSY	  16
 
 /* The error is the kernel's. Since 6.18 it takes a timer's memory without waiting for any lock, so ENOMEM is no lasting state. */
 SEC("syscall")
