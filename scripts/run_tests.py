@@ -308,6 +308,8 @@ class Adversary:
         self.count = 0
         self.stress = None
         if kind == "stress":
+            if not which("stress-ng"):
+                sys.exit("test: no stress-ng: scripts/setup.sh endurance installs it")
             self.stress = subprocess.Popen(["stress-ng", "--cpu", "4", "--io", "2", "--vm", "1", "--quiet"], start_new_session=True)
         if kind == "onecpu":
             os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
