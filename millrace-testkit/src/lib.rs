@@ -1,5 +1,5 @@
-//! What tests share: waiting for a state that has yet to come about, and the logs of the processes that a failed test
-//! had started.
+//! Helpers of tests: they wait for a state that has yet to come about, and show the logs of the processes that a failed
+//! test had started.
 //!
 //! A status, a counter, a list of processes or a log is read through [`wait_for`] or [`wait_until`]. `scripts/waits.py`, a
 //! part of `make lint`, refuses any other access that does not say why the state cannot change.
@@ -29,7 +29,7 @@ const LINES: usize = 60;
 
 /// The outcome of one look at a state: what was waited for, or what was there instead.
 pub trait Look {
-    /// What [`wait_for`] returns in the end.
+    /// The value that [`wait_for`] returns in the end.
     type Found;
 
     /// Returns what was found.

@@ -12,17 +12,7 @@ fn rows(test: &str, arguments: &str) -> Option<Vec<Value>> {
         println!("SKIP {test}: needs root");
         return None;
     }
-    let directory = tempfile::tempdir().expect("a directory");
-    let json = directory.path().join("rows.json");
-    let output = Command::new(env!("CARGO_BIN_EXE_millrace"))
-        .args(["bench", "graft"])
-        .args(arguments.split_whitespace())
-        .arg("--json")
-        .arg(&json)
-        .output()
-        .expect("millrace runs");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let rows: Value = serde_json::from_slice(&std::fs::read(json).expect("rows")).expect("JSON");
+    let rows = crate::rows(&format!("graft {arguments}"));
     Some(rows.as_array().expect("a list").clone())
 }
 

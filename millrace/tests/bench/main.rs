@@ -8,3 +8,22 @@ mod gate;
 mod graft;
 mod relay;
 mod thesis;
+
+use std::process::Command;
+
+use serde_json::Value;
+
+/// Runs `millrace bench` with these arguments, and returns what it has written by `--json`.
+fn rows(arguments: &str) -> Value {
+    let directory = tempfile::tempdir().expect("a directory");
+    let json = directory.path().join("rows.json");
+    let output = Command::new(env!("CARGO_BIN_EXE_millrace"))
+        .arg("bench")
+        .args(arguments.split_whitespace())
+        .arg("--json")
+        .arg(&json)
+        .output()
+        .expect("millrace runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&std::fs::read(json).expect("rows")).expect("JSON")
+}

@@ -4,6 +4,8 @@ use std::process::Command;
 
 use serde_json::Value;
 
+use crate::rows;
+
 const SUBSCRIBERS: f64 = 2.0;
 const RATE_HZ: f64 = 200.0;
 
@@ -87,21 +89,6 @@ fn relays_are_measured_over_webtransport_too() {
             assert!(number("/kernel/sent_percent") > 0.0, "{row}");
         }
     }
-}
-
-/// What a benchmark with these arguments writes.
-fn rows(arguments: &str) -> Value {
-    let directory = tempfile::tempdir().expect("a directory");
-    let json = directory.path().join("rows.json");
-    let output = Command::new(env!("CARGO_BIN_EXE_millrace"))
-        .arg("bench")
-        .args(arguments.split_whitespace())
-        .arg("--json")
-        .arg(&json)
-        .output()
-        .expect("millrace runs");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&std::fs::read(json).expect("rows")).expect("JSON")
 }
 
 /// Our own ends meet over both transports and through both engines.
