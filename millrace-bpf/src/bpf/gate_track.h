@@ -49,11 +49,17 @@ static __always_inline int grows_beyond(__u64 old, __u64 next, __u64 most, __u64
 
 /* Changes how many connections a client has, and by `kept`, a sum of GATE_TRACKED and GATE_LINGERING, what is kept of it.
  * No field grows beyond that of `most`. Returns the connections that the client then has, or enum count_error. An entry is
- * removed long after it became zero; whoever meets one that is being removed tries again.
+ * removed long after it became zero; whoever meets one that is being removed tries again. Not static, so that the verifier
+ * checks it once, and not once for each way here; Linux 6.1 takes no argument of such a function as a key.
  */
-static __noinline __s64 change_count(const struct gate_client *client, __s32 connections, __s64 kept,
-				     __u64 most, __u64 now_ns)
+__noinline __s64 change_count(const struct gate_client *whose, __s32 connections, __s64 kept, __u64 most,
+			      __u64 now_ns)
 {
+	struct gate_client key, *client = &key;
+
+	if (!whose)
+		return COUNT_FULL;
+	key = *whose;
 	for (int i = 0; i < CONTENDED_ATTEMPTS; i++) {
 		struct gate_count *count = bpf_map_lookup_elem(&clients, client);
 		struct gate_count first = {};

@@ -34,18 +34,17 @@ struct object_datagram {
 	__u32 pad;
 };
 
-/* Bytes of a vi64 by its first. */
+/* Bytes of a vi64: one more than leading ones in its first byte. Each lane of 16 bits tells whether that is at or above one
+ * of 0x80, 0xc0, ... 0xff: a comparison would be a branch, of which the verifier follows each at each integer.
+ */
 static __always_inline __u32 vi64_width(__u8 first)
 {
-	return first < 0x80   ? 1
-	       : first < 0xc0 ? 2
-	       : first < 0xe0 ? 3
-	       : first < 0xf0 ? 4
-	       : first < 0xf8 ? 5
-	       : first < 0xfc ? 6
-	       : first < 0xfe ? 7
-	       : first < 0xff ? 8
-			      : 9;
+	const __u64 ones = 0x0001000100010001;
+	__u64 lanes = first * ones;
+	__u64 low = (lanes + 0x0080004000200010) >> 8 & ones;  /* 0x80, 0xc0, 0xe0, 0xf0 */
+	__u64 high = (lanes + 0x0008000400020001) >> 8 & ones; /* 0xf8, 0xfc, 0xfe, 0xff */
+
+	return 1 + ((low + high) * ones >> 48);
 }
 
 /* Not 0: it ends behind the datagram. */

@@ -185,28 +185,36 @@ struct walk_loop {
 };
 
 /* Notes a frame for the fan-out if it has a slot, or may get one. In further runs, if the first one did. */
-static __always_inline void take_chunk(struct work *work, const struct chunk *found)
+__noinline int take_chunk(struct work *work, const struct chunk *found)
 {
-	struct relay_slot slot = {
-		.id = found->frame.id, .upstream = work->arrival.upstream, .kind = found->kind};
-	__u32 *ingress = bpf_map_lookup_elem(&slots, &slot);
-	__u32 ordinal = work->fan.ordinal++;
-	int good = ordinal < 64 && work->cursor.kept.good >> (ordinal & 63) & 1;
+	struct relay_slot slot = {};
 	struct chunk *chunk;
+	__u32 *ingress;
+	__u32 ordinal;
+	int good;
 
+	if (!work || !found)
+		return 0;
+	slot.id = found->frame.id;
+	slot.upstream = work->arrival.upstream;
+	slot.kind = found->kind;
+	ingress = bpf_map_lookup_elem(&slots, &slot);
+	ordinal = work->fan.ordinal++;
+	good = ordinal < 64 && work->cursor.kept.good >> (ordinal & 63) & 1;
 	if (work->cursor.id ? !good : !ingress && !(work->arrival.opens && found->begins)) {
 		work->fan.wakes = 1;
-		return;
+		return 0;
 	}
 	if (work->fan.chunks >= CHUNKS) {
 		work->fan.left_over = 1;
-		return;
+		return 0;
 	}
 	chunk = &work->chunks[work->fan.chunks & (CHUNKS - 1)];
 	*chunk = *found;
 	chunk->ingress = ingress ? *ingress : RELAY_END;
 	chunk->ordinal = ordinal;
 	work->fan.chunks++;
+	return 0;
 }
 
 /* `web`: session of the upstream. */
@@ -298,43 +306,57 @@ static __always_inline enum relay_frame_outcome judge_chunk(struct work *work, s
 	return outcome;
 }
 
+/* Judges the noted frame at `i`. If it is good, keeps it behind those that were kept before. */
+__noinline enum relay_frame_outcome keep_chunk(struct work *work, __u32 i)
+{
+	enum relay_frame_outcome outcome;
+	struct subgroup_head *head;
+	struct chunk *chunk;
+	__u32 kept;
+
+	if (!work)
+		return NO_SLOT;
+	i &= CHUNKS - 1;
+	chunk = &work->chunks[i];
+	head = &work->heads[i];
+	outcome = judge_chunk(work, chunk, head);
+	if (work->cursor.id && !(work->cursor.kept.opens >> i & 1))
+		head->is_read = 0;
+	if (outcome || chunk->ordinal >= 64) {
+		work->fan.wakes = 1;
+		return outcome;
+	}
+	kept = work->fan.kept++ & (CHUNKS - 1);
+	work->fan.good |= 1ULL << (chunk->ordinal & 63);
+	work->fan.opens |= (head->is_read & 1) << kept;
+	if (kept < i) {
+		work->chunks[kept] = *chunk;
+		work->heads[kept] = *head;
+	}
+	return outcome;
+}
+
 /* Keeps the frames that are good, and only if none is malformed: then userspace closes the connection, and forwards
- * nothing of the packet either.
+ * nothing of the packet either. How many are kept is counted in memory, so that the verifier sees no state for each number.
  */
 enum relay_outcome judge_frames(struct work *work)
 {
-	__u32 noted, good = 0, slots = 0;
+	int has_slot = 0;
 
 	if (!work)
 		return RELAY_DECLINED;
-	noted = work->fan.chunks;
 	for (__u32 i = 0; i < CHUNKS; i++) {
-		struct chunk *chunk = &work->chunks[i];
-		struct subgroup_head *head = &work->heads[i];
 		enum relay_frame_outcome outcome;
 
-		if (i >= noted)
+		if (i >= work->fan.chunks)
 			break;
-		outcome = judge_chunk(work, chunk, head);
-		if (work->cursor.id && !(work->cursor.kept.opens >> i & 1))
-			head->is_read = 0;
-		slots += outcome != NO_SLOT;
+		outcome = keep_chunk(work, i);
 		if (outcome == RELAY_FRAME_MALFORMED)
 			return RELAY_BAD_STREAM;
-		if (outcome || chunk->ordinal >= 64) {
-			work->fan.wakes = 1;
-			continue;
-		}
-		work->fan.good |= 1ULL << (chunk->ordinal & 63);
-		work->fan.opens |= (head->is_read & 1) << (good & (CHUNKS - 1));
-		if (good < i) {
-			work->chunks[good & (CHUNKS - 1)] = *chunk;
-			work->heads[good & (CHUNKS - 1)] = *head;
-		}
-		good++;
+		has_slot |= outcome != NO_SLOT;
 	}
-	work->fan.chunks = good;
-	return good || !slots ? RELAY_FORWARDED : RELAY_DECLINED;
+	work->fan.chunks = work->fan.kept;
+	return work->fan.kept || !has_slot ? RELAY_FORWARDED : RELAY_DECLINED;
 }
 
 static __always_inline enum relay_outcome walk_frames(struct work *work)

@@ -74,7 +74,7 @@ struct fan {
 	__u32 ordinal;	 /* of the next frame */
 	__u64 good;	 /* by ordinal: frames that are forwarded */
 	__u32 opens;	 /* by chunk: those with which streams may be opened */
-	__u32 pad;
+	__u32 kept;	 /* chunks that were judged and are good */
 };
 
 /* What is kept of a packet between its runs. */

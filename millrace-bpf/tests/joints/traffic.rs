@@ -162,10 +162,14 @@ impl Way {
             if frame[6..12] != self.source {
                 continue;
             }
-            let protocol = protocol_of(&frame);
-            assert!(protocol.is_none_or(|it| it == self.protocol), "{frame:?}");
-            let fate = if protocol.is_some() { fate(self.count) } else { Fate::Pass };
-            self.count += u64::from(protocol.is_some());
+            let Some(protocol) = protocol_of(&frame) else {
+                // The kernel's own, such as a search for a neighbour: what is held stays held.
+                self.to.send(&frame);
+                continue;
+            };
+            assert!(protocol == self.protocol, "{frame:?}");
+            let fate = fate(self.count);
+            self.count += 1;
             match fate {
                 Fate::Lose => {}
                 Fate::Hold if self.held.is_none() => self.held = Some(frame),

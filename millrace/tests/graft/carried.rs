@@ -140,8 +140,9 @@ pub fn reset(site: &Site, at: SocketAddr) -> ErrorKind {
 
 /// Bytes that follow no pattern which a lost or doubled piece would keep.
 pub fn noise(seed: u64, length: usize) -> Vec<u8> {
-    let mut random = fastrand::Rng::with_seed(seed);
-    (0..length.div_ceil(8)).flat_map(|_| random.u64(..).to_ne_bytes()).take(length).collect()
+    let mut bytes = vec![0; length];
+    fastrand::Rng::with_seed(seed).fill(&mut bytes);
+    bytes
 }
 
 pub fn hash(bytes: &[u8]) -> Vec<u8> {
