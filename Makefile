@@ -25,11 +25,11 @@ build: setup ## the release binary, target/release/millrace
 	cargo build --release --locked -p millrace
 
 demo: setup ## live video from a publisher through the relay to two players, with both engines
-	cargo build --profile demo --locked -p millrace
+	cargo build --locked -p millrace
 	@scripts/demo.sh
 
 demo-graft: setup ## curl and a web server over a path like a satellite's: plain TCP, and carried (root)
-	cargo build --profile demo --locked -p millrace
+	cargo build --locked -p millrace
 	@scripts/demo-graft.sh
 
 lint: setup ## formatting and lints

@@ -4,12 +4,12 @@
 #   scripts/demo-graft.sh
 #   DEMO_PATH                         of the link, each way (default: a satellite's, 280 ms and 1 % loss at 20 Mbit/s)
 #   DEMO_RUNS                         of each kind and size; the median is shown (default 3)
-#   MILLRACE                          the binary (default: target/demo/millrace, of `make demo-graft`)
+#   MILLRACE                          the binary (default: target/debug/millrace, of `make demo-graft`)
 . "$(dirname "$0")/lib.sh"
 
 path=${DEMO_PATH:-delay=280ms loss=1% rate=20mbit queue-bytes=1400000}
 runs=${DEMO_RUNS:-3}
-millrace=${MILLRACE:-$ROOT/target/demo/millrace}
+millrace=${MILLRACE:-$ROOT/target/debug/millrace}
 sizes=(64 512)  # KiB
 most=25         # seconds for one transfer
 port=8080

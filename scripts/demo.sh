@@ -5,12 +5,12 @@
 #
 #   scripts/demo.sh [user|kernel]     both if none is named
 #   DEMO_SECONDS                      length of the video (default 12)
-#   MILLRACE                          the binary (default: target/demo/millrace, of `make demo`)
+#   MILLRACE                          the binary (default: target/debug/millrace, of `make demo`)
 . "$(dirname "$0")/lib.sh"
 
 seconds=${DEMO_SECONDS:-12}
 fps=30
-millrace=${MILLRACE:-$ROOT/target/demo/millrace}
+millrace=${MILLRACE:-$ROOT/target/debug/millrace}
 engine=${1:-both}
 dir=$ROOT/target/demo/logs/$engine
 pids=()
