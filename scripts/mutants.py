@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Whether the tests notice that the code is wrong: changes it in places drawn by chance, and runs `make test`'s tests on each.
 
-    scripts/mutants.py --seed N [--each 6] [--products relay,gate,...] [--skip N] [--list]
+    scripts/mutants.py --seed N [--each 6] [--products relay,gate,...] [--list]
 
-Mutants are listed by cargo-mutants (`cargo install cargo-mutants --locked`), so many for each product. Each is applied to a clone of
-HEAD in target/mutants; the unit tests of its crate run first, then all others of the tier, until one fails. Rows are added to
-target/mutants.jsonl: what was changed, and which test noticed.
+Mutants are listed by cargo-mutants (`cargo install cargo-mutants --locked`), so many for each product; one that does not build is
+replaced by the next. Each is applied to a clone of HEAD in target/mutants. The unit tests of its crate run first, then the product's
+programs, then all others of the tier, until one fails. Rows are added to target/mutants.jsonl: what was changed, and which test
+noticed. What has a row there is not judged again.
 """
 
 import argparse
@@ -20,32 +21,57 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CLONE = ROOT / "target/mutants"
 ROWS = ROOT / "target/mutants.jsonl"
-# Where the code of each product stands.
+# Where the code of each product stands, and which of millrace's test programs are about it.
 PRODUCTS = {
-    "relay": ["millrace-relay/src/**/*.rs", "millrace-transport/src/**/*.rs", "millrace-proto/src/plane/**/*.rs", "millrace/src/relay/**/*.rs"],
-    "gate": ["millrace-gate/src/**/*.rs", "millrace/src/gate/**/*.rs", "millrace-bpf/src/gate/**/*.rs"],
-    "cost": ["millrace-cost/src/**/*.rs", "millrace/src/cost/**/*.rs"],
-    "graft": ["millrace-graft/src/**/*.rs", "millrace-proto/src/graft/**/*.rs", "millrace/src/graft/**/*.rs"],
-    "fanout": ["millrace-proto/src/fanout/**/*.rs", "millrace/src/fanout/**/*.rs", "millrace-bpf/src/fanout/**/*.rs", "millrace-bpf/src/fanout.rs"],
+    "relay": (
+        ["millrace-relay/src/**/*.rs", "millrace-transport/src/**/*.rs", "millrace-proto/src/plane/**/*.rs", "millrace/src/relay/**/*.rs"],
+        ["relay", "kernel_relay", "kernel", "operate"],
+    ),
+    "gate": (["millrace-gate/src/**/*.rs", "millrace/src/gate/**/*.rs", "millrace-bpf/src/gate/**/*.rs"], ["gate"]),
+    "cost": (["millrace-cost/src/**/*.rs", "millrace/src/cost/**/*.rs"], ["cost"]),
+    "graft": (["millrace-graft/src/**/*.rs", "millrace-proto/src/graft/**/*.rs", "millrace/src/graft/**/*.rs"], ["graft"]),
+    "fanout": (
+        ["millrace-proto/src/fanout/**/*.rs", "millrace/src/fanout/**/*.rs", "millrace-bpf/src/fanout/**/*.rs", "millrace-bpf/src/fanout.rs"],
+        ["fanout"],
+    ),
 }
 
 
 def main():
     options = parse()
-    drawn = []
-    for product in options.products.split(","):
-        mutants = listed(PRODUCTS[product])
-        drawn += [(product, mutant) for mutant in random.Random(f"{options.seed} {product}").sample(mutants, options.each)]
+    drawn = {product: in_order(product, options.seed) for product in options.products.split(",")}
     if options.list:
-        print("\n".join(f"{product}: {mutant['name']}" for product, mutant in drawn))
+        for product, mutants in drawn.items():
+            print("\n".join(f"{product}: {mutant['name']}" for mutant in mutants[: options.each]))
         return 0
     clone()
-    for number, (product, mutant) in enumerate(drawn[options.skip :], options.skip):
-        row = {"number": number, "seed": options.seed, "product": product, "mutant": mutant["name"], **judge(mutant)}
-        with open(ROWS, "a") as file:
-            file.write(json.dumps(row) + "\n")
-        print(json.dumps(row), flush=True)
+    for product, mutants in drawn.items():
+        viable = 0
+        for mutant in mutants:
+            if viable == options.each:
+                break
+            row = known(options.seed, mutant) or judged(options.seed, product, mutant)
+            viable += row["verdict"] != "does not build"
     return 0
+
+
+def in_order(product, seed):
+    mutants = listed(PRODUCTS[product][0])
+    random.Random(f"{seed} {product}").shuffle(mutants)
+    return mutants
+
+
+def known(seed, mutant):
+    rows = [json.loads(line) for line in ROWS.read_text().splitlines()] if ROWS.exists() else []
+    return next((row for row in rows if (row["seed"], row["mutant"]) == (seed, mutant["name"])), None)
+
+
+def judged(seed, product, mutant):
+    row = {"seed": seed, "product": product, "mutant": mutant["name"], **judge(product, mutant)}
+    with open(ROWS, "a") as file:
+        file.write(json.dumps(row) + "\n")
+    print(json.dumps(row), flush=True)
+    return row
 
 
 def listed(globs):
@@ -64,22 +90,23 @@ def clone():
     subprocess.run(["git", "reset", "-q", "--hard", head], cwd=CLONE, check=True)
 
 
-def judge(mutant):
+def judge(product, mutant):
     """What became of one: the test that noticed it, or that it did not build, or that nothing noticed."""
     began = time.monotonic()
     subprocess.run(["git", "apply", "-"], cwd=CLONE, input=mutant["diff"], text=True, check=True)
     try:
-        verdict = attempt(mutant["package"])
+        verdict = attempt(mutant["package"], PRODUCTS[product][1])
     finally:
         subprocess.run(["git", "checkout", "-q", "."], cwd=CLONE, check=True)
     return {**verdict, "seconds": round(time.monotonic() - began)}
 
 
-def attempt(package):
-    for select, only in ((["-p", package, "--lib"], f"^{package} "), (["--workspace"], None)):
+def attempt(package, programs):
+    named = [argument for program in programs for argument in ("--test", program)]
+    for select in (["-p", package, "--lib"], ["-p", "millrace", *named], ["--workspace"]):
         if not build(select):
             return {"verdict": "does not build"}
-        failed = run(only)
+        failed = run()
         if failed:
             return {"verdict": "caught", "by": failed}
     return {"verdict": "missed"}
@@ -93,13 +120,17 @@ def build(select):
         return subprocess.run(command, cwd=CLONE, stdout=file, stderr=subprocess.DEVNULL).returncode == 0
 
 
-def run(only):
-    command = ["scripts/run_tests.py", "--fail-fast", *(["--only", only] if only else [])]
-    done = subprocess.run(command, cwd=CLONE, capture_output=True, text=True, env={**os.environ, "CI": ""})
-    failed = [line.removeprefix("test: FAILED: ") for line in done.stdout.splitlines() if line.startswith("test: FAILED: ")]
-    if done.returncode != 0 and not failed:
-        sys.exit(f"the tests did not run: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return failed[0] if failed else None
+def run():
+    """The test that fails, and fails again alone, if any."""
+    while True:
+        command = ["scripts/run_tests.py", "--fail-fast"]
+        done = subprocess.run(command, cwd=CLONE, capture_output=True, text=True, env={**os.environ, "CI": "true"})
+        failed = [line.removeprefix("test: failed: ") for line in done.stdout.splitlines() if line.startswith("test: failed: ")]
+        if done.returncode != 0 and not failed:
+            sys.exit(f"the tests did not run: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+        # After what failed by chance nothing was started any more.
+        if failed or "\nflaky: " not in done.stdout:
+            return failed[0] if failed else None
 
 
 def parse():
@@ -107,7 +138,6 @@ def parse():
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--each", type=int, default=6, help="mutants for each product")
     parser.add_argument("--products", default=",".join(PRODUCTS))
-    parser.add_argument("--skip", type=int, default=0, help="so many were judged before")
     parser.add_argument("--list", action="store_true", help="lists what is drawn, and judges nothing")
     return parser.parse_args()
 
