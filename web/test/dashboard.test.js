@@ -293,7 +293,7 @@ test("a range of time is chosen by mouse and by keyboard, and a pause holds the 
     // The page draws what is chosen with its next frame, and a choice that was not drawn is none.
     await settles("the choice under the mouse", () => tab.locator(".u-select").evaluate((area) => area.offsetWidth), (width) => width > 100);
     await tab.mouse.up();
-    await tab.locator("text=observed").waitFor();
+    await settles("a range that was observed", () => text(tab, ".range"), / observed$/);
     const chosen = await figures();
     await shot(tab, "range");
     await waitForReports(tab, 4);
@@ -305,9 +305,8 @@ test("a range of time is chosen by mouse and by keyboard, and a pause holds the 
     await waitForReports(tab, 50);
     await tab.locator(".chart").focus();
     await tab.keyboard.press("ArrowLeft");
-    await tab.locator("text=/^[1-9].* observed|observed$/").waitFor();
     const range = () => text(tab, ".range");
-    const first = await range();
+    const first = await settles("a range that was observed", range, / observed$/);
     await tab.keyboard.press("ArrowLeft");
     await changes(range, first);
     await tab.keyboard.press("Escape");
@@ -482,7 +481,7 @@ test("figures are those of the terminal, aligned to the right", async () => {
   const { page: tab, wrong, close } = await page(server.url);
   try {
     await state(tab, "log");
-    await tab.locator("text=observed").waitFor();
+    await settles("all of the log", () => text(tab, ".range"), / observed$/);
     // A row of the terminal's table of CPUs is one of the page's.
     const [, wanted] = /\nCPU +networking.*\n(.*)\n/.exec(terminal);
     await settles("the terminal's row", () => tab.locator("#view tbody tr").first().locator("td").allInnerTexts(), wanted.trim().split(/  +/));
