@@ -32,7 +32,12 @@ fn every_object() {
             let id = Program::id_from_fd(program.as_fd()).expect(name);
             let info = ProgInfoIter::default().find(|info| info.id == id).expect(name);
             println!("{name}: {:?}: {} instructions verified", program.name(), info.verified_insns);
-            assert!(info.verified_insns <= MOST_VERIFIED, "{name}: {:?}: {}", program.name(), info.verified_insns);
+            assert!(
+                info.verified_insns <= MOST_VERIFIED,
+                "{name}: {:?}: {}",
+                program.name(),
+                info.verified_insns
+            );
         }
     }
 }
