@@ -29,7 +29,8 @@ fn every_object() {
         println!("{name}: {} programs, {} maps", object.progs().count(), object.maps().count());
         assert!(object.progs().count() > 0, "{name}");
         for program in object.progs() {
-            let id = Program::id_from_fd(program.as_fd()).expect(name);
+            // What is loaded on request only has no number here.
+            let Ok(id) = Program::id_from_fd(program.as_fd()) else { continue };
             let info = ProgInfoIter::default().find(|info| info.id == id).expect(name);
             println!("{name}: {:?}: {} instructions verified", program.name(), info.verified_insns);
             assert!(
