@@ -34,7 +34,7 @@ function lines(cpus, change = () => {}) {
     const report = structuredClone(reports[at % reports.length]);
     const real = report.cpus;
     report.sequence = at;
-    report.time_unix_ms = 1_700_000_000_000 + Math.round((at + 1) * report.period_ns / 1e6);
+    report.time_unix_ms = 1_700_000_000_000 + Math.round(elapsed(at) / 1e6);
     report.cpus = Array.from({ length: cpus }, (_, cpu) => {
       const copy = structuredClone(real[cpu % real.length]);
       const factor = cpus === real.length ? 1 : 0.15 + 1.5 * Math.abs(Math.sin(cpu * 1.7));
@@ -50,6 +50,12 @@ function lines(cpus, change = () => {}) {
     change(report);
     return `${JSON.stringify(report)}\n`;
   };
+}
+
+/** Nanoseconds from the first report's beginning to the end of number `at`. Where the machine is busy each period is another. */
+function elapsed(at) {
+  const sum = (some) => some.reduce((ns, report) => ns + report.period_ns, 0);
+  return Math.floor(at / reports.length) * sum(reports) + sum(reports.slice(0, (at % reports.length) + 1));
 }
 
 /** A log of so many of them. */
