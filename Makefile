@@ -36,11 +36,9 @@ lint: setup ## formatting and lints
 	@scripts/lint.sh
 
 test: setup ## lint, units, every feature end to end with both engines, the web pages in Chromium
-	@scripts/setup.sh test
 	@scripts/test.sh
 
 test-all: setup ## what `make test` leaves out: peers that have to be built, benchmarks, walks through all docs
-	@scripts/setup.sh test
 	@scripts/test.sh rest
 
 endurance: setup ## what the last `make test` built, once, made hard: KIND=stress|onecpu|random|stopped (SEED=N: as it was)

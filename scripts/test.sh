@@ -35,6 +35,19 @@ LINKER
     chmod +x "$out/bin/cc"
 }
 
+# What only the tests want (Chromium, Node.js, Go, tshark ...) is installed while they are linted and built.
+begin_setup() {
+    scripts/setup.sh test >"$out/setup.log" 2>&1 &
+    setup=$!
+}
+
+end_setup() {
+    local status=0
+    wait "$setup" || status=$?
+    cat "$out/setup.log" >&2
+    [ "$status" = 0 ] || die "what the tests want could not be set up"
+}
+
 build() {
     say "building the tests"
     note_links
@@ -72,12 +85,16 @@ tier=${1:-test}
 mkdir -p "$out/bin" "$ROOT/target/web"
 case $tier in
     test)
+        begin_setup
         scripts/lint.sh
         build
+        end_setup
         jobs_test
         ;;
     rest)
+        begin_setup
         build
+        end_setup
         jobs_rest
         ;;
     endure)
