@@ -17,6 +17,9 @@ pub use gate::{gate_verdict, kernel_gate};
 #[path = "kernel_graft.rs"]
 mod graft;
 pub use graft::kernel_graft;
+#[path = "kernel_overlap.rs"]
+mod overlap;
+pub use overlap::{kernel_overlap, kernel_twice};
 #[path = "kernel_rtp.rs"]
 mod rtp;
 pub use rtp::kernel_rtp;
@@ -30,15 +33,17 @@ pub use web::kernel_web;
 type Check = fn(&[u8]);
 
 /// Every check by the name of its fuzz target and of its directory of fixtures.
-pub const ALL: [(&str, Check); 9] = [
+pub const ALL: [(&str, Check); 11] = [
     ("kernel_ack", kernel_ack),
     ("kernel_frames", kernel_frames),
     ("kernel_gate", kernel_gate),
     ("kernel_graft", kernel_graft),
     ("kernel_udp", kernel_udp),
+    ("kernel_overlap", kernel_overlap),
     ("kernel_quic", kernel_quic),
     ("kernel_rtp", kernel_rtp),
     ("kernel_subgroup", kernel_subgroup),
+    ("kernel_twice", kernel_twice),
     ("kernel_web", kernel_web),
 ];
 

@@ -14,11 +14,11 @@ const FETCH: u64 = 0x05;
 /// `struct subgroup_state`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct State {
+pub(super) struct State {
     value: u64,
     left: u64,
     previous: u64,
-    field: u8,
+    pub(super) field: u8,
     missing: u8,
     flags: u8,
     kind: u8,
@@ -113,14 +113,14 @@ fn expected_head(stream: &[u8]) -> Option<Head> {
 }
 
 /// In Rust. The header is read as a whole, the objects behind it in pieces.
-enum Parser {
+pub(super) enum Parser {
     Header(Vec<u8>),
     Objects(ObjectParser),
 }
 
 impl Parser {
     /// `None`: malformed, or no subgroup stream.
-    fn take(self, piece: &[u8]) -> Option<Self> {
+    pub(super) fn take(self, piece: &[u8]) -> Option<Self> {
         let (mut parser, bytes) = match self {
             Self::Objects(parser) => (parser, piece.to_vec()),
             Self::Header(mut bytes) => {

@@ -26,6 +26,7 @@ mod told;
 
 pub use caller::{CGROUP_LEVELS, COMMAND_MAX, Caller, cgroup_id};
 pub use control::{Control, Timing, remove_leftovers};
+pub use diag::listener_cgroup;
 pub use error::Error;
 pub use events::Events;
 pub use object::{NAME_PREFIX, Object, Parameter};

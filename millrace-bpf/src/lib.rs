@@ -99,6 +99,7 @@ mod stack;
 pub mod syscalls;
 pub mod tc;
 pub mod udp;
+pub mod unix;
 pub mod usrsctp;
 pub mod xdp;
 pub mod xsk;

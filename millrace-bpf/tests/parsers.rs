@@ -73,6 +73,38 @@ fn random_subgroups_pass() {
     }
 }
 
+/// Almost right: most frames begin near where the stream stands, or where another one began.
+#[test]
+fn random_overlaps_pass() {
+    const READS: u8 = 0xe0;
+    const SAME_PACKET: u8 = 0x20;
+    let mut rng = fastrand::Rng::with_seed(5);
+    for _ in 0..20_000 {
+        let (mut data, mut ends) = (Vec::new(), vec![0u16]);
+        for _ in 0..rng.usize(1..16) {
+            let base = ends[rng.usize(..ends.len())].max(if rng.bool() {
+                *ends.iter().max().expect("one")
+            } else {
+                0
+            });
+            let offset = (base + rng.u16(..80) * u16::from(rng.u8(..3) == 0))
+                .saturating_sub(rng.u16(..60) * u16::from(rng.u8(..4) == 0));
+            let len = if rng.bool() { rng.u8(..60) } else { rng.u8(..) };
+            let version = if rng.u8(..3) == 0 { rng.u8(..3) } else { 0 };
+            let fin = if rng.u8(..20) == 0 { 0x1c } else { 0 };
+            let same = if rng.bool() { SAME_PACKET } else { 0 };
+            let unread = if rng.u8(..10) == 0 { 0xf0 } else { 0 };
+            let [high, low] = offset.min(511).to_be_bytes();
+            data.extend([version | fin | same, low, len, high | unread]);
+            ends.push(offset + u16::from(len));
+            if rng.u8(..4) == 0 {
+                data.extend([READS, 0, 0, 0]);
+            }
+        }
+        checks::kernel_overlap(&data);
+    }
+}
+
 /// Almost right: random bytes seldom name the session.
 #[test]
 fn random_sessions_pass() {

@@ -14,7 +14,7 @@ use std::net::UdpSocket;
 use fastrand::Rng;
 use millrace_bpf::crypto::QuicKeys;
 use millrace_bpf::relay::{
-    Compute, Config, Counters, Datagrams, EgressOutcome, Forwarded, Outcome, Relay, Slot, Upstream,
+    Compute, Config, Counters, Datagrams, EgressOutcome, Forwarded, Outcome, Position, Relay, Slot, Upstream,
 };
 use millrace_proto::moq::{Datagram, Status};
 use millrace_proto::quic::{frame, keys::Suite, webtransport::Binding};
@@ -120,7 +120,13 @@ impl Scene {
         peers::receive_original(&self.to, packet, &self.relay)
     }
 
+    /// Sends a packet of a track of which nothing has come before.
     fn send(&mut self, frames: &[u8]) -> Vec<Forwarded> {
+        self.slot.set_position(&Position::default());
+        self.send_next(frames)
+    }
+
+    fn send_next(&mut self, frames: &[u8]) -> Vec<Forwarded> {
         let padding = vec![0; 4usize.saturating_sub(frames.len())];
         let packet = self.publisher.seal((0, self.sent), 3, &[padding, frames.to_vec()].concat());
         self.sent += 1;
@@ -260,11 +266,15 @@ fn equal_the_builders_under_every_alias() {
             let room = LIMIT as usize - 60;
             let mut frames = Vec::new();
             let mut datagrams = Vec::new();
-            for at in 0..count {
+            let mut objects: Vec<_> = (0..count).map(|_| generate(&mut scene.rng, room / count)).collect();
+            // Each once, and in order.
+            objects.sort_by_key(|(_, datagram)| (datagram.group, datagram.object));
+            objects.dedup_by_key(|(_, datagram)| (datagram.group, datagram.object));
+            let count = objects.len();
+            for (at, (rest, datagram)) in objects.into_iter().enumerate() {
                 if scene.rng.bool() {
                     frames.extend(quic::any_other(&mut scene.rng));
                 }
-                let (rest, datagram) = generate(&mut scene.rng, room / count);
                 let bytes = match rest.as_slice() {
                     [] => encode(&datagram),
                     _ => under(ALIAS, &rest, &datagram),
@@ -409,6 +419,48 @@ fn a_datagram_is_sent_within_every_limit_or_not_at_all() {
     ] {
         assert_eq!(scene.outcome(&sample(group, object, 10)), want, "{group} {object}");
     }
+}
+
+/// Userspace keeps the first of two datagrams with one object, whatever is in the other.
+#[test]
+fn object_that_comes_twice_is_forwarded_once() {
+    if !root("object_that_comes_twice_is_forwarded_once") {
+        return;
+    }
+    let mut scene = Scene::new("dgt", Suite::ChaCha20Poly1305, &ALIASES[..1]);
+    let frames = |group, object, payload: &'static [u8]| {
+        let datagram = Datagram {
+            alias: ALIAS,
+            group,
+            object,
+            priority: None,
+            end_of_group: false,
+            properties: [].as_slice().into(),
+            status: None,
+            payload: payload.into(),
+        };
+        let mut frames = Vec::new();
+        frame::write_datagram(&encode(&datagram), &mut frames);
+        frames
+    };
+    for (group, object, sent) in [
+        (1, 0, 1),
+        (1, 0, 0),
+        (1, 2, 1),
+        (1, 1, 1),
+        (1, 1, 0),
+        (1, 80, 1),
+        (1, 17, 1),
+        (1, 15, 0),
+        (2, 80, 1),
+        (1, 81, 0),
+    ] {
+        let forwarded = scene.send_next(&frames(group, object, b"one"));
+        assert_eq!(forwarded.len(), sent, "{group} {object}");
+        assert_eq!(scene.send_next(&frames(group, object, b"another")), [], "{group} {object}");
+    }
+    let twice = [frames(2, 90, b"one"), frames(2, 90, b"another")].concat();
+    assert_eq!(scene.send_next(&twice).len(), 1);
 }
 
 #[test]

@@ -49,6 +49,8 @@ pub enum UrlError {
     Scheme,
     #[error("the URL has no host")]
     NoHost,
+    #[error("the URL names a user or a password, which relays do not know: use a token")]
+    User,
 }
 
 /// Reads `moqt://HOST[:PORT][/PATH]`, or the same with `https://` for WebTransport; the port is 443 where there is none.
@@ -57,6 +59,9 @@ pub enum UrlError {
 /// It is another URL, or none.
 pub fn parse_url(text: &str) -> Result<Url, UrlError> {
     let url = Url::parse(text)?;
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err(UrlError::User);
+    }
     match (url.scheme(), url.host_str()) {
         ("moqt" | "https", Some(host)) if !host.is_empty() => Ok(url),
         ("moqt" | "https", _) => Err(UrlError::NoHost),
@@ -572,7 +577,8 @@ mod tests {
     fn urls() {
         assert!(parse_url("moqt://localhost:4443/a?b").is_ok());
         assert!(parse_url("https://localhost:4443/a?b").is_ok());
-        for bad in ["http://localhost", "moqt://", "https://", "localhost:4443", "moqt:///path"] {
+        for bad in ["http://localhost", "moqt://", "https://", "localhost:4443", "moqt:///path", "moqt://a@b"]
+        {
             assert!(parse_url(bad).is_err(), "{bad}");
         }
         let at = |url| Remote::new(parse_url(url).unwrap(), Trust::Anyone);

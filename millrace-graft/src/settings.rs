@@ -112,6 +112,8 @@ pub struct Rule {
     pub agree: Agree,
     pub tier: Tier,
     pub connect: Connect,
+    /// Of this host, at which peers reach its servers besides those that their carriers come to.
+    pub addresses: Vec<IpAddr>,
     /// Of the pool.
     pub graft: Option<String>,
     /// Of the pool: what the peer's side is to use, if it is to be bound.
@@ -185,6 +187,8 @@ struct RawRule {
     #[serde(default)]
     tier: Tier,
     connect: Option<Connect>,
+    #[serde(default)]
+    addresses: Vec<IpAddr>,
     graft: Option<String>,
     peer_graft: Option<String>,
     congestion: Option<String>,
@@ -574,6 +578,9 @@ impl RawRule {
         if self.connect.is_some() && (self.tier == Tier::InPlace || self.side != Side::Client) {
             return Err("connect wants side = \"client\" and tier = \"carried\" or \"chosen\"".to_owned());
         }
+        if !self.addresses.is_empty() && (self.tier == Tier::InPlace || self.side != Side::Server) {
+            return Err("addresses wants side = \"server\" and tier = \"carried\" or \"chosen\"".to_owned());
+        }
         if self.tier == Tier::Chosen && self.select.is_none() && self.side == Side::Client {
             return Err("tier = \"chosen\" wants select".to_owned());
         }
@@ -590,6 +597,7 @@ impl RawRule {
             agree,
             tier: self.tier,
             connect: self.connect.unwrap_or_default(),
+            addresses: self.addresses,
             graft: self.graft,
             peer_graft: self.peer_graft,
             congestion: self.congestion,

@@ -10,6 +10,7 @@
 //! | [`plane`] | the data plane: the send side of one QUIC connection, with recovery and congestion control | `quic` |
 //! | [`relay`] | what a relay keeps and serves: tracks, their cache, the bytes of each stream | `moq`, `plane` |
 //! | [`fanout`] | RTP from one sender to many receivers: leases, reports, when a receiver is cut off | |
+//! | [`networks`] | whom an address stands for, and how many places each network gets | |
 //! | [`graft`] | what two hosts say to each other about transport functions, and about the path between them | |
 //!
 //! Neither `quic` nor `plane` imports `moq`: they serve any QUIC program that wants a second sender on its connections.
@@ -22,6 +23,7 @@
 pub mod fanout;
 pub mod graft;
 pub mod moq;
+pub mod networks;
 pub mod plane;
 pub mod quic;
 pub mod relay;

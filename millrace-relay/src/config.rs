@@ -101,9 +101,16 @@ impl Upstream {
     }
 }
 
-/// Whether a relay can be reached there: `moqt://HOST`, or `https://HOST` for WebTransport.
+/// Whether a relay can be reached there: `moqt://HOST`, or `https://HOST` for WebTransport. There are no users: a name or password would be of no
+/// use, and shown to whoever sees the relay's status.
 pub fn is_of_a_relay(url: &Url) -> bool {
-    matches!(url.scheme(), "moqt" | "https") && url.host_str().is_some_and(|host| !host.is_empty())
+    let has_host = url.host_str().is_some_and(|host| !host.is_empty());
+    matches!(url.scheme(), "moqt" | "https") && has_host && !has_user(url)
+}
+
+/// Whether it names a user or a password.
+pub fn has_user(url: &Url) -> bool {
+    !url.username().is_empty() || url.password().is_some()
 }
 
 impl fmt::Debug for Upstream {

@@ -121,7 +121,7 @@ mod upstream;
 mod wire;
 
 pub use admission::{Admission, Open, Permit};
-pub use config::{Config, Origins, Upstream, is_of_a_relay};
+pub use config::{Config, Origins, Upstream, has_user, is_of_a_relay};
 pub use delays::{DelayRule, Delays};
 pub use engine::Engine;
 pub use ladders::{Adaptive, LadderRule};

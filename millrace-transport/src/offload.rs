@@ -20,6 +20,7 @@ use std::{
     any::Any,
     fmt, io,
     net::{SocketAddr, UdpSocket},
+    ops::Range,
     sync::{Arc, Weak, atomic::AtomicU64},
     time::Instant,
 };
@@ -139,8 +140,11 @@ pub trait Offload: Send + Sync {
     /// When the packet arrived that ends with these bytes and was read `now`.
     fn arrival(&self, now: Instant, end: [u8; 8]) -> Instant;
 
-    /// A packet with this number was opened by the QUIC stack.
-    fn on_received(&self, number: u64);
+    /// A packet with this number was opened by the QUIC stack. Returns whether the offload has opened it, too, or may have.
+    fn on_received(&self, number: u64) -> bool;
+
+    /// This end keeps bytes of a stream of the peer, and perhaps their end, from a packet that the offload did not open.
+    fn leave(&self, stream: u64, bytes: &Range<u64>, fin: bool);
 
     /// Whether media arrives on this connection: [`Self::ingress`] was called.
     fn has_ingress(&self) -> bool;
@@ -237,6 +241,10 @@ pub trait Ingress: Any + Send + Sync {
     /// This end has the stream's bytes up to there. What is forwarded follows the bytes that were forwarded before, or those
     /// that this end has, and is well-formed there.
     fn advance(&self, position: &Position);
+
+    /// Whether other bytes may have been forwarded than this end has, since the peer has sent two versions. Nothing more is forwarded
+    /// then, and what was should be ended.
+    fn is_contradicted(&self) -> bool;
 
     /// Whether nobody waits for it but those to whom it is forwarded: then what arrives need not wake the process.
     fn set_exclusive(&self, exclusive: bool);

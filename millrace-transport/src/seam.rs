@@ -111,7 +111,11 @@ impl crypto::Session for Session {
     }
 
     fn read_handshake(&mut self, buf: &[u8]) -> Result<bool, TransportError> {
-        self.inner.read_handshake(buf)
+        let has_data = self.inner.read_handshake(buf)?;
+        if !self.inner.is_handshaking() {
+            self.shared.on_established();
+        }
+        Ok(has_data)
     }
 
     /// The peer's parameters with quinn's share of the connection credit.

@@ -20,7 +20,10 @@ use std::{
 };
 
 use bytes::BytesMut;
-use millrace_proto::plane::downstream::{Ack, Downstream};
+use millrace_proto::{
+    plane::downstream::{Ack, Downstream},
+    quic::received::{ReceivedNumbers, ReceivedStreams, Repeat},
+};
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 use tokio::sync::Notify;
 
@@ -44,6 +47,10 @@ use crate::{
 /// The last key generation that is used: quinn cannot be told to stop, so the connection is closed well
 /// before the 16 bits in the packet number word run out.
 const LAST_GENERATION: u16 = u16::MAX - 16;
+
+/// Streams of the peer whose bytes are noted, for each that quinn has under way: quinn is done with one that was stopped before all
+/// its bytes have come.
+const STREAMS_FACTOR: usize = 4;
 
 /// What the driver has to do for a connection, outside of quinn's lock.
 pub(crate) mod attention {
@@ -77,8 +84,10 @@ struct Contents {
     ack: Option<u64>,
     /// There was more than acknowledgements and PADDING.
     others: bool,
-    /// An acknowledgement named a number that was left out.
+    /// An acknowledgement named a number that was left out, or the peer has more under way than it may.
     lies: bool,
+    /// STREAM frames of which bytes came before.
+    repeats: Vec<Repeat>,
 }
 
 pub(crate) struct Shared {
@@ -98,6 +107,8 @@ pub(crate) struct Shared {
     pub control: Notify,
     pub counters: Counters,
     pub window: Window,
+    /// Streams of the peer that may be under way.
+    max_streams: usize,
     handover: Arc<Handover>,
     tap: Arc<Tap>,
     paths: Arc<Paths>,
@@ -112,8 +123,13 @@ struct State {
     traps: Traps,
     /// Unidirectional streams that quinn opens, the first ones.
     control_streams: u64,
-    /// The largest packet number received; what is above it is no duplicate.
-    received: Option<u64>,
+    received: ReceivedNumbers,
+    /// The peer's streams, of a connection with an offload, from when the handshake is complete: quinn drops what it opens
+    /// before.
+    streams: Option<ReceivedStreams>,
+    /// The packet that is being taken was not opened by the offload: it came by another way, or in a form that the offload does not
+    /// understand.
+    unseen: bool,
     teller: Teller,
     /// Reused from ACK to ACK.
     ack: Ack,
@@ -140,7 +156,9 @@ impl Shared {
             offload: offload.map(|(offload, local)| Offloaded::new(offload, local)),
             traps: Traps::new(),
             control_streams: config.control_streams,
-            received: None,
+            received: ReceivedNumbers::default(),
+            streams: None,
+            unseen: false,
             teller: Teller::default(),
             ack: Ack { delay: Duration::ZERO, ranges: Vec::new(), ecn: None },
         };
@@ -157,6 +175,7 @@ impl Shared {
             control: Notify::new(),
             counters: Counters::default(),
             window,
+            max_streams: STREAMS_FACTOR * config.max_uni_streams as usize,
             handover: Arc::default(),
             tap: Arc::clone(&config.tap),
             paths: Arc::clone(&config.paths),

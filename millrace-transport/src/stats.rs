@@ -41,6 +41,10 @@ counters! {
     acks_refused,
     /// MAX_STREAM_DATA and STOP_SENDING frames for streams of the data plane.
     stream_frames_consumed,
+    /// STREAM frames of an offloaded connection that repeated bytes, which were taken out.
+    stream_frames_cut,
+    /// Packets whose number was received before, or is too old to tell.
+    replayed_packets,
     /// Times that quinn was granted more connection credit.
     credit_grants,
     /// Key generations that sealed a packet of the data plane, after the first.

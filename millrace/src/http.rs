@@ -2,6 +2,7 @@
 
 pub mod access;
 pub mod asset;
+mod crowd;
 pub mod push;
 pub mod token;
 
@@ -19,7 +20,12 @@ use axum::{
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
-use hyper::server::conn::http1;
+use hyper::{
+    Request,
+    body::Incoming,
+    server::conn::http1,
+    service::{Service as _, service_fn},
+};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
@@ -31,12 +37,15 @@ use nix::{
 };
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::Semaphore,
+    sync::{OwnedSemaphorePermit, Semaphore, oneshot},
     task::JoinSet,
     time::sleep,
 };
 
-use self::access::Access;
+use self::{
+    access::Access,
+    crowd::{Answer, Crowd, Member},
+};
 use crate::openmetrics::CONTENT_TYPE;
 
 /// Where a daemon listens: an address, or `off`.
@@ -75,7 +84,7 @@ fn hint(error: &io::Error) -> &'static str {
 /// What clients may take.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
-    /// At once; more wait, in the socket's backlog.
+    /// At once. For one more the [`Crowd`] makes room, or it waits until one has ended.
     connections: usize,
     /// For the head of a request, from when the connection is free for it. Idle connections end with it.
     head: Duration,
@@ -120,17 +129,17 @@ pub async fn serve(addr: SocketAddr, router: Router, access: Access) -> Result<S
         Ok((listener.local_addr()?, listener))
     };
     let (local_addr, listener) = bound.await.map_err(|source| StartError { addr, source })?;
+    let access = Arc::new(access.at(local_addr.port()));
     let router = access.guard(router);
-    let task = tokio::spawn(async move { match accept(listener, router, LIMITS).await {} });
+    let task = tokio::spawn(async move { match accept(listener, router, access, LIMITS).await {} });
     Ok(Server { local_addr, task })
 }
 
 /// Serves connections until it is dropped, which ends them.
-async fn accept(listener: TcpListener, router: Router, limits: Limits) -> Infallible {
-    let places = Arc::new(Semaphore::new(limits.connections));
+async fn accept(listener: TcpListener, router: Router, access: Arc<Access>, limits: Limits) -> Infallible {
+    let (places, crowd) = (Arc::new(Semaphore::new(limits.connections)), Arc::new(Crowd::default()));
     let mut connections = JoinSet::new();
     loop {
-        let place = Arc::clone(&places).acquire_owned().await;
         while connections.try_join_next().is_some() {}
         match listener.accept().await {
             Ok((stream, _)) => {
@@ -138,16 +147,36 @@ async fn accept(listener: TcpListener, router: Router, limits: Limits) -> Infall
                     tracing::debug!(%error, "an http connection ended at once");
                     continue;
                 }
-                let serving = converse(stream, router.clone(), limits.head);
-                connections.spawn(async move {
-                    serving.await;
+                let place = place(&places, &crowd).await;
+                let (tell, told) = oneshot::channel();
+                let (router, access, crowd) = (router.clone(), access.clone(), crowd.clone());
+                let handle = connections.spawn(async move {
+                    let Ok(handle) = told.await else { return };
+                    converse(stream, router, access, &Member::new(crowd, handle), limits.head).await;
                     drop(place);
                 });
+                // It waits for that.
+                let _ = tell.send(handle);
             }
             Err(error) => {
                 tracing::warn!(%error, "http cannot accept");
                 sleep(PAUSE).await;
             }
+        }
+    }
+}
+
+/// Waits for one, and has somebody make room who may have to.
+async fn place(places: &Arc<Semaphore>, crowd: &Crowd) -> OwnedSemaphorePermit {
+    loop {
+        if let Ok(place) = places.clone().try_acquire_owned() {
+            return place;
+        }
+        let makes_room = crowd.end_one();
+        tokio::select! {
+            // It is never closed.
+            Ok(place) = places.clone().acquire_owned() => return place,
+            () = crowd.more(), if !makes_room => {}
         }
     }
 }
@@ -159,11 +188,25 @@ fn bound(stream: &TcpStream, limits: Limits) -> nix::Result<()> {
     setsockopt(stream, sockopt::SndBuf, &limits.unread_bytes)
 }
 
-async fn converse(stream: TcpStream, router: Router, head: Duration) {
+async fn converse(
+    stream: TcpStream,
+    router: Router,
+    access: Arc<Access>,
+    member: &Arc<Member>,
+    head: Duration,
+) {
     let mut server = http1::Builder::new();
     server.timer(TokioTimer::new()).header_read_timeout(head);
-    let served = server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router)).await;
-    if let Err(error) = served {
+    let router = TowerToHyperService::new(router);
+    let answer = service_fn(|request: Request<Incoming>| {
+        let work = access.is_shown(request.headers()).then(|| member.work());
+        if work.is_none() {
+            member.wait();
+        }
+        let answer = router.call(request);
+        async move { answer.await.map(|answer| answer.map(|body| Answer::new(body, work))) }
+    });
+    if let Err(error) = server.serve_connection(TokioIo::new(stream), answer).await {
         tracing::debug!(%error, "an http connection ended");
     }
 }
@@ -189,6 +232,8 @@ mod tests {
         time::timeout,
     };
 
+    use axum::body::Bytes;
+
     use super::*;
 
     /// Whoever holds connections and asks nothing, or only begins to, does so for a while.
@@ -199,7 +244,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
         let router = Router::new().route("/", axum::routing::get(async || "here"));
-        let server = tokio::spawn(accept(listener, router, limits));
+        let server = tokio::spawn(accept(listener, router, Arc::default(), limits));
         let mut silent = Vec::new();
         for begun in ["", "", "GET / HTTP/1.1\r\nHost: a\r\n"] {
             let mut stream = TcpStream::connect(addr).await.unwrap();
@@ -235,7 +280,7 @@ mod tests {
         let router = Router::new()
             .route("/endless", axum::routing::get(endless))
             .route("/", axum::routing::get(async || "here"));
-        let server = tokio::spawn(accept(listener, router, limits));
+        let server = tokio::spawn(accept(listener, router, Arc::default(), limits));
         let mut deaf = Vec::new();
         for _ in 0..limits.connections {
             let mut stream = TcpStream::connect(addr).await.unwrap();
@@ -252,6 +297,57 @@ mod tests {
         let answer = timeout(PATIENCE, asking).await.expect("deaf connections make no room");
         assert!(answer.ends_with("here"), "{answer}");
         drop(deaf);
+        server.abort();
+    }
+
+    async fn ask(addr: SocketAddr, path: &str) -> String {
+        let mut stream = TcpStream::connect(addr).await.unwrap();
+        stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    /// Connections that ask nothing, and such as ask for what everybody may have and do not read it, hold all places for an hour; a request
+    /// with a token goes on meanwhile.
+    #[tokio::test]
+    async fn healthz_is_answered_while_strangers_hold_all_places() {
+        const PATIENCE: Duration = Duration::from_secs(60);
+        const HOUR: Duration = Duration::from_secs(3600);
+        let limits = Limits { connections: 8, head: HOUR, unread: HOUR, unread_bytes: 8 << 10 };
+        let directory = tempfile::tempdir().unwrap();
+        let file = token::TokenFile::At(directory.path().join("token"));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let access = Access::new(&file, Vec::new()).unwrap().with_public(&["/page"]).at(addr.port());
+        let token = access.token().unwrap().text().to_owned();
+        let access = Arc::new(access);
+        let page = || async { Bytes::from_static(&[0; 16 << 20]) };
+        let router = Router::new()
+            .route("/page", axum::routing::get(page))
+            .route("/status", axum::routing::get(page))
+            .route("/healthz", axum::routing::get(async || "ok"));
+        let server = tokio::spawn(accept(listener, access.guard(router), access, limits));
+        let mut owner = TcpStream::connect(addr).await.unwrap();
+        let head =
+            format!("GET /status HTTP/1.0\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n\r\n");
+        owner.write_all(head.as_bytes()).await.unwrap();
+        owner.read_exact(&mut [0; 12]).await.unwrap();
+        let mut hogs = Vec::new();
+        for number in 0..40 {
+            let mut hog = TcpStream::connect(addr).await.unwrap();
+            let request = ["", "GET /page HTTP/1.1\r\nHost: localhost\r\n\r\n"][number % 2];
+            hog.write_all(request.as_bytes()).await.unwrap();
+            hogs.push(hog);
+        }
+        for _ in 0..3 {
+            let answer = timeout(PATIENCE, ask(addr, "/healthz")).await.expect("no answer");
+            assert!(answer.ends_with("ok"), "{answer}");
+        }
+        let mut rest = Vec::new();
+        timeout(PATIENCE, owner.read_to_end(&mut rest)).await.expect("no end").unwrap();
+        assert!(rest.len() > 16 << 20, "the owner's answer was cut off after {} bytes", rest.len());
+        drop(hogs);
         server.abort();
     }
 

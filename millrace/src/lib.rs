@@ -15,6 +15,7 @@
 //!
 //! Arrows point down this list: commands use everything, and `relay`, `gate`, `graft`, `fanout` and `cost` do not know each other.
 
+mod closer;
 pub mod commands;
 pub mod confine;
 mod cost;

@@ -2,20 +2,20 @@
 
 use std::{
     convert::Infallible,
-    io::{self, BufRead as _, BufReader, Write as _},
+    io::{self, BufRead as _, BufReader, Read as _, Write as _},
+    net::Shutdown,
     os::unix::{fs::PermissionsExt as _, net::UnixStream},
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Weak},
+    thread::{self, JoinHandle},
     time::Duration,
 };
 
 use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use tokio::{
-    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _},
-    net::UnixListener,
-    sync::Semaphore,
-};
+use tokio::net::UnixListener;
+
+use crate::closer::Closer;
 
 /// Of the commands with an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -23,6 +23,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const LINE_MAX: u64 = 64 * 1024;
 /// Connections at once.
 const CONVERSATIONS_MAX: usize = 64;
+/// After an error of accept, mostly for want of descriptors, and while there are many to close.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// Asks a daemon, called `who` in errors, one thing.
 pub fn ask<A: DeserializeOwned>(
@@ -105,6 +107,7 @@ pub fn put<S>(path: &Path, make: impl FnOnce(&Path) -> anyhow::Result<S>) -> any
 pub struct Socket {
     path: PathBuf,
     listener: UnixListener,
+    closer: Closer,
 }
 
 impl Socket {
@@ -126,41 +129,34 @@ impl Socket {
             permit(new, group)?;
             Ok(listener)
         })?;
-        Ok(Self { path: path.to_owned(), listener })
+        Ok(Self { path: path.to_owned(), listener, closer: Closer::start()? })
     }
 
-    /// Answers all who ask, until it is dropped. `answer` may take some 10 ms.
-    pub async fn serve<A>(
-        &self,
-        answer: impl Fn(&[u8]) -> anyhow::Result<A> + Clone + Send + 'static,
-    ) -> Infallible
+    /// Answers all who ask, until it is dropped, which ends their connections. `answerer` makes what answers one connection, and may keep what was
+    /// said on it.
+    pub async fn serve<A, F>(&self, answerer: impl Fn() -> F) -> Infallible
     where
-        A: Serialize + From<anyhow::Error> + Send,
+        A: Serialize + From<anyhow::Error>,
+        F: FnMut(&[u8]) -> anyhow::Result<A> + Send + 'static,
     {
-        let places = Arc::new(Semaphore::new(CONVERSATIONS_MAX));
+        let mut conversations = Conversations { closer: &self.closer, live: Vec::new() };
         loop {
             let stream = self.accept().await;
-            let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
-                tracing::warn!("a connection to the control socket is one too many");
-                continue;
-            };
-            let answer = answer.clone();
-            tokio::spawn(async move {
-                converse(stream, answer).await;
-                drop(place);
-            });
+            conversations.begin(stream, answerer());
+            while self.closer.is_full() {
+                tokio::time::sleep(PAUSE).await;
+            }
         }
     }
 
     /// The next connection.
-    pub async fn accept(&self) -> tokio::net::UnixStream {
+    async fn accept(&self) -> tokio::net::UnixStream {
         loop {
             match self.listener.accept().await {
                 Ok((stream, _)) => return stream,
                 Err(error) => {
                     tracing::warn!(%error, "control socket");
-                    // Mostly for want of descriptors.
-                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    tokio::time::sleep(PAUSE).await;
                 }
             }
         }
@@ -173,29 +169,84 @@ impl Drop for Socket {
     }
 }
 
-/// Answers the requests of one connection, a line each, until it ends. `answer` may take some 10 ms.
-pub async fn converse<A: Serialize + From<anyhow::Error>>(
-    stream: tokio::net::UnixStream,
+/// Connections to a control socket, each with a thread of its own. Whoever may connect may pass descriptors, too, and the kernel closes them in
+/// the thread that reads: to close a TCP socket that lingers takes as long as its owner likes, and others need the threads of the runtime.
+struct Conversations<'a> {
+    closer: &'a Closer,
+    /// A connection is its thread's, which closes it.
+    live: Vec<(Weak<UnixStream>, JoinHandle<()>)>,
+}
+
+impl Conversations<'_> {
+    /// Answers a connection, if there is a place for it.
+    fn begin<A: Serialize + From<anyhow::Error>>(
+        &mut self,
+        stream: tokio::net::UnixStream,
+        answer: impl FnMut(&[u8]) -> anyhow::Result<A> + Send + 'static,
+    ) {
+        let stream = match stream.into_std() {
+            Ok(stream) => Arc::new(stream),
+            Err(error) => return tracing::warn!(%error, "control socket"),
+        };
+        self.live.retain(|(_, thread)| !thread.is_finished());
+        let weak = Arc::downgrade(&stream);
+        let begun = match self.live.len() < CONVERSATIONS_MAX {
+            true => begin(&stream, answer),
+            false => Err(io::Error::other("a connection is one too many")),
+        };
+        match begun {
+            Ok(thread) => self.live.push((weak, thread)),
+            Err(error) => tracing::warn!(%error, "control socket"),
+        }
+        // Its thread may be over already.
+        self.closer.close(stream);
+    }
+}
+
+/// When it is over, nothing of what was said on them is left.
+impl Drop for Conversations<'_> {
+    fn drop(&mut self) {
+        for stream in self.live.iter().filter_map(|(stream, _)| stream.upgrade()) {
+            let _ = stream.shutdown(Shutdown::Both);
+            self.closer.close(stream);
+        }
+        self.closer.end(self.live.drain(..).map(|(_, thread)| thread).collect());
+    }
+}
+
+fn begin<A: Serialize + From<anyhow::Error>>(
+    stream: &Arc<UnixStream>,
+    answer: impl FnMut(&[u8]) -> anyhow::Result<A> + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
+    stream.set_nonblocking(false)?;
+    let (stream, runtime) = (stream.clone(), tokio::runtime::Handle::current());
+    thread::Builder::new().name("control".into()).spawn(move || {
+        let _inside = runtime.enter();
+        converse(&stream, answer);
+    })
+}
+
+/// Answers the requests of one connection, a line each, until it ends.
+fn converse<A: Serialize + From<anyhow::Error>>(
+    stream: &UnixStream,
     mut answer: impl FnMut(&[u8]) -> anyhow::Result<A>,
 ) {
-    let (read, mut write) = stream.into_split();
-    let mut read = tokio::io::BufReader::new(read);
+    let (mut read, mut write) = (BufReader::new(stream), stream);
     let mut line = Vec::new();
     loop {
         line.clear();
-        let got = (&mut read).take(LINE_MAX).read_until(b'\n', &mut line).await;
+        let got = (&mut read).take(LINE_MAX).read_until(b'\n', &mut line);
         if !matches!(got, Ok(1..)) {
             return;
         }
         let is_whole = line.ends_with(b"\n");
-        let answer = if is_whole {
-            tokio::task::block_in_place(|| answer(&line))
-        } else {
-            Err(anyhow::anyhow!("a request is a line of at most {LINE_MAX} bytes"))
+        let answer = match is_whole {
+            true => answer(&line),
+            false => Err(anyhow::anyhow!("a request is a line of at most {LINE_MAX} bytes")),
         };
         let Ok(mut text) = serde_json::to_vec(&answer.unwrap_or_else(A::from)) else { return };
         text.push(b'\n');
-        if write.write_all(&text).await.is_err() || !is_whole {
+        if write.write_all(&text).is_err() || !is_whole {
             return;
         }
     }
@@ -208,4 +259,111 @@ fn permit(path: &Path, group: Option<&str>) -> anyhow::Result<()> {
     let found = nix::unistd::Group::from_name(name)?;
     let group = found.with_context(|| format!("there is no group {name}"))?;
     Ok(nix::unistd::chown(path, None, Some(group.gid))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::IoSlice,
+        mem::MaybeUninit,
+        os::fd::AsFd as _,
+        sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    };
+
+    use millrace_testkit::{wait_for, wait_until};
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::closer::lingering;
+
+    #[derive(Serialize)]
+    struct Answer {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        error: Option<String>,
+    }
+
+    impl From<anyhow::Error> for Answer {
+        fn from(error: anyhow::Error) -> Self {
+            Self { error: Some(error.to_string()) }
+        }
+    }
+
+    /// Counts connections that are answered.
+    struct Counted(Arc<AtomicUsize>);
+
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            self.0.fetch_sub(1, Relaxed);
+        }
+    }
+
+    fn serve(path: &Path) -> (tokio::task::JoinHandle<()>, Arc<AtomicUsize>) {
+        let socket = Socket::bind(path, "daemon", None).unwrap();
+        let live = Arc::new(AtomicUsize::new(0));
+        let count = live.clone();
+        let serving = tokio::spawn(async move {
+            let answerer = || {
+                count.fetch_add(1, Relaxed);
+                let counted = Counted(count.clone());
+                move |line: &[u8]| {
+                    let _counted = &counted;
+                    serde_json::from_slice::<Value>(line)?;
+                    Ok(Answer { error: None })
+                }
+            };
+            match socket.serve(answerer).await {}
+        });
+        (serving, live)
+    }
+
+    /// Descriptors that members of the socket's group pass take an hour to close. There are more of them than threads of the runtime.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn lingering_sockets_hold_up_their_own_connections_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let (serving, live) = serve(&path);
+        let asking = tokio::task::spawn_blocking(move || {
+            let mut kept = Vec::new();
+            for _ in 0..8 {
+                let (near, far) = lingering();
+                let stream = UnixStream::connect(&path).unwrap();
+                let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+                let mut beside = SendAncillaryBuffer::new(&mut space);
+                let near = [near.as_fd()];
+                assert!(beside.push(SendAncillaryMessage::ScmRights(&near)));
+                sendmsg(&stream, &[IoSlice::new(b"{}\n")], &mut beside, SendFlags::empty()).unwrap();
+                kept.push((stream, far));
+            }
+            for _ in 0..3 {
+                ask::<Value>(&path, "daemon", &json!({})).unwrap();
+            }
+            kept
+        });
+        let kept = asking.await.unwrap();
+        // Nor is the daemon's end held up.
+        serving.abort();
+        assert!(serving.await.unwrap_err().is_cancelled());
+        assert_eq!(live.load(Relaxed), 0);
+        drop(kept);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn connections_are_bounded_and_make_room() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let (_serving, live) = serve(&path);
+        let asking = tokio::task::spawn_blocking(move || {
+            let open = || Conversation::open(&path, "daemon").unwrap();
+            let mut all: Vec<_> = (0..CONVERSATIONS_MAX).map(|_| open()).collect();
+            all.iter_mut().for_each(|one| drop(one.ask::<Value>(&json!({})).unwrap()));
+            let error = open().ask::<Value>(&json!({})).unwrap_err();
+            assert!(error.to_string().contains("does not answer"), "{error}");
+            drop(all.pop());
+            wait_for("room", || open().ask::<Value>(&json!({})).is_ok());
+            drop(all);
+            wait_until("the end of all", || live.load(Relaxed), |live| *live == 0);
+        });
+        asking.await.unwrap();
+    }
 }

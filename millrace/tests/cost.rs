@@ -461,13 +461,15 @@ fn the_dashboard_shows_this_machine() {
     let addr = said.strip_prefix("millrace: http://").unwrap().split('/').next().unwrap();
     // exact: it has said that it serves
     assert_eq!(fetch(addr.parse().unwrap(), "/metrics", None).unwrap().0, 401);
+    // The browser keeps what it gets for the link, which is not the token.
     let mut stream = TcpStream::connect(addr).unwrap();
-    write!(
-        stream,
-        "GET /api/reports HTTP/1.0\r\nHost: {addr}\r\nCookie: millrace-token={}\r\n\r\n",
-        token.trim_end()
-    )
-    .unwrap();
+    write!(stream, "GET /?token={} HTTP/1.0\r\nHost: {addr}\r\n\r\n", token.trim_end()).unwrap();
+    let answer: Vec<_> = BufReader::new(stream).lines().map(Result::unwrap).collect();
+    let cookie = answer.iter().find_map(|line| line.strip_prefix("set-cookie: ")).unwrap();
+    let cookie = cookie.split(';').next().unwrap();
+    assert!(!cookie.contains(token.trim_end()), "{cookie}");
+    let mut stream = TcpStream::connect(addr).unwrap();
+    write!(stream, "GET /api/reports HTTP/1.0\r\nHost: {addr}\r\nCookie: {cookie}\r\n\r\n").unwrap();
     let mut reports = BufReader::new(stream).lines().map(Result::unwrap).filter_map(|line| {
         serde_json::from_str::<Report>(line.strip_prefix("data: ").unwrap_or_default()).ok()
     });

@@ -539,7 +539,7 @@ fn what_a_killed_owner_leaves_is_shown() {
     needs_root!("what_a_killed_owner_leaves_is_shown");
     let (mut child, id) = up();
     // Nobody cleans meanwhile: that takes the registry for itself.
-    let registry = std::fs::File::open("/run/millrace/lab").unwrap();
+    let registry = std::fs::File::open("/run/millrace/lab/registry").unwrap();
     let shared = Flock::lock(registry, FlockArg::LockShared).map_err(|(_, error)| error).unwrap();
     let shown = || {
         let output = millrace(&["status"]).output().unwrap();

@@ -25,6 +25,17 @@ static long native_load_bytes(const struct __sk_buff *skb, __u32 offset, void *t
 
 #define bpf_skb_load_bytes native_load_bytes
 
+static void *native_lookup(const void *map, const void *key);
+
+#define bpf_map_lookup_elem native_lookup
+#define bpf_loop(times, step, context, flags)                  \
+	({                                                     \
+		__u32 at_ = 0;                                 \
+		while (at_ < (times) && !step(at_, (context))) \
+			at_++;                                 \
+		(long)at_;                                     \
+	})
+
 #include "ack.h"
 #include "congestion.h"
 #include "frames.h"
@@ -37,6 +48,26 @@ static long native_load_bytes(const struct __sk_buff *skb, __u32 offset, void *t
 #include "skb_udp.h"
 #include "subgroup.h"
 #include "web.h"
+
+/* In place of relay_maps.h: as much as one stream, or one track's datagrams, needs. */
+#define MILLRACE_RELAY_MAPS_H
+#include "aead.h"
+#include "relay_intf.h"
+#include "run_bytes.h"
+
+static struct relay_ingress native_ingress;
+static struct run_bytes native_run;
+static struct quic_buf native_in;
+static const char ingresses, runs;
+
+#include "relay_judge.h"
+
+static void *native_lookup(const void *map, const void *key)
+{
+	if (*(const __u32 *)key)
+		return NULL;
+	return map == &ingresses ? (void *)&native_ingress : map == &runs ? (void *)&native_run : NULL;
+}
 
 struct native_walk {
 	__u32 steps;
@@ -61,6 +92,15 @@ int gate_native_read(const __u8 *frame, __u32 bytes, __u8 fill, struct gate_pack
 int gate_native_take(__u64 *full_at, const struct gate_rate *rate, __u64 units, __u64 now_ns);
 int graft_native_read(const __u8 *found, __u32 bytes);
 int rtp_native_read(const __u8 *payload, __u32 bytes, struct rtp_packet *out);
+/* As the checks have it (fuzz/kernel_overlap.rs). */
+_Static_assert(__builtin_offsetof(struct relay_ingress, next) == 24 &&
+		       __builtin_offsetof(struct relay_ingress, state) == 80 &&
+		       sizeof(struct relay_ingress) == 144,
+	       "as mirrored");
+struct relay_ingress *judge_native_begin(void);
+enum relay_frame_outcome judge_native_frame(const __u8 *data, __u64 offset, __u32 len, __u32 fin);
+int judge_native_leave(__u64 offset, __u32 len, __u32 fin);
+enum relay_frame_outcome judge_native_datagram(__u64 group, __u64 object);
 /* As the checks have them (fuzz/kernel_ack.rs). */
 _Static_assert(sizeof(struct graft_shared) == 16472 && sizeof(struct congestion) == 32, "as mirrored");
 _Static_assert(__builtin_offsetof(struct graft_shared, acked) == 8224 &&
@@ -303,4 +343,32 @@ __u32 congestion_native_look(struct congestion *own, const struct graft_shared *
 			     __u64 now_ns)
 {
 	return congestion_look(own, shared, initial, now_ns);
+}
+
+/* A stream, or a track's datagrams, of which nothing has come. */
+struct relay_ingress *judge_native_begin(void)
+{
+	native_run.owner = 0;
+	native_ingress = (struct relay_ingress){.first = RELAY_END, .final_size = RELAY_UNKNOWN};
+	return &native_ingress;
+}
+
+enum relay_frame_outcome judge_native_frame(const __u8 *data, __u64 offset, __u32 len, __u32 fin)
+{
+	struct frame_stream frame = {.offset = offset, .len = len, .fin = fin};
+
+	memcpy(native_in.bytes, data, len);
+	return judge_frame(&native_ingress, 0, &native_in, &frame);
+}
+
+int judge_native_leave(__u64 offset, __u32 len, __u32 fin)
+{
+	struct frame_stream frame = {.offset = offset, .len = len, .fin = fin};
+
+	return leave_frame(&native_ingress, &frame);
+}
+
+enum relay_frame_outcome judge_native_datagram(__u64 group, __u64 object)
+{
+	return judge_datagram(&native_ingress, 0, group, object);
 }

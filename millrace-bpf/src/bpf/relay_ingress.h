@@ -17,7 +17,8 @@
 #include "relay_trace.h"
 #include "skb_udp.h"
 
-#define SHORTEST 14 /* no Ethernet frame is shorter, and no 1-RTT packet either */
+#define NUMBERS_BEHIND 128 /* below the next packet number, quinn still tells new numbers from old ones */
+#define SHORTEST       14  /* no Ethernet frame is shorter, and no 1-RTT packet either */
 
 enum relay_outcome find_packet(struct __sk_buff *skb, struct arrival *arrival)
 {
@@ -159,7 +160,9 @@ enum relay_outcome open_packet(struct work *work, struct frame_walk *walk)
 	extent.text_bytes = work->arrival.frame.packet_bytes - extent.header_bytes - QUIC_TAG;
 	if (open_text(upstream, keys, number | (__u64)generation << RELAY_NUMBER_BITS, work, &extent))
 		return RELAY_NOT_AUTHENTIC;
-	if (!work->cursor.id && mark_seen(upstream->seen, number))
+	/* quinn takes what is so old for a duplicate, whatever it is. */
+	if (!work->cursor.id && (number + NUMBERS_BEHIND < READ_ONCE(upstream->expected) ||
+				 mark_in(upstream->seen, RELAY_NUMBERS, number)))
 		return RELAY_REPLAYED;
 	work->cursor.kept.number = number;
 	work->arrival.opens = READ_ONCE(upstream->tracks);
@@ -184,6 +187,18 @@ struct walk_loop {
 	__u32 pad;
 };
 
+/* Notes a frame of a stream that is left to userspace without a look at its bytes. */
+static __always_inline void leave_chunk(struct work *work, const __u32 *index,
+					const struct frame_stream *frame)
+{
+	__u32 key = index ? *index : RELAY_END;
+
+	if (index)
+		leave_frame(bpf_map_lookup_elem(&ingresses, &key), frame);
+	else
+		note_late(work, frame->id);
+}
+
 /* Notes a frame for the fan-out if it has a slot, or may get one. In further runs, if the first one did. */
 __noinline int take_chunk(struct work *work, const struct chunk *found)
 {
@@ -203,10 +218,14 @@ __noinline int take_chunk(struct work *work, const struct chunk *found)
 	good = ordinal < 64 && work->cursor.kept.good >> (ordinal & 63) & 1;
 	if (work->cursor.id ? !good : !ingress && !(work->arrival.opens && found->begins)) {
 		work->fan.wakes = 1;
+		if (!work->cursor.id && found->kind == RELAY_STREAM && !found->begins)
+			note_late(work, found->frame.id);
 		return 0;
 	}
 	if (work->fan.chunks >= CHUNKS) {
 		work->fan.left_over = 1;
+		if (!work->cursor.id && found->kind == RELAY_STREAM)
+			leave_chunk(work, ingress, &found->frame);
 		return 0;
 	}
 	chunk = &work->chunks[work->fan.chunks & (CHUNKS - 1)];
@@ -272,12 +291,19 @@ static long walk_step(__u32 index, struct walk_loop *loop)
 
 #define NO_SLOT RELAY_FRAME_OUTCOMES
 
+static __always_inline enum relay_frame_outcome count_frame(enum relay_frame_outcome outcome)
+{
+	OPAQUE(outcome);
+	if (outcome < RELAY_FRAME_OUTCOMES)
+		add_to(&outcomes, RELAY_OUTCOMES + RELAY_EGRESS_OUTCOMES + RELAY_FURTHER_RUNS + outcome, 1);
+	return outcome;
+}
+
 /* Judges a noted frame. Finds its first egress. */
 static __always_inline enum relay_frame_outcome judge_chunk(struct work *work, struct chunk *chunk,
 							    struct subgroup_head *head)
 {
 	struct relay_ingress *ingress;
-	enum relay_frame_outcome outcome;
 	__u32 key;
 
 	chunk->egress = RELAY_END;
@@ -291,19 +317,18 @@ static __always_inline enum relay_frame_outcome judge_chunk(struct work *work, s
 	if (!ingress)
 		return RELAY_FRAME_GOOD;
 	chunk->egress = READ_ONCE(ingress->first);
-	if (chunk->kind != RELAY_STREAM)
+	if (chunk->kind != RELAY_STREAM && work->cursor.id)
 		return RELAY_FRAME_GOOD;
+	if (chunk->kind != RELAY_STREAM)
+		return count_frame(
+			judge_datagram(ingress, chunk->frame.id, chunk->frame.offset, chunk->object));
 	if (ingress->id != chunk->frame.id || ingress->upstream != work->arrival.upstream) {
 		chunk->egress = RELAY_END; /* the slot was just removed */
 		return work->cursor.id ? RELAY_FRAME_GOOD : RELAY_FRAME_BUSY;
 	}
 	if (work->cursor.id)
 		return RELAY_FRAME_GOOD;
-	outcome = judge_frame(ingress, chunk->ingress, &work->in, &chunk->frame);
-	OPAQUE(outcome);
-	if (outcome < RELAY_FRAME_OUTCOMES)
-		add_to(&outcomes, RELAY_OUTCOMES + RELAY_EGRESS_OUTCOMES + RELAY_FURTHER_RUNS + outcome, 1);
-	return outcome;
+	return count_frame(judge_frame(ingress, chunk->ingress, &work->in, &chunk->frame));
 }
 
 /* Judges the noted frame at `i`. If it is good, keeps it behind those that were kept before. */

@@ -18,7 +18,8 @@
 
 #define RELAY_ID_MAX	  20 /* longest connection ID of QUIC version 1 */
 #define RELAY_PORTS	  4
-#define RELAY_SEEN	  8	      /* words of the replay window, 32 packet numbers each */
+#define RELAY_SEEN	  8	      /* words of a window of streams, 32 each */
+#define RELAY_NUMBERS	  128	      /* words of the replay window, 32 packet numbers each */
 #define RELAY_NUMBER_BITS 48	      /* of the packet number word; the key generation is above */
 #define RELAY_END	  0xffffffffU /* no further egress */
 #define RELAY_UNKNOWN	  (~0ULL)     /* size of a stream whose end has not come */
@@ -72,10 +73,11 @@ enum relay_lookup {
 struct relay_upstream {
 	__u64 expected; /* one more than the largest packet number that was authentic */
 	/* The replay window. Each word is about 32 numbers: high half: number / 32; low half: a bit for each that was seen. */
-	__u64 seen[RELAY_SEEN];
+	__u64 seen[RELAY_NUMBERS];
 	__u64 streams
 		[RELAY_SEEN]; /* the same of unidirectional streams that somebody has taken, by their index */
 	__u64 preambles[RELAY_SEEN]; /* and of those of which only the session's preamble has come */
+	__u64 late[RELAY_SEEN];	     /* and of those of which something came before their beginning */
 	__u64 web;		     /* ID of its WebTransport session, or WEB_BARE */
 	__u32 generations[2]; /* by key phase: one more than the generation of its keys, 0 without keys */
 	struct relay_ring ring;
@@ -130,10 +132,20 @@ struct relay_ingress {
 	/* Bytes that came behind a hole, without gaps. Before `next`: none. */
 	__u64 run;
 	__u64 run_end;
-	struct subgroup_state state;   /* at `next` */
+	/* Where bytes lie that came behind `next`, or that were not looked at. Userspace has some of them, and keeps them. Before
+	 * `next`: there are none.
+	 */
+	__u64 apart;
+	__u64 apart_end;
+	__u32 contradicted; /* userspace's: something else may have been forwarded than it has */
+	__u32 pad;
+	/* At `next`. Of datagrams: `value` is the group of the last object, `previous` one more than its ID, and `left` has a bit
+	 * for each of those before it that have come.
+	 */
+	struct subgroup_state state;
 	struct subgroup_state scratch; /* the program's */
 };
-_Static_assert(sizeof(struct relay_ingress) == 120, "relay_ingress has no hidden padding");
+_Static_assert(sizeof(struct relay_ingress) == 144, "relay_ingress has no hidden padding");
 
 /* One subscriber's copy of an upstream stream, or of a track's datagrams. */
 struct relay_egress {
@@ -292,10 +304,10 @@ enum relay_further_run {
 	RELAY_FURTHER_RUNS,
 };
 
-/* What became of a frame of a stream that has a slot. */
+/* What became of a frame that has a slot: of a stream, or a datagram with an object. */
 enum relay_frame_outcome {
 	RELAY_FRAME_GOOD = 0,
-	RELAY_FRAME_REPEATED, /* some of it came before */
+	RELAY_FRAME_REPEATED, /* some of it came before, or may have */
 	RELAY_FRAME_AHEAD,    /* of what is before it, something has not come */
 	RELAY_FRAME_BUSY,     /* another CPU, or userspace, is at the same stream */
 	RELAY_FRAME_LONG,     /* more fields than are looked at */
@@ -311,9 +323,9 @@ enum relay_opening {
 	RELAY_OPENING_NO_TRACK,
 	RELAY_OPENING_ORDER,  /* not behind the subgroup that began last */
 	RELAY_OPENING_MISSED, /* userspace has not prepared any more yet */
-	RELAY_OPENING_TAKEN,  /* userspace was faster, or the stream is an old one */
-	RELAY_OPENING_BUSY,   /* another CPU, or userspace, is at the same track */
-	RELAY_OPENING_FULL,   /* there is no slot left */
+	RELAY_OPENING_TAKEN, /* userspace was faster, the stream is an old one, or something else of it came first */
+	RELAY_OPENING_BUSY, /* another CPU, or userspace, is at the same track */
+	RELAY_OPENING_FULL, /* there is no slot left */
 	RELAY_OPENING_OUTCOMES,
 };
 

@@ -2,6 +2,10 @@
 /* Which bytes of a stream may be forwarded: those that userspace would forward, too. A frame is good if it begins where the
  * stream stands, its bytes are well-formed there, and it is within the stream's final size.
  *
+ * Of bytes that come twice userspace keeps those that came first, and takes the others out of the packet before quinn sees
+ * them (millrace-proto's quic::received). So a frame is good only if none of its bytes can have come before: neither before `next`
+ * nor `apart` from it.
+ *
  * What does not begin there is userspace's, and so is what follows it, until the stream stands behind the hole: because the
  * missing frame came, or because userspace has the bytes and says where they end (`next` and `state`). What passes
  * meanwhile without gaps is a run, and kept. When the stream stands inside of the run, it goes to the run's end at once: so packets
@@ -138,15 +142,34 @@ int keep_frame(struct run_bytes *run, const struct quic_buf *in, const struct fr
 	return 0;
 }
 
-/* Notes a frame behind a hole. */
+static __always_inline int has_apart(const struct relay_ingress *ingress)
+{
+	return ingress->apart_end > ingress->next;
+}
+
+/* Notes that userspace has bytes from `offset` to `end`, behind where the stream stands. */
+static __always_inline void note_apart(struct relay_ingress *ingress, __u64 offset, __u64 end)
+{
+	if (!has_apart(ingress) || offset < ingress->apart)
+		ingress->apart = offset;
+	if (end > ingress->apart_end)
+		ingress->apart_end = end;
+}
+
+/* Notes a frame behind a hole. Of what overlaps with bytes that came before, nothing is kept. */
 static __always_inline void note_ahead(struct relay_ingress *ingress, __u32 index, const struct quic_buf *in,
 				       const struct frame_stream *frame)
 {
 	__u64 end = frame->offset + frame->len;
 	struct run_bytes *run;
 
-	if (is_ahead(ingress) && frame->offset < ingress->run_end)
+	if (!frame->len)
 		return;
+	if (has_apart(ingress) && frame->offset < ingress->apart_end) {
+		note_apart(ingress, frame->offset, end);
+		return;
+	}
+	note_apart(ingress, frame->offset, end);
 	if (!is_ahead(ingress) || frame->offset != ingress->run_end || end - ingress->run > RUN_BYTES) {
 		ingress->run = frame->offset;
 		take_run(index);
@@ -201,34 +224,42 @@ static __always_inline int fits_final(struct relay_ingress *ingress, const struc
 	if (!frame->fin)
 		return 1;
 	if ((ingress->final_size != RELAY_UNKNOWN && ingress->final_size != end) || end < ingress->next ||
-	    end < ingress->run_end)
+	    end < ingress->apart_end)
 		return 0;
 	ingress->final_size = end;
 	return 1;
 }
 
-/* The frame's bytes from where the stream stands on. */
+/* The frame's bytes from where the stream stands on, up to those that came before it. */
 static __always_inline enum relay_frame_outcome take_frame(struct relay_ingress *ingress, __u32 index,
 							   const struct quic_buf *in,
 							   const struct frame_stream *frame, __u64 end)
 {
 	struct subgroup_state *next = &ingress->scratch;
 	__u64 known = ingress->next - frame->offset;
+	int meets = has_apart(ingress) && end > ingress->apart;
+	__u64 to = meets ? ingress->apart : end;
 	int step;
 
+	if (meets)
+		note_apart(ingress, to, end);
+	if (to <= ingress->next && to < end)
+		return RELAY_FRAME_REPEATED;
 	*next = ingress->state;
-	step = judge_bytes(next, in, frame->at + known, frame->at + frame->len);
-	if (step == SUBGROUP_MORE)
+	step = judge_bytes(next, in, frame->at + known, frame->at + (__u32)(to - frame->offset));
+	if (step == SUBGROUP_MORE) {
+		note_apart(ingress, ingress->next, end);
 		return RELAY_FRAME_LONG;
-	if (step == SUBGROUP_BAD || (end == ingress->final_size && !subgroup_may_end(next)))
+	}
+	if (step == SUBGROUP_BAD || (to == ingress->final_size && !subgroup_may_end(next)))
 		return RELAY_FRAME_MALFORMED;
 	ingress->state = *next;
-	ingress->next = end;
-	if (frame->fin)
+	ingress->next = to;
+	if (frame->fin && !meets)
 		ingress->state = (struct subgroup_state){.field = SUBGROUP_OVER};
 	join_run(ingress, index);
-	/* Its front may be other bytes than those that came before. */
-	return known ? RELAY_FRAME_REPEATED : RELAY_FRAME_GOOD;
+	/* Its front, or its back, may be other bytes than those that came before. */
+	return known || meets ? RELAY_FRAME_REPEATED : RELAY_FRAME_GOOD;
 }
 
 static __always_inline enum relay_frame_outcome judge_locked(struct relay_ingress *ingress, __u32 index,
@@ -254,6 +285,62 @@ static __always_inline enum relay_frame_outcome judge_locked(struct relay_ingres
 	if (outcome == RELAY_FRAME_MALFORMED)
 		ingress->state = (struct subgroup_state){.field = SUBGROUP_BROKEN};
 	return outcome;
+}
+
+/* Notes a frame that nobody looks at here: userspace has its bytes. */
+int leave_frame(struct relay_ingress *ingress, const struct frame_stream *frame)
+{
+	__u64 end;
+
+	if (!ingress || !frame || __sync_lock_test_and_set(&ingress->lock, 1))
+		return -1;
+	end = frame->offset + frame->len;
+	if (ingress->id != frame->id)
+		end = 0; /* the slot was just removed */
+	else if (!fits_final(ingress, frame, end))
+		ingress->state = (struct subgroup_state){.field = SUBGROUP_BROKEN};
+	if (end > ingress->next)
+		note_apart(ingress, frame->offset > ingress->next ? frame->offset : ingress->next, end);
+	__sync_lock_test_and_set(&ingress->lock, 0);
+	return 0;
+}
+
+#define DATAGRAM_WINDOW \
+	64 /* objects before the last one of a group of which is known whether they have come */
+
+/* Of datagrams with one object userspace keeps the first. */
+static __always_inline int is_first(struct subgroup_state *last, __u64 group, __u64 object)
+{
+	__u64 behind = last->previous - 1 - object, ahead = object + 1 - last->previous;
+
+	if (group < last->value || object == RELAY_UNKNOWN)
+		return 0;
+	if (group > last->value || object >= last->previous) {
+		last->left = group > last->value || !last->previous || ahead > DATAGRAM_WINDOW ? 0
+			     : ahead == DATAGRAM_WINDOW ? 1ULL << (DATAGRAM_WINDOW - 1)
+							: last->left << ahead | 1ULL << (ahead - 1);
+		last->value = group;
+		last->previous = object + 1;
+		return 1;
+	}
+	if (!behind || behind > DATAGRAM_WINDOW || last->left >> (behind - 1) & 1)
+		return 0;
+	last->left |= 1ULL << (behind - 1);
+	return 1;
+}
+
+/* Judges an object that comes as a datagram. */
+enum relay_frame_outcome judge_datagram(struct relay_ingress *ingress, __u64 alias, __u64 group, __u64 object)
+{
+	int first;
+
+	if (!ingress)
+		return RELAY_FRAME_MALFORMED;
+	if (__sync_lock_test_and_set(&ingress->lock, 1))
+		return RELAY_FRAME_BUSY;
+	first = ingress->id == alias && is_first(&ingress->state, group, object);
+	__sync_lock_test_and_set(&ingress->lock, 0);
+	return first ? RELAY_FRAME_GOOD : RELAY_FRAME_REPEATED;
 }
 
 /* Judges a frame of a stream, and has the stream stand behind it if it is good. */

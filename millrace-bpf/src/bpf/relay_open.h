@@ -19,11 +19,11 @@
 #define SEEN_BLOCK     5   /* log2 of the numbers in a word of a window */
 #define SEEN_ATTEMPTS  4   /* to change a word of it that other CPUs change too */
 
-/* Marks a number in a window of numbers seen. Not 0: it was marked before, or is too old to tell. */
-static __always_inline int mark_seen(__u64 *window, __u64 number)
+/* Marks a number in a window of numbers seen, of so many words, a power of two. Not 0: it was marked before, or is too old to tell. */
+static __always_inline int mark_in(__u64 *window, __u32 words, __u64 number)
 {
 	__u64 block = number >> SEEN_BLOCK, bit = 1ULL << (number & ((1 << SEEN_BLOCK) - 1));
-	__u64 *word = &window[block & (RELAY_SEEN - 1)];
+	__u64 *word = &window[block & (words - 1)];
 
 	for (int i = 0; i < SEEN_ATTEMPTS; i++) {
 		__u64 old = READ_ONCE(*word);
@@ -38,12 +38,43 @@ static __always_inline int mark_seen(__u64 *window, __u64 number)
 	return -1;
 }
 
+static __always_inline int mark_seen(__u64 *window, __u64 number)
+{
+	return mark_in(window, RELAY_SEEN, number);
+}
+
 /* Whether a number was marked, and not so long ago that others have its place. */
 static __always_inline int is_seen(const __u64 *window, __u64 number)
 {
 	__u64 block = number >> SEEN_BLOCK, word = READ_ONCE(window[block & (RELAY_SEEN - 1)]);
 
 	return word >> 32 == (__u32)block && word >> (number & ((1 << SEEN_BLOCK) - 1)) & 1;
+}
+
+/* Whether a number was marked, or may have been: others have its place. */
+static __always_inline int may_be_seen(const __u64 *window, __u64 number)
+{
+	__u64 word = READ_ONCE(window[(number >> SEEN_BLOCK) & (RELAY_SEEN - 1)]);
+	__s32 ahead = (__u32)(word >> 32) - (__u32)(number >> SEEN_BLOCK);
+
+	return ahead > 0 || is_seen(window, number);
+}
+
+/* Notes that something of a stream without a slot has come. Userspace keeps those bytes, whatever comes with its beginning later,
+ * so the stream is userspace's.
+ */
+int note_late(struct work *work, __u64 id)
+{
+	struct relay_upstream *upstream;
+	__u32 key;
+
+	if (!work || !(id & UNIDIRECTIONAL))
+		return 0;
+	key = work->arrival.upstream;
+	upstream = bpf_map_lookup_elem(&upstreams, &key);
+	if (upstream && !may_be_seen(upstream->late, id >> 2))
+		mark_seen(upstream->late, id >> 2);
+	return 0;
 }
 
 /* Whether a frame that was at the stream's beginning had the preamble and nothing else. */
@@ -104,6 +135,8 @@ static __always_inline enum relay_opening bind_locked(struct work *work, struct 
 
 	if (track->alias != head->alias || track->upstream != slot.upstream || !upstream)
 		return RELAY_OPENING_NO_TRACK;
+	if (may_be_seen(upstream->late, slot.id >> 2))
+		return RELAY_OPENING_TAKEN;
 	if (!is_behind(head, track))
 		return RELAY_OPENING_ORDER;
 	left = track->put - track->taken;
@@ -162,6 +195,8 @@ enum relay_opening bind_stream(struct work *work, struct chunk *chunk, const str
 	if (!work || !chunk || !head)
 		return RELAY_OPENING_OTHER;
 	outcome = find_opening(work, chunk, head);
+	if (outcome != RELAY_OPENING_BOUND && outcome != RELAY_OPENING_PREAMBLE)
+		note_late(work, chunk->frame.id);
 	OPAQUE(outcome);
 	if (outcome < RELAY_OPENING_OUTCOMES)
 		add_to(&outcomes,

@@ -8,6 +8,7 @@
 #include "frames.h"
 #include "object.h"
 #include "relay_intf.h"
+#include "run_bytes.h"
 #include "subgroup.h"
 #include "web.h"
 #include <linux/bpf.h>
@@ -84,16 +85,6 @@ struct cursor_kept {
 	__u64 good;	 /* as in struct fan: frames are judged once */
 	__u32 chunk;
 	__u32 opens; /* as in struct fan */
-};
-
-#define RUNS	  64	/* streams whose run is kept at a time; a power of two */
-#define RUN_BYTES 65536 /* a power of two */
-
-/* The bytes of a run, see struct relay_ingress. */
-struct run_bytes {
-	__u32 owner; /* one more than the index of its ingress; 0: nobody's */
-	__u32 pad;
-	__u8 bytes[RUN_BYTES + FRAMES_MAX + 16];
 };
 
 #define CURSOR_ID 0x4d520000U /* in the high half of an entry's ID */

@@ -17,12 +17,28 @@ const SOCK_DESTROY: u16 = 21;
 const NLM_F_REQUEST: u16 = 1;
 const NLM_F_REQUEST_ACK: u16 = 5;
 const INET_DIAG_SKMEMINFO: u16 = 7;
+const INET_DIAG_CGROUP_ID: u16 = 21;
 const INET_DIAG_MSG: usize = 72;
 const STATE: usize = 1;
 const COOKIE: usize = 44;
 const QUESTION: usize = 72;
 const TIME_WAIT: u8 = 6;
 const NO_COOKIE: [u8; 8] = [0xff; 8];
+
+/// Returns the cgroup of the listening socket that a connection from one address to another would come to: `None` where nothing listens, or the
+/// kernel does not say.
+///
+/// # Errors
+/// The kernel cannot be asked.
+pub fn listener_cgroup(from: SocketAddr, to: SocketAddr) -> io::Result<Option<u64>> {
+    let answer = Diag::open()?.ask(&question(SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, (to, from), NO_COOKIE))?;
+    let body = match message(&answer) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        body => body?,
+    };
+    let id = body.get(INET_DIAG_MSG..).and_then(|rest| attribute(rest, INET_DIAG_CGROUP_ID));
+    Ok(id.and_then(|id| id.first_chunk()).map(|id| u64::from_ne_bytes(*id)))
+}
 
 pub(super) struct Diag(OwnedFd);
 
@@ -176,6 +192,32 @@ mod tests {
         }
         assert_eq!(diag.unread(ends).expect_err("gone").kind(), io::ErrorKind::NotFound);
         diag.end_waiting(ends).expect("nothing to do");
+    }
+
+    /// A socket belongs to the cgroup of the process that has made it.
+    #[test]
+    fn cgroup_of_a_listener_is_that_of_its_process() {
+        let mounts = std::fs::read_to_string("/proc/self/mounts").expect("mounts");
+        let mount = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+        let mount =
+            mount.into_iter().find(|fields| fields[2] == "cgroup2").map(|fields| fields[1].to_owned());
+        let own = std::fs::read_to_string("/proc/self/cgroup").expect("cgroups");
+        let own = own.lines().find_map(|line| line.strip_prefix("0::"));
+        let (Some(mount), Some(own)) = (mount, own) else {
+            println!("SKIP cgroup_of_a_listener_is_that_of_its_process: no cgroup version 2");
+            return;
+        };
+        let about = std::fs::metadata(format!("{mount}{own}")).expect("a cgroup");
+        let from = "127.0.0.1:1".parse().expect("an address");
+        for at in ["127.0.0.1:0", "0.0.0.0:0"] {
+            let listener = TcpListener::bind(at).expect("bind");
+            let port = listener.local_addr().expect("an address").port();
+            let to = SocketAddr::new(IpAddr::from([127, 0, 0, 1]), port);
+            let found = listener_cgroup(from, to).expect("an answer");
+            assert_eq!(found, Some(std::os::unix::fs::MetadataExt::ino(&about)), "{at}");
+            drop(listener);
+            assert_eq!(listener_cgroup(from, to).expect("an answer"), None, "{at}");
+        }
     }
 
     #[test]

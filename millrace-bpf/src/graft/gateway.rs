@@ -7,14 +7,15 @@ mod intf;
 mod routing;
 
 use std::io;
-use std::net::SocketAddr;
-use std::os::linux::net::SocketAddrExt as _;
-use std::os::unix::net::{self, UnixDatagram};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
+use nix::libc;
 use nix::net::if_::if_nametoindex;
+use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, SockaddrIn, bind, socket};
 
 use self::routing::Family;
 pub use self::routing::PROTOCOL;
@@ -82,13 +83,31 @@ impl Run {
         self.mark()
     }
 
-    /// As long as it is held, the run is a live one in this network namespace.
-    fn hold(self) -> io::Result<UnixDatagram> {
-        UnixDatagram::bind_addr(&net::SocketAddr::from_abstract_name(format!("millrace-gateway-{}", self.0))?)
+    /// Marks the run as a live one in this network namespace, for as long as what is returned is there: a raw socket, which sends and receives
+    /// nothing. Nobody else can make one without a privilege; names and ports anybody may take.
+    fn hold(self) -> io::Result<OwnedFd> {
+        let (flags, protocol) = (SockFlag::SOCK_CLOEXEC, SockProtocol::Raw);
+        let held = socket(AddressFamily::Inet, SockType::Raw, flags, protocol)?;
+        let [a, b, c, d] = self.address().octets();
+        bind(held.as_raw_fd(), &SockaddrIn::new(a, b, c, d, 0))?;
+        Ok(held)
+    }
+
+    /// Returns the address of loopback that its raw socket has.
+    fn address(self) -> Ipv4Addr {
+        let [high, low] = self.0.to_be_bytes();
+        Ipv4Addr::new(127, 77, high, low)
     }
 
     fn is_live(self) -> bool {
-        self.hold().is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
+        // Of this thread's network namespace. Where it cannot be read nothing is taken away.
+        std::fs::read_to_string("/proc/thread-self/net/raw").map_or(true, |sockets| self.is_among(&sockets))
+    }
+
+    fn is_among(self, sockets: &str) -> bool {
+        let address = u32::from_ne_bytes(self.address().octets());
+        let own = format!("{address:08X}:{:04X}", libc::IPPROTO_RAW);
+        sockets.lines().any(|line| line.split_whitespace().nth(1) == Some(&own))
     }
 
     fn of_table(table: u32) -> Option<Self> {
@@ -134,8 +153,7 @@ pub struct Gateway {
     interfaces: Vec<String>,
     state: Mutex<State>,
     maps: Maps,
-    /// Where another has the name, that says the same.
-    _live: Option<UnixDatagram>,
+    _live: OwnedFd,
 }
 
 struct State {
@@ -194,7 +212,8 @@ impl Gateway {
         };
         let state = State { object, first_rule: 0, links: Vec::new(), mechanism: None };
         let (run, interfaces, state) = (config.run, Vec::new(), Mutex::new(state));
-        Ok((Self { run, families, interfaces, state, maps, _live: run.hold().ok() }, asks))
+        let live = run.hold().map_err(Error::Descriptor)?;
+        Ok((Self { run, families, interfaces, state, maps, _live: live }, asks))
     }
 
     /// Where packets of hosts behind this one come in. `mechanism` `None` takes TCX where the kernel has it.
@@ -346,4 +365,32 @@ fn ask(raw: &intf::RawAsk) -> Option<Ask> {
     let syn = raw.syn.as_flattened().get(..raw.bytes as usize)?.to_vec();
     let flow = Flow { client: at(&raw.flow.client), server: at(&raw.flow.server) };
     Some(Ask { flow, syn, is_old: raw.old != 0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::linux::net::SocketAddrExt as _;
+    use std::os::unix::net::{self, UnixDatagram};
+
+    use super::*;
+
+    /// Anybody may take a name or a port, and would make what a killed run has left look alive.
+    #[test]
+    fn run_is_live_by_nothing_that_everybody_may_have() {
+        if !nix::unistd::geteuid().is_root() {
+            println!("SKIP run_is_live_by_nothing_that_everybody_may_have: needs root");
+            return;
+        }
+        let run = Run(40_000 + (std::process::id() % 20_000) as u16);
+        let name = net::SocketAddr::from_abstract_name(format!("millrace-gateway-{}", run.0));
+        let _stranger = UnixDatagram::bind_addr(&name.expect("a name")).expect("bind");
+        assert!(!run.is_live());
+        let held = run.hold().expect("a raw socket");
+        assert!(run.is_live() && !Run(run.0 - 1).is_live());
+        // Another one takes nothing away.
+        drop(run.hold());
+        assert!(run.is_live());
+        drop(held);
+        assert!(!run.is_live());
+    }
 }

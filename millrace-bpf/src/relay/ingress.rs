@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)]
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
@@ -112,19 +113,37 @@ impl Ingress {
         entry.final_size.store(intf::UNKNOWN, Ordering::Relaxed);
         entry.run.store(0, Ordering::Relaxed);
         entry.run_end.store(0, Ordering::Relaxed);
+        entry.apart.store(0, Ordering::Relaxed);
+        entry.apart_end.store(0, Ordering::Relaxed);
+        entry.contradicted.store(0, Ordering::Relaxed);
         self.write(position);
     }
 
-    /// Userspace is there: if the program is not, it goes on there.
+    /// Userspace is there: if the program is not, it goes on there. If it is, both must have found the same.
     pub fn advance(&self, position: &Position) {
         let entry = self.entry();
-        if self.next() >= position.offset {
+        if self.next() > position.offset {
             return;
         }
         let Some(_locked) = Locked::new(&entry.lock) else { return };
-        if self.next() < position.offset {
+        let next = self.next();
+        if next < position.offset {
             self.write(position);
+        } else if next == position.offset && self.differs(position) {
+            contradict(entry);
         }
+    }
+
+    /// With the lock: whether the program stands at another place in the framing.
+    fn differs(&self, position: &Position) -> bool {
+        // SAFETY: whoever has the lock may read.
+        let state = unsafe { *self.entry().state.get() };
+        state.field < intf::OPAQUE && state != position.state()
+    }
+
+    /// The program may have forwarded other bytes than userspace has.
+    pub fn is_contradicted(&self) -> bool {
+        self.entry().contradicted.load(Ordering::Relaxed) != 0
     }
 
     /// With the lock.
@@ -141,6 +160,34 @@ impl Drop for Ingress {
     fn drop(&mut self) {
         self.shared.retire(|free| &mut free.ingresses, self.index);
     }
+}
+
+/// Notes bytes of a stream that only userspace has seen.
+pub(super) fn leave(entry: &intf::Ingress, stream_id: u64, bytes: &Range<u64>, fin: bool) {
+    let Some(_locked) = Locked::new(&entry.lock) else { return };
+    if entry.id.load(Ordering::Relaxed) != stream_id {
+        return;
+    }
+    let [next, size, apart, end] = [&entry.next, &entry.final_size, &entry.apart, &entry.apart_end]
+        .map(|word| word.load(Ordering::Relaxed));
+    if next > bytes.start {
+        contradict(entry);
+        return;
+    }
+    if fin && size == intf::UNKNOWN {
+        entry.final_size.store(bytes.end, Ordering::Relaxed);
+    }
+    if end <= next || bytes.start < apart {
+        entry.apart.store(bytes.start, Ordering::Relaxed);
+    }
+    entry.apart_end.store(end.max(bytes.end), Ordering::Relaxed);
+}
+
+/// With the lock: has the program forward nothing more of the stream.
+fn contradict(entry: &intf::Ingress) {
+    // SAFETY: whoever has the lock may write.
+    unsafe { (*entry.state.get()).field = intf::BROKEN };
+    entry.contradicted.store(1, Ordering::Relaxed);
 }
 
 /// A lock that the program and userspace share.

@@ -9,6 +9,7 @@ use crate::intf::{mirror, shared};
 pub(crate) const ID_MAX: usize = 20;
 pub(crate) const PORTS: usize = 4;
 pub(crate) const SEEN_WORDS: usize = 8;
+pub(crate) const NUMBER_WORDS: usize = 128;
 /// `RELAY_END`: no further egress in the slot.
 pub(crate) const END: u32 = u32::MAX;
 /// `RELAY_SUBSCRIBER`: in `ids`, beside the index of a downstream.
@@ -46,6 +47,8 @@ mirror!(Slot = "relay_slot" { id: u64, upstream: u32, kind: u32 });
 pub(crate) const UNKNOWN: u64 = u64::MAX;
 /// `enum subgroup_field`, some of it.
 pub(crate) const OPAQUE: u8 = 11;
+/// Nothing goes any more.
+pub(crate) const BROKEN: u8 = 13;
 /// `enum subgroup_flags`.
 pub(crate) const HAS_PREVIOUS: u8 = 1;
 pub(crate) const WITH_PROPERTIES: u8 = 2;
@@ -110,9 +113,10 @@ shared!(Keystream = "relay_keystream" {
 
 shared!(Upstream = "relay_upstream" {
     expected: AtomicU64,
-    seen: [AtomicU64; SEEN_WORDS],
+    seen: [AtomicU64; NUMBER_WORDS],
     streams: [AtomicU64; SEEN_WORDS],
     preambles: [AtomicU64; SEEN_WORDS],
+    late: [AtomicU64; SEEN_WORDS],
     web: AtomicU64,
     generations: [AtomicU32; 2],
     ring: Ring,
@@ -146,6 +150,10 @@ shared!(Ingress = "relay_ingress" {
     final_size: AtomicU64,
     run: AtomicU64,
     run_end: AtomicU64,
+    apart: AtomicU64,
+    apart_end: AtomicU64,
+    contradicted: AtomicU32,
+    pad: AtomicU32,
     state: UnsafeCell<State>,
     scratch: UnsafeCell<State>,
 });

@@ -252,6 +252,12 @@ impl Slot {
         }
     }
 
+    /// Whether the program may have forwarded other bytes of the stream than userspace has. It forwards no more of it then, and userspace
+    /// should end it everywhere.
+    pub fn is_contradicted(&self) -> bool {
+        self.ingress.as_ref().is_some_and(Ingress::is_contradicted)
+    }
+
     /// Offset of the stream at which the program goes on.
     pub fn judged(&self) -> u64 {
         self.ingress.as_ref().map_or(self.position.offset, Ingress::next)

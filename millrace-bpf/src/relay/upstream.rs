@@ -1,10 +1,14 @@
 //! Connections that media arrives on.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use libbpf_rs::{MapCore as _, MapFlags};
+
 use super::defer::DeferredSocket;
 use super::ids::Ids;
+use super::ingress;
 use super::intf;
 use super::keystream::{Compute, Refill, Ring, Want};
 use super::outcome::Lookup;
@@ -13,6 +17,7 @@ use super::slot::Slot;
 use super::track::Track;
 use crate::Error;
 use crate::crypto::QuicKeys;
+use crate::intf::Plain as _;
 use crate::object::write;
 
 /// log2 of the packet numbers in a word of the replay window.
@@ -42,7 +47,7 @@ impl Upstream {
         }
         fill_window(&entry.seen, expected);
         fill_window(&entry.streams, streams);
-        entry.preambles.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        entry.preambles.iter().chain(&entry.late).for_each(|word| word.store(0, Ordering::Relaxed));
         entry.web.store(intf::BARE, Ordering::Relaxed);
         let ring = Mutex::new(Ring::new(shared.clone()));
         let ids = Ids::new(shared.clone(), index);
@@ -93,11 +98,23 @@ impl Upstream {
     }
 
     /// Userspace opened packet `number`: it is not forwarded later. To be called for every packet while nothing
-    /// is attached, since the kernel saw none of them; at other times it changes nothing.
-    pub fn observe(&self, number: u64) {
+    /// is attached, since the kernel saw none of them. Returns whether the program has opened it, too, or may have.
+    pub fn observe(&self, number: u64) -> bool {
         let entry = self.entry();
         entry.expected.fetch_max(number + 1, Ordering::Relaxed);
-        mark_seen(&entry.seen, number);
+        !mark_seen(&entry.seen, number)
+    }
+
+    /// Userspace keeps bytes of a stream from a packet that the program did not open: whatever else comes for them is not forwarded. If
+    /// the program may have forwarded others in their place already, [`Slot::is_contradicted`] says so.
+    pub fn leave(&self, stream_id: u64, bytes: &Range<u64>, fin: bool) {
+        // First, so that a stream which is bound this moment is found.
+        mark_seen(&self.entry().late, stream_id >> 2);
+        let key = intf::Slot { id: stream_id, upstream: self.index, kind: intf::STREAM };
+        let found = self.shared.slots.lookup(key.as_bytes(), MapFlags::ANY).ok().flatten();
+        if let Some(index) = found.and_then(|index| Some(u32::from_ne_bytes(index.try_into().ok()?))) {
+            ingress::leave(self.shared.ingresses.get(index), stream_id, bytes, fin);
+        }
     }
 
     /// Userspace takes a unidirectional stream of the peer, unless it was taken before, which this returns. From then on
@@ -158,9 +175,9 @@ impl Drop for Upstream {
 }
 
 /// Everything before `expected` has been seen. The entry is not in use yet.
-fn fill_window(seen: &[AtomicU64; intf::SEEN_WORDS], expected: u64) {
+fn fill_window(seen: &[AtomicU64], expected: u64) {
     let last = expected >> BLOCK_BITS;
-    let words = intf::SEEN_WORDS as u64;
+    let words = seen.len() as u64;
     seen.iter().for_each(|word| word.store(0, Ordering::Relaxed));
     for block in last.saturating_sub(words - 1)..=last {
         let bits = if block < last { u32::MAX } else { (1 << (expected & 31)) - 1 };
@@ -169,10 +186,10 @@ fn fill_window(seen: &[AtomicU64; intf::SEEN_WORDS], expected: u64) {
 }
 
 /// As `mark_seen` of the program; returns whether it was not marked before.
-fn mark_seen(seen: &[AtomicU64; intf::SEEN_WORDS], number: u64) -> bool {
+fn mark_seen(seen: &[AtomicU64], number: u64) -> bool {
     let block = number >> BLOCK_BITS;
     let bit = 1 << (number & 31);
-    let word = &seen[(block % intf::SEEN_WORDS as u64) as usize];
+    let word = &seen[(block % seen.len() as u64) as usize];
     let marked = word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |old| {
         match ((old >> 32) as u32).wrapping_sub(block as u32) as i32 {
             0 if old & bit != 0 => None,

@@ -223,7 +223,8 @@ fn what_is_not_understood_is_left_to_userspace() {
     let hole = Chunk { stream: 102, offset: 10, data: good.clone(), fin: false };
     assert_eq!(stage.send(&hole), (Outcome::NoSlot, None, None), "behind a hole");
     assert_eq!(stage.track.waiting(), 1);
-    assert_eq!(stage.send(&whole(102, &good)), SENT, "the hole");
+    assert_eq!(stage.send(&whole(102, &good)), (Outcome::NoSlot, Some(Opening::Taken), None), "the hole");
+    assert_eq!(stage.send(&whole(110, &good)), SENT);
     assert_eq!((stage.track.waiting(), stage.track.missed()), (0, 0));
     let next = stream_of(&header(7), 0, 0, 100);
     assert_eq!(stage.send(&whole(106, &next)), (Outcome::NoSlot, Some(Opening::Missed), None));
@@ -261,11 +262,10 @@ fn a_stream_may_begin_behind_its_preamble() {
     assert_eq!(stage.send(&behind(2, 3, 5)), (Outcome::Declined, None, None), "once");
     assert_eq!(stage.send(&whole(2, &[&own[..], &behind(2, 3, 5).data].concat())).2, None, "nor as a whole");
     assert_eq!(stage.openings[0].0.judged(), 3 + behind(2, 3, 5).data.len() as u64);
-    // The other way round.
+    // The other way round: userspace has what came first.
     assert_eq!(stage.send(&behind(6, 3, 6)), passed_by);
     assert_eq!(stage.send(&alone(6, &own)), noted);
-    assert_eq!(stage.send(&behind(6, 3, 6)), SENT);
-    expect(&mut stage, 6);
+    assert_eq!(stage.send(&behind(6, 3, 6)), (Outcome::NoSlot, Some(Opening::Taken), None));
     // Longer than needed is legal; what comes behind it alone is left to userspace.
     let long = [0x80, 0, 0, 0x54, 0x40, 0];
     assert_eq!(stage.send(&alone(10, &long)), noted);
@@ -301,6 +301,27 @@ fn a_stream_may_begin_behind_its_preamble() {
     assert_eq!(stage.send(&behind(62, 3, 8)), passed_by);
     assert_eq!(stage.send(&behind(62 + 4 * 256, 3, 8)), SENT);
     expect(&mut stage, 8);
+}
+
+/// Userspace keeps what came first, and the program has not seen or kept that.
+#[test]
+fn stream_of_which_something_else_came_first_is_userspaces() {
+    if !root("stream_of_which_something_else_came_first_is_userspaces") {
+        return;
+    }
+    let taken = (Outcome::NoSlot, Some(Opening::Taken), None);
+    let mut stage = Stage::new("fst");
+    let data = stream_of(&header(6), 0, 0, 100);
+    let front = |stream| Chunk { stream, offset: 0, data: data[..60].to_vec(), fin: false };
+    assert_eq!(stage.send(&front(10)), (Outcome::NoSlot, Some(Opening::Missed), None));
+    stage.prepare(&OPENED);
+    assert_eq!(stage.send(&whole(10, &data)), taken, "a beginning");
+    let middle = Chunk { offset: 50, data: vec![7; 10], ..front(14) };
+    assert_eq!(stage.send(&middle), (Outcome::NoSlot, None, None));
+    assert_eq!(stage.send(&whole(14, &data)), taken, "the middle");
+    stage.scene.upstream.leave(18, &(0..60), false);
+    assert_eq!(stage.send(&whole(18, &data)), taken, "in a packet that the program has not opened");
+    assert_eq!(stage.send(&whole(22, &data)), SENT);
 }
 
 /// The preamble is in the packet too.

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, sendmsg,
-    socket_with, socketpair,
+    SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg,
+    sendmsg, shutdown, socket_with, socketpair,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -71,11 +71,31 @@ impl Control {
     }
 
     pub fn receive<T: DeserializeOwned>(&self) -> Received<T> {
-        let mut text = [0; RECORD_MAX];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut beside = RecvAncillaryBuffer::new(&mut space);
+        let received = self.receive_with(&mut beside);
+        // Closed when this is left, if nobody takes them.
+        let descriptors = beside.drain().flat_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(descriptors) => descriptors.collect(),
+            _ => Vec::new(),
+        });
+        let descriptors: Vec<_> = descriptors.collect();
+        match received {
+            Received::Record(record, _) => Received::Record(record, descriptors),
+            other => other,
+        }
+    }
+
+    /// Receives a record, and takes no descriptor beside it. The kernel closes those in this thread, for as long as whoever has passed them
+    /// likes: a TCP socket lingers.
+    pub fn receive_alone<T: DeserializeOwned>(&self) -> Received<T> {
+        self.receive_with(&mut RecvAncillaryBuffer::default())
+    }
+
+    fn receive_with<T: DeserializeOwned>(&self, beside: &mut RecvAncillaryBuffer<'_>) -> Received<T> {
+        let mut text = [0; RECORD_MAX];
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-        let mut receive = || recvmsg(&self.0, &mut [IoSliceMut::new(&mut text)], &mut beside, flags);
+        let mut receive = || recvmsg(&self.0, &mut [IoSliceMut::new(&mut text)], beside, flags);
         // Who went without having read everything is told first, and what it has said stands behind that.
         let got = receive().or_else(|error| match error {
             rustix::io::Errno::CONNRESET => receive(),
@@ -87,19 +107,25 @@ impl Control {
             // There are no empty records.
             Ok(_) | Err(_) => return Received::End,
         };
-        // Closed when this is left, if nobody takes them.
-        let descriptors = beside.drain().flat_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(descriptors) => descriptors.collect(),
-            _ => Vec::new(),
-        });
-        let descriptors: Vec<_> = descriptors.collect();
         if got.flags.contains(ReturnFlags::TRUNC) {
             return Received::Malformed(format!("longer than {RECORD_MAX} bytes"));
         }
         match serde_json::from_slice(text.get(..got.bytes).unwrap_or_default()) {
-            Ok(record) => Received::Record(record, descriptors),
+            Ok(record) => Received::Record(record, Vec::new()),
             Err(error) => Received::Malformed(error.to_string()),
         }
+    }
+
+    /// Ends the connection for both ends, and closes nothing.
+    pub fn end(&self) {
+        // Where it is no connection any more there is nothing to end.
+        let _ = shutdown(&self.0, Shutdown::Both);
+    }
+
+    /// Waits until there is something to receive, or the other end is gone.
+    pub fn wait(&self) {
+        // Whatever went wrong shows when it is received.
+        let _ = poll(&mut [PollFd::new(&self.0, PollFlags::IN)], None);
     }
 
     pub fn try_clone(&self) -> io::Result<Self> {
@@ -110,6 +136,12 @@ impl Control {
 impl From<OwnedFd> for Control {
     fn from(descriptor: OwnedFd) -> Self {
         Self(descriptor)
+    }
+}
+
+impl From<Control> for OwnedFd {
+    fn from(control: Control) -> Self {
+        control.0
     }
 }
 

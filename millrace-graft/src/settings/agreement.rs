@@ -71,6 +71,12 @@ impl Peer {
         self.networks.iter().any(|network| kernel::covers(*network, address))
     }
 
+    /// Reports whether the settings say that its host has this address.
+    pub fn is_at(&self, address: IpAddr) -> bool {
+        let called = self.address.map(|at| at.ip());
+        called == Some(address) || self.all_addresses().any(|at| at == address)
+    }
+
     /// Of its host, as far as the settings know.
     pub fn all_addresses(&self) -> impl Iterator<Item = IpAddr> {
         let mut all = Vec::new();

@@ -250,6 +250,8 @@ mod tests {
         assert_eq!(cubic.carry.map(|it| it.quic), Some(QuicCongestion::Cubic));
         let bypassed = Settings::parse(&format!("{OURS}loopback = \"sockmap\"\n")).expect("settings").carry;
         assert_eq!(bypassed.map(|it| it.loopback), Some(Loopback::Sockmap));
+        let named = Settings::parse(&format!("{OURS}{RULE}addresses = [\"127.0.0.1\"]\n")).expect("settings");
+        assert_eq!(named.rules[0].addresses, ["127.0.0.1".parse::<std::net::IpAddr>().expect("an address")]);
         let strict = format!("{OURS}{}connect = \"strict\"\n", RULE.replace("\"server\"", "\"client\""));
         let settings = Settings::parse(&strict).expect("settings");
         assert!(settings.rules[0].connect == Connect::Strict);
@@ -325,6 +327,11 @@ mod tests {
                 format!("{OURS}{RULE}connect = \"strict\"\n"),
                 "rule web: connect wants side = \"client\" and tier",
             ),
+            (
+                format!("{OURS}{}addresses = [\"127.0.0.1\"]\n", RULE.replace("\"server\"", "\"client\"")),
+                "rule web: addresses wants side = \"server\" and tier",
+            ),
+            (format!("{OURS}{RULE}addresses = [\"lo\"]\n"), "invalid IP address"),
             (
                 "[[rule]]\nname = \"a\"\nside = \"client\"\nport = 1\nconnect = \"early\"\n".to_owned(),
                 "rule a: connect wants",

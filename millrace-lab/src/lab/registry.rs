@@ -1,11 +1,12 @@
 //! Which labs exist on this host, and who owns them.
 //!
 //! A lab is a directory `/run/millrace/lab/ID` with a `lock` that its owner keeps locked and its control
-//! socket, and the namespaces `ID-NODE`. The kernel drops the lock however the owner ends: a lab whose lock
+//! socket, and the namespaces `ID-NODE`. Whoever may open a file may lock it, so none but the owner of all labs may open these. The kernel drops the lock however the owner ends: a lab whose lock
 //! is free is dead, and its remains may be removed. Process IDs, which are used again, decide nothing.
 
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::Write as _;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::{Flock, FlockArg};
@@ -15,6 +16,8 @@ use super::{Error, Result};
 
 const ROOT: &str = "/run/millrace/lab";
 const PREFIX: &str = "mr-";
+/// Locked while labs are claimed or swept.
+const REGISTRY: &str = "registry";
 
 /// Ownership of a lab's name, its directory and its namespaces. Dropping it removes them all.
 pub(super) struct Claim {
@@ -30,7 +33,7 @@ impl Claim {
         let id = free_id();
         let lock = dir(&id).join("lock");
         fs::create_dir(dir(&id)).map_err(|source| io("create", &dir(&id), source))?;
-        let mut file = File::create(&lock).map_err(|source| io("create", &lock, source))?;
+        let mut file = own_file(&lock)?;
         writeln!(file, "{}", std::process::id()).map_err(|source| io("write", &lock, source))?;
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock)
             .map_err(|(_, errno)| io("lock", &lock, errno.into()))?;
@@ -134,8 +137,8 @@ fn id_of(netns: &str) -> Option<String> {
 
 fn ids() -> Vec<String> {
     let Ok(entries) = fs::read_dir(ROOT) else { return Vec::new() };
-    let mut ids: Vec<String> =
-        entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    let mut ids: Vec<String> = names.filter(|name| name.starts_with(PREFIX)).collect();
     ids.sort();
     ids
 }
@@ -154,9 +157,30 @@ fn lock_registry() -> Result<Flock<File>> {
 
 fn lock_registry_for(whom: FlockArg) -> Result<Flock<File>> {
     let root = Path::new(ROOT);
-    fs::create_dir_all(root).map_err(|source| io("create", root, source))?;
-    let file = File::open(root).map_err(|source| io("open", root, source))?;
-    Flock::lock(file, whom).map_err(|(_, errno)| io("lock", root, errno.into()))
+    if let Some(above) = root.parent() {
+        fs::create_dir_all(above).map_err(|source| io("create", above, source))?;
+    }
+    lock_in(root, whom)
+}
+
+/// Makes the directory if there is none, and lets nobody else into it.
+fn lock_in(root: &Path, whom: FlockArg) -> Result<Flock<File>> {
+    match DirBuilder::new().mode(0o700).create(root) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+            // As one of before may have left it.
+            fs::set_permissions(root, Permissions::from_mode(0o700)).map_err(|it| io("close", root, it))?;
+        }
+        made => made.map_err(|source| io("create", root, source))?,
+    }
+    let path = root.join(REGISTRY);
+    Flock::lock(own_file(&path)?, whom).map_err(|(_, errno)| io("lock", &path, errno.into()))
+}
+
+/// Opens a file that nobody else may open, or makes it.
+fn own_file(path: &Path) -> Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    options.open(path).map_err(|source| io("open", path, source))
 }
 
 fn free_id() -> String {
@@ -175,6 +199,25 @@ fn io(what: &str, path: &Path, source: std::io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A lock is had by whoever may open the file, for as long as they like.
+    #[test]
+    fn nobody_else_may_open_what_is_locked() {
+        let above = std::env::temp_dir().join(format!("millrace-registry-{}", std::process::id()));
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        fs::create_dir(&above).unwrap();
+        // One that was made anew, and one that all could read.
+        for (name, before) in [("new", None), ("open", Some(0o755))] {
+            let root = above.join(name);
+            if let Some(before) = before {
+                fs::create_dir(&root).unwrap();
+                fs::set_permissions(&root, Permissions::from_mode(before)).unwrap();
+            }
+            let _lock = lock_in(&root, FlockArg::LockExclusiveNonblock).unwrap();
+            assert_eq!((mode(&root), mode(&root.join(REGISTRY))), (0o700, 0o600), "{name}");
+        }
+        fs::remove_dir_all(&above).unwrap();
+    }
 
     #[test]
     fn tells_its_namespaces_from_others() {

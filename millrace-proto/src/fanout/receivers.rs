@@ -11,11 +11,12 @@ use super::{
     message::{Answer, Ask, Refusal, Request, Say},
     token::Mint,
 };
+use crate::networks::{Network, levels};
 
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     pub receivers: usize,
-    /// Of them with one address.
+    /// Those of one client: an IPv4 address or an IPv6 /64. Wider networks have multiples of it ([`levels`]).
     pub per_address: usize,
     /// The longest lease.
     pub lease: Duration,
@@ -215,9 +216,13 @@ impl Receivers {
         if self.entries.len() >= self.limits.receivers {
             return Err(Refusal::Full);
         }
-        let there = of_address(&self.entries, who.ip()).count();
-        let left = of_address(&self.left, who.ip()).filter(|left| **left != who).count();
-        if there + left >= self.limits.per_address { Err(Refusal::FullAddress) } else { Ok(()) }
+        let is_free = levels(who.ip()).all(|(network, times)| {
+            let most = self.limits.per_address.saturating_mul(times);
+            let there = of_network(&self.entries, who, network);
+            let left = of_network(&self.left, who, network).filter(|left| **left != who);
+            there.chain(left).take(most).count() < most
+        });
+        if is_free { Ok(()) } else { Err(Refusal::FullAddress) }
     }
 
     /// What a receiver reports. `None` for what cannot be read.
@@ -282,10 +287,18 @@ impl Receivers {
     }
 }
 
-/// Those with one address.
-fn of_address<T>(all: &BTreeMap<SocketAddr, T>, address: IpAddr) -> impl Iterator<Item = &SocketAddr> {
-    let from = SocketAddr::new(address, 0);
-    all.range(from..).map(|(who, _)| who).take_while(move |who| who.ip() == address)
+/// Those in a network of one of them.
+fn of_network<T>(
+    all: &BTreeMap<SocketAddr, T>,
+    one: SocketAddr,
+    network: Network,
+) -> impl Iterator<Item = &SocketAddr> {
+    let first = match (one, network.address) {
+        (SocketAddr::V6(_), IpAddr::V4(first)) => first.to_ipv6_mapped().into(),
+        (_, first) => first,
+    };
+    let from = SocketAddr::new(first, 0);
+    all.range(from..).map(|(who, _)| who).take_while(move |who| network.contains(who.ip()))
 }
 
 /// Rounded up.

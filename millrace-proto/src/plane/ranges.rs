@@ -15,6 +15,20 @@ impl Ranges {
         self.0.first().cloned()
     }
 
+    /// The number of ranges.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub fn last(&self) -> Option<Range<u64>> {
+        self.0.last().cloned()
+    }
+
+    pub fn contains(&self, offset: u64) -> bool {
+        let at = self.0.partition_point(|range| range.end <= offset);
+        self.0.get(at).is_some_and(|range| range.start <= offset)
+    }
+
     pub fn iter(&self) -> impl Iterator<Item = Range<u64>> + '_ {
         self.0.iter().cloned()
     }
@@ -100,6 +114,8 @@ mod tests {
                     model.retain(|offset| !range.contains(offset));
                 }
                 check(&ranges, &model);
+                assert_eq!(ranges.last().map(|last| last.end - 1), model.last().copied());
+                assert!((0..90).all(|offset| ranges.contains(offset) == model.contains(&offset)));
             }
         }
     }

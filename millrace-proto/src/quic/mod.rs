@@ -2,7 +2,8 @@
 //!
 //! One of them is the QUIC stack, for example quinn. It numbers its packets and counts its credit as if it were alone:
 //! [`ack`] translates acknowledgements for it, and [`credit`] gives it a part of the credit. All senders draw their
-//! packet numbers from one [`number::PacketNumbers`].
+//! packet numbers from one [`number::PacketNumbers`]. What arrives several read, each by itself: [`received`] sees to it that they
+//! read the same.
 
 pub mod ack;
 pub mod capsule;
@@ -14,5 +15,6 @@ pub mod keystream;
 pub mod number;
 pub mod packet;
 pub mod params;
+pub mod received;
 pub mod varint;
 pub mod webtransport;

@@ -18,6 +18,7 @@ use millrace_transport::offload::{Ingress, Openings};
 use millrace_webtransport::RecvStream;
 use quinn::ReadError;
 use tokio::sync::{Semaphore, mpsc};
+use tracing::warn;
 
 use super::{context::Context, publish::Publications, upstream_fetch::UpstreamFetches};
 use crate::{
@@ -227,6 +228,9 @@ impl Arriving {
         let mut outbox = Outbox::default();
         let mut bytes = front.freeze();
         loop {
+            if self.is_contradicted() {
+                return Ok(contradicted(recv));
+            }
             if let Some(writer) = self.writer.as_mut().filter(|_| !bytes.is_empty()) {
                 let now = Instant::now();
                 let (data, group) = (&self.track.data, self.subgroup.header().group);
@@ -243,6 +247,9 @@ impl Arriving {
                 let ingress = self.ingress.as_ref();
                 if let Some(ingress) = ingress {
                     ingress.advance(&writer.position());
+                    if ingress.is_contradicted() {
+                        return Ok(contradicted(recv));
+                    }
                 }
                 self.track.advance(now, &self.subgroup, &pushed, ingress, &mut outbox);
                 if let Some(openings) = self.openings.take() {
@@ -261,6 +268,10 @@ impl Arriving {
                 return Ok(End::Reset(code::Reset::CANCELLED));
             }
         }
+    }
+
+    fn is_contradicted(&self) -> bool {
+        self.ingress.as_ref().is_some_and(|ingress| ingress.is_contradicted())
     }
 
     /// Has the subgroup end; what shows then that its track is malformed.
@@ -321,6 +332,13 @@ async fn reset(recv: &mut RecvStream) {
     if let Ok(None) = recv.received_reset().await {
         std::future::pending().await // all of it has arrived
     }
+}
+
+/// The publisher has sent two versions of the stream, and subscribers may have begun to get the other one.
+fn contradicted(recv: &mut RecvStream) -> End {
+    warn!(stream = %recv.id(), "gave up a stream of which the publisher has sent different bytes for one offset");
+    stop(recv, code::Reset::CANCELLED);
+    End::Reset(code::Reset::CANCELLED)
 }
 
 fn stop(recv: &mut RecvStream, code: code::Reset) {

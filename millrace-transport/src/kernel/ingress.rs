@@ -111,6 +111,10 @@ impl offload::Ingress for Ingress {
         });
     }
 
+    fn is_contradicted(&self) -> bool {
+        self.slot.lock().is_contradicted()
+    }
+
     fn set_exclusive(&self, exclusive: bool) {
         if self.exclusive.swap(exclusive, Ordering::Relaxed) != exclusive {
             self.slot.lock().set_exclusive(exclusive);

@@ -2,6 +2,7 @@
 
 use std::{
     any::Any,
+    ops::Range,
     sync::{
         Arc, Weak,
         atomic::{AtomicU64, Ordering},
@@ -143,9 +144,13 @@ impl Offload for Connection {
         self.kernel.arrived(now, end)
     }
 
-    fn on_received(&self, number: u64) {
+    fn on_received(&self, number: u64) -> bool {
+        self.upstream().is_none_or(|upstream| upstream.observe(number))
+    }
+
+    fn leave(&self, stream: u64, bytes: &Range<u64>, fin: bool) {
         if let Some(upstream) = self.upstream() {
-            upstream.observe(number);
+            upstream.leave(stream, bytes, fin);
         }
     }
 

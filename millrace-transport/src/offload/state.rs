@@ -7,7 +7,7 @@ use std::{
     any::Any,
     collections::{HashMap, VecDeque},
     net::SocketAddr,
-    ops::RangeInclusive,
+    ops::{Range, RangeInclusive},
     sync::Arc,
     time::Instant,
 };
@@ -155,8 +155,9 @@ impl Offloaded {
         }
     }
 
-    /// A packet arrived, sealed with keys of `generation`, for `id` of this end.
-    pub fn on_received(&mut self, number: u64, generation: u16, id: &[u8]) {
+    /// A packet arrived, sealed with keys of `generation`, for `id` of this end. Returns whether the offload has opened it, too, or may
+    /// have.
+    pub fn on_received(&mut self, number: u64, generation: u16, id: &[u8]) -> bool {
         if self.ids.back().is_none_or(|last| **last != *id) {
             self.on_id(id);
         }
@@ -165,7 +166,12 @@ impl Offloaded {
             open.generation += 1;
             self.install_open_keys();
         }
-        self.offload.on_received(number);
+        self.offload.on_received(number)
+    }
+
+    /// As [`Offload::leave`].
+    pub fn leave(&self, stream: u64, bytes: &Range<u64>, fin: bool) {
+        self.offload.leave(stream, bytes, fin);
     }
 
     /// The peer has moved to another of this end's IDs.

@@ -44,7 +44,7 @@ impl Shared {
     /// What the peer sends as the offload may forward it from now on.
     pub fn ingress(self: &Arc<Self>, origin: Origin) -> Option<Arc<dyn Ingress>> {
         let mut guard = self.state.lock();
-        let expected = guard.received.map_or(0, |received| received + 1);
+        let expected = guard.received.next();
         guard.offload.as_mut()?.ingress(origin, expected, Arc::clone(self) as _)
     }
 
@@ -75,7 +75,7 @@ impl Shared {
     /// Streams of the peer that begin under a track alias as the offload may open streams for them.
     pub fn openings(self: &Arc<Self>, alias: u64, last: (u64, u64)) -> Option<Arc<dyn Openings>> {
         let mut guard = self.state.lock();
-        let expected = guard.received.map_or(0, |received| received + 1);
+        let expected = guard.received.next();
         guard.offload.as_mut()?.openings((alias, last), expected, Arc::clone(self) as _)
     }
 

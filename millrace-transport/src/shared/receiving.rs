@@ -1,11 +1,12 @@
 //! What arrives: each frame is taken to whom it concerns, and the rest of the packet is left to quinn.
 
-use std::{sync::atomic::Ordering, time::Duration};
+use std::{ops::Range, sync::atomic::Ordering, time::Duration};
 
 use bytes::BytesMut;
 use millrace_proto::quic::{
     ack,
     frame::{self, Direction, Frame},
+    received::{self, ReceivedStreams, Repeat, Taken},
 };
 
 use super::{Arrival, Contents, Shared, State};
@@ -15,8 +16,17 @@ use crate::stack::Times;
 pub(super) const UNSENT: &[u8] = &[0x02, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0];
 
 impl Shared {
+    /// quinn takes the handshake for complete, and so processes every packet that is opened from now on.
+    pub fn on_established(&self) {
+        let mut state = self.state.lock();
+        if state.offload.is_some() && state.streams.is_none() {
+            state.streams = Some(ReceivedStreams::new(self.max_streams));
+        }
+    }
+
     /// A packet was opened, sealed for `id` with keys of `generation`: takes what is meant for the data plane out of
-    /// `payload`, translates what is meant for quinn, and sends what has become possible.
+    /// `payload`, translates what is meant for quinn, and sends what has become possible. A packet that was received before does
+    /// nothing: quinn drops it.
     pub fn on_received(
         &self,
         arrival: Arrival,
@@ -28,9 +38,13 @@ impl Shared {
         let news = {
             let mut guard = self.state.lock();
             let state = &mut *guard;
+            if !state.received.insert(number) {
+                self.counters.replayed_packets.add(1);
+                return;
+            }
             let mut arrived = now;
             if let Some(offload) = &mut state.offload {
-                offload.on_received(number, generation, id);
+                state.unseen = !offload.on_received(number, generation, id);
                 arrived = offload.arrival(now, arrival.end);
             }
             let contents = self.walk(state, Times { now, arrived }, payload);
@@ -41,12 +55,12 @@ impl Shared {
             }
             if contents.lies {
                 *payload = BytesMut::from(UNSENT);
+            } else if !contents.repeats.is_empty() {
+                *payload = BytesMut::from(&*received::cut(payload, &contents.repeats));
+                self.counters.stream_frames_cut.add(contents.repeats.len() as u64);
             }
             let mut news = contents.any;
-            // quinn drops duplicates, and with them what is put in here.
-            let fresh = state.received.is_none_or(|received| number > received);
-            state.received = state.received.max(Some(number));
-            if fresh && self.open.load(Ordering::Relaxed) && state.top_up(payload) {
+            if self.open.load(Ordering::Relaxed) && state.top_up(payload) {
                 self.counters.credit_grants.add(1);
                 news = true;
             }
@@ -95,6 +109,14 @@ impl Shared {
                         self.consume(&mut payload[range]);
                     }
                 }
+                Frame::Stream(stream) => {
+                    state.take_stream(&stream, range, &mut contents);
+                    continue;
+                }
+                Frame::ResetStream { id, .. } => {
+                    state.streams.iter_mut().for_each(|streams| streams.reset(id));
+                    continue;
+                }
                 Frame::PathResponse(response) => state.plane.path.on_response(response),
                 Frame::ConnectionClose { .. } | Frame::ApplicationClose { .. } => {
                     self.close();
@@ -136,5 +158,29 @@ impl Shared {
         }
         let latest_rtt = state.plane.downstream.latest_rtt();
         Some(state.stack.rewrite_ack(times, ack, len, latest_rtt, &self.counters))
+    }
+}
+
+impl State {
+    /// Takes a STREAM frame, which is at `at` in its payload. Of bytes that come twice the offload forwards those that came first. So
+    /// those are what quinn gets, too: it would choose by offsets and lengths.
+    fn take_stream(&mut self, frame: &frame::Stream<'_>, at: Range<usize>, contents: &mut Contents) {
+        let Self { streams: Some(streams), offload, unseen, .. } = self else { return };
+        let (start, end) = (frame.offset, frame.offset + frame.data.len() as u64);
+        let from = match streams.take(frame) {
+            Taken::All => start,
+            Taken::Part(part) => {
+                let from = part.first().unwrap_or(end);
+                contents.repeats.push(Repeat::new(at, frame, part));
+                from
+            }
+            Taken::TooMuch => {
+                contents.lies = true;
+                return;
+            }
+        };
+        if *unseen && (from < end || frame.fin) {
+            offload.iter().for_each(|offload| offload.leave(frame.id, &(from..end), frame.fin));
+        }
     }
 }

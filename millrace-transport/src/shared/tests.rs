@@ -75,11 +75,17 @@ fn others(shared: &Shared, now: Instant) -> u64 {
     number
 }
 
-/// What quinn sees of a payload.
+/// What quinn sees of the payload of the next packet.
 fn seen(shared: &Shared, now: Instant, payload: &[u8]) -> Vec<u8> {
+    let next = shared.state.lock().received.next();
+    seen_in(shared, now, next, payload)
+}
+
+/// What quinn sees of the payload of a packet.
+fn seen_in(shared: &Shared, now: Instant, number: u64, payload: &[u8]) -> Vec<u8> {
     let mut payload = BytesMut::from(payload);
     let arrival = Arrival { now, size: payload.len() + 30, end: [0; 8] };
-    shared.on_received(arrival, (0, 0), &[], &mut payload);
+    shared.on_received(arrival, (0, number), &[], &mut payload);
     payload.to_vec()
 }
 
@@ -198,14 +204,46 @@ fn a_top_up_comes_in_front_and_not_with_a_duplicate() {
     let mut sent = Vec::new();
     frame::write_stream(1, 0, &[7; 20_000], false, &mut sent);
     shared.on_quinn_packet(now, (0, 0), b"12345678", &sent, 20_050);
-    shared.state.lock().received = Some(0);
+    shared.state.lock().received.insert(7);
     let rest = [0x09, 3, 1, 2, 3];
-    assert_eq!(seen(&shared, now, &rest), rest, "a duplicate: quinn will not look at it");
-    shared.state.lock().received = None;
-    let payload = seen(&shared, now, &rest);
+    assert_eq!(seen_in(&shared, now, 7, &rest), rest, "a duplicate: quinn will not look at it");
+    let payload = seen_in(&shared, now, 6, &rest);
     assert_eq!(frame::next(&payload, 0), Ok(Some((0..5, Frame::MaxData(45_000)))));
     assert_eq!(payload[5..], rest);
     assert_eq!(seen(&shared, now, &rest), rest, "once");
+}
+
+/// Whoever has recorded a packet may send it again and again: all that it costs is to open it.
+#[test]
+fn replayed_packet_does_nothing() {
+    let (shared, now) = (shared(), Instant::now());
+    let mut frame = vec![0x10];
+    varint::encode(200_000, &mut frame);
+    assert_ne!(seen_in(&shared, now, 500, &frame), frame);
+    for number in [500, 371] {
+        assert_eq!(seen_in(&shared, now, number, &frame), frame, "{number} is not looked at");
+    }
+    assert_ne!(seen_in(&shared, now, 372, &frame), frame);
+    assert_eq!(counted(&shared).replayed_packets, 2);
+}
+
+/// Of two frames at one offset an offload forwards the first, and quinn would keep the longer one.
+#[test]
+fn quinn_gets_each_byte_of_a_stream_once() {
+    let (shared, now) = (shared(), Instant::now());
+    let frame = |offset, data: &[u8]| {
+        let mut out = Vec::new();
+        frame::write_stream(2, offset, data, false, &mut out);
+        out
+    };
+    let both = [frame(0, &[b'x'; 53]), frame(0, &[b'y'; 54])].concat();
+    assert_eq!(seen(&shared, now, &both), both, "there is no offload");
+    shared.state.lock().streams = Some(ReceivedStreams::new(10));
+    assert_eq!(seen(&shared, now, &both), [frame(0, &[b'x'; 53]), frame(53, b"y")].concat());
+    assert_eq!(seen(&shared, now, &frame(0, b"z")), frame(1, b""));
+    assert_eq!(counted(&shared).stream_frames_cut, 2);
+    let many: Vec<u8> = (1..11).flat_map(|index| [0x08 | 0x02, index * 4 + 2, 1, 0]).collect();
+    assert_eq!(seen(&shared, now, &many), UNSENT, "more streams than quinn allows");
 }
 
 /// quinn sends three times what arrived, and cannot be told that the plane has sent some of that.

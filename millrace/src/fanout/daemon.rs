@@ -84,9 +84,10 @@ pub async fn run(setup: Setup) -> anyhow::Result<()> {
     let daemon = Arc::new(Daemon::start(setup.config)?);
     let _http = setup.front.serve(router(daemon.clone())).await?;
     info!("ready");
-    let asked = daemon.clone();
-    let serve =
-        socket.serve(move |line| asked.answer(serde_json::from_slice(line).context("not a request")?));
+    let serve = socket.serve(|| {
+        let daemon = daemon.clone();
+        move |line: &[u8]| daemon.answer(serde_json::from_slice(line).context("not a request")?)
+    });
     tokio::pin!(serve);
     let mut ticks = tokio::time::interval(TICK);
     loop {

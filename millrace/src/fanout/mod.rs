@@ -4,6 +4,7 @@ pub mod config;
 pub mod daemon;
 mod metrics;
 pub mod receive;
+mod reports;
 pub mod status;
 mod stream;
 pub mod text;

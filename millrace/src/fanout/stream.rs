@@ -27,6 +27,7 @@ use tracing::{info, warn};
 
 use super::{
     config::Stream as Settings,
+    reports::{self, Reports},
     status::{self, Counts},
 };
 
@@ -58,8 +59,8 @@ struct State {
     /// Of those who have a lease.
     reached: HashMap<SocketAddr, Reached>,
     events: BTreeMap<&'static str, u64>,
-    /// Reports that may be passed on to the sender in this second.
-    reports: (u64, u32),
+    /// Those of all receivers.
+    reports: Reports,
 }
 
 /// A receiver and what is known of it.
@@ -68,6 +69,8 @@ struct Reached {
     /// The source that its reports are judged by.
     judged: Option<u32>,
     heard: Option<Heard>,
+    /// Those of this receiver.
+    reports: Reports,
     /// When it was last looked at.
     no_neighbour: u64,
 }
@@ -95,7 +98,7 @@ impl Stream {
             receivers,
             reached: HashMap::new(),
             events: BTreeMap::new(),
-            reports: (0, 0),
+            reports: Reports::default(),
         };
         let stream = Self { settings, kernel, socket, rtcp, state: Mutex::new(state) };
         stream.pin();
@@ -256,7 +259,7 @@ impl Stream {
                 let Some(heard) = self.read(reached, datagram, now_ns) else {
                     return state.count("malformed");
                 };
-                let Some(heard) = heard else { return self.pass_on(state, datagram, now_ns, door) };
+                let Some(heard) = heard else { return self.pass_on(state, datagram, from, now_ns, door) };
                 reached.heard = Some(heard);
                 Some(heard)
             }
@@ -265,7 +268,7 @@ impl Stream {
         if let Some(command) = state.receivers.heard(from, heard, sent, now) {
             self.apply(state, command);
         }
-        self.pass_on(state, datagram, now_ns, door);
+        self.pass_on(state, datagram, from, now_ns, door);
     }
 
     /// What is said of the source that the receiver is judged by: `None` where it is no RTCP, `Some(None)` where nothing is said.
@@ -292,15 +295,10 @@ impl Stream {
     }
 
     /// To the sender, up to so many in a second.
-    fn pass_on(&self, state: &mut State, datagram: &[u8], now_ns: u64, door: Door) {
-        let second = now_ns / 1_000_000_000;
-        if state.reports.0 != second {
-            state.reports = (second, 0);
-        }
-        if state.reports.1 >= state.settings.max_reports_per_s {
+    fn pass_on(&self, state: &mut State, datagram: &[u8], from: SocketAddr, now_ns: u64, door: Door) {
+        if !state.may_report(from, now_ns / 1_000_000_000) {
             return state.count("reports_kept");
         }
-        state.reports.1 += 1;
         let socket = self.socket(door).unwrap_or(&self.socket);
         match socket.send_to(datagram, self.settings.sender_rtcp()) {
             Ok(_) => state.count("reports_passed"),
@@ -348,7 +346,8 @@ impl Stream {
                 match self.kernel.add(who, state.settings.cap(), nanos(until)) {
                     Ok(leg) => {
                         info!(stream = name, receiver = %who, "receives");
-                        let reached = Reached { leg, judged: None, heard: None, no_neighbour: 0 };
+                        let reports = Reports::default();
+                        let reached = Reached { leg, judged: None, heard: None, reports, no_neighbour: 0 };
                         state.reached.insert(who, reached);
                         let _ = self.socket.send_to(&KNOCK, who);
                     }
@@ -442,6 +441,12 @@ pub const EVENTS: [&str; 20] = [
 ];
 
 impl State {
+    fn may_report(&mut self, from: SocketAddr, second: u64) -> bool {
+        let (most, receivers) = (self.settings.max_reports_per_s, self.reached.len());
+        let own = self.reached.get_mut(&from).map(|reached| &mut reached.reports);
+        own.is_some_and(|own| reports::take(&mut self.reports, own, second, most, receivers))
+    }
+
     fn count(&mut self, what: &'static str) {
         *self.events.entry(what).or_default() += 1;
     }

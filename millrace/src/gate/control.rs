@@ -21,7 +21,7 @@ use super::{
     daemon::Daemon,
     trace::{Follow, Seen},
 };
-use crate::socket::{self, Conversation, Socket};
+use crate::socket::{Conversation, Socket};
 
 pub const DEFAULT_SOCKET: &str = "/run/millrace/gate.sock";
 
@@ -121,15 +121,12 @@ pub fn ask_more(gate: &mut Conversation, request: &Request) -> anyhow::Result<An
 
 /// Answers everybody, until the task is aborted.
 pub async fn serve(socket: &Socket, daemon: Arc<Daemon>) -> std::convert::Infallible {
-    loop {
-        tokio::spawn(converse(socket.accept().await, daemon.clone()));
-    }
-}
-
-/// One connection to the socket, which may be a server's for its whole life.
-async fn converse(stream: tokio::net::UnixStream, daemon: Arc<Daemon>) {
-    let mut told = Told::default();
-    socket::converse(stream, |line| answer(&daemon, &mut told, line)).await;
+    // A connection may be a server's for its whole life.
+    let answerer = || {
+        let (daemon, mut told) = (daemon.clone(), Told::default());
+        move |line: &[u8]| answer(&daemon, &mut told, line)
+    };
+    socket.serve(answerer).await
 }
 
 /// What one connection to the socket told; undone when it ends, since the server that told it has.

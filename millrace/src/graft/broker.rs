@@ -24,7 +24,9 @@ mod ending;
 mod far;
 pub(crate) mod keeper;
 mod lease;
+mod line;
 mod opening;
+mod places;
 mod process;
 mod quality;
 mod ring;
@@ -34,6 +36,7 @@ mod words;
 
 use std::{
     collections::BTreeMap,
+    io,
     path::Path,
     sync::mpsc::{Receiver, channel},
     time::{Duration, Instant},
@@ -41,6 +44,7 @@ use std::{
 
 use anyhow::Context as _;
 use millrace_bpf::graft::joint::Ends;
+use millrace_graft::message::Why;
 use millrace_graft::packet::{
     Event, Peer, PeerStatus, ProcessStatus, Runtime, Settings,
     choose::{Offer, offers},
@@ -50,10 +54,11 @@ use tracing::{error, warn};
 use self::{
     addresses::Addresses,
     desk::Desk,
-    door::Door,
+    door::{Arrival, Caller, Door},
     far::{Far, Say},
     keeper::Keeper,
     lease::{Lease, SILENCE},
+    places::Places,
     process::Processes,
     ring::Rings,
     seat::Seat,
@@ -61,13 +66,14 @@ use self::{
 
 /// Between two looks at what is promised.
 const LOOK: Duration = Duration::from_secs(1);
-/// Applications that are connected at once, and of one user.
-const DESKS_MAX: usize = 512;
-const DESKS_OF_USER: usize = 64;
 
 /// Of all peers of the settings.
 pub struct Broker {
     door: Door,
+    /// What was turned away or could not be taken since the last look.
+    lost: Lost,
+    /// Sessions that came to listeners, by users.
+    accepted: Places,
     /// Applications, by a number that is used once.
     desks: BTreeMap<u64, Desk>,
     next_desk: u64,
@@ -111,6 +117,8 @@ impl Broker {
         }
         Ok(Some(Self {
             door: Door::open(socket)?,
+            lost: Lost::default(),
+            accepted: Places::of_users(accepted_of_user(settings)),
             desks: BTreeMap::new(),
             next_desk: 0,
             peers: settings.peers.clone(),
@@ -150,6 +158,7 @@ impl Broker {
         self.peers.clone_from(&settings.peers);
         self.offers = offers(settings);
         self.processes.apply(settings);
+        self.accepted.set_of_user(accepted_of_user(settings));
     }
 
     /// Does what there is to do; to be called all the time. `events`: what has happened to the runtime's sessions since the last time.
@@ -180,6 +189,7 @@ impl Broker {
             self.rest(runtime);
             self.look_at_keeper(runtime);
             self.desks.retain(|_, desk| !desk.is_tired(now));
+            std::mem::take(&mut self.lost).tell();
         }
     }
 
@@ -221,21 +231,24 @@ impl Broker {
     fn welcome(&mut self) {
         // As many as the kernel keeps for us.
         for _ in 0..64 {
-            let (control, caller) = match self.door.accept() {
-                Ok(Some(connection)) => connection,
+            let peers = &self.peers;
+            let is_named =
+                |caller: &Caller| peers.iter().any(|peer| peer.allows(caller.user, &caller.groups));
+            match self.door.accept(is_named) {
                 Ok(None) => return,
+                Ok(Some(Arrival::Application(line, caller))) => {
+                    self.add_desk(Desk::new(line, caller));
+                }
+                Ok(Some(Arrival::TurnedAway(caller))) => {
+                    *self.refusals.entry(Why::Exhausted.name().to_owned()).or_default() += 1;
+                    self.lost.turned_away += 1;
+                    self.lost.user = caller.user;
+                }
                 Err(error) => {
-                    // Mostly for want of descriptors.
-                    error!("socket of applications: {error}");
+                    self.lost.error = Some(error);
                     return;
                 }
-            };
-            let of_user = self.desks.values().filter(|desk| desk.caller.user == caller.user).count();
-            if self.desks.len() >= DESKS_MAX || of_user >= DESKS_OF_USER {
-                warn!(user = caller.user, "an application is one too many");
-                continue;
             }
-            self.add_desk(Desk::new(control, caller));
         }
     }
 
@@ -260,4 +273,34 @@ impl Broker {
         self.desks.insert(self.next_desk, desk);
         self.next_desk
     }
+}
+
+/// What strangers bring about is said once a second, and not each time.
+#[derive(Default)]
+struct Lost {
+    turned_away: u64,
+    /// The last one.
+    user: u32,
+    error: Option<io::Error>,
+}
+
+impl Lost {
+    fn tell(self) {
+        if self.turned_away > 0 {
+            let (connections, user) = (self.turned_away, self.user);
+            warn!(
+                connections,
+                user, "applications were turned away: this user has all connections that it may have"
+            );
+        }
+        if let Some(error) = self.error {
+            // Mostly for want of descriptors.
+            error!("applications cannot connect: {error}");
+        }
+    }
+}
+
+/// Twice as many as a user may have sessions: one that is over keeps its connection for some moments.
+fn accepted_of_user(settings: &Settings) -> usize {
+    2 * settings.peers.iter().map(|peer| peer.sessions_per_user).sum::<usize>()
 }

@@ -113,7 +113,11 @@ pub fn ask(socket: &Path, request: &Request) -> anyhow::Result<Answer> {
 
 /// Answers everybody, until the task is aborted.
 pub async fn serve(socket: &Socket, daemon: Arc<Daemon>) -> std::convert::Infallible {
-    socket.serve(move |line| answer(&daemon, line)).await
+    let answerer = || {
+        let daemon = daemon.clone();
+        move |line: &[u8]| answer(&daemon, line)
+    };
+    socket.serve(answerer).await
 }
 
 fn answer(daemon: &Daemon, line: &[u8]) -> anyhow::Result<Answer> {

@@ -11,13 +11,14 @@ use axum::{
     extract::{Request, State},
     http::{HeaderMap, StatusCode, Uri, header},
     middleware::{self, Next},
-    response::{IntoResponse as _, Response},
+    response::{AppendHeaders, IntoResponse as _, Response},
 };
 use url::form_urlencoded;
 
-use super::token::{Error, Token, TokenFile};
+use super::token::{Error, Secret, Token, TokenFile};
 
-const COOKIE: &str = "millrace-token";
+/// A cookie's name has the port behind it: browsers send cookies to all ports of a host.
+const COOKIE: &str = "millrace-";
 
 /// Flags of servers.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -44,6 +45,8 @@ impl Flags {
 #[derive(Clone, Debug, Default)]
 pub struct Access {
     token: Option<Token>,
+    /// What a browser shows in the token's place, and its name.
+    cookie: Option<(String, Secret)>,
     names: Vec<String>,
     public: &'static [&'static str],
 }
@@ -52,7 +55,7 @@ impl Access {
     /// # Errors
     /// There is no token, and none can be made.
     pub fn new(token: &TokenFile, names: Vec<String>) -> Result<Self, Error> {
-        Ok(Self { token: token.read_or_make()?, names, public: &[] })
+        Ok(Self { token: token.read_or_make()?, names, ..Self::default() })
     }
 
     /// `None`: all who reach the server are answered.
@@ -65,8 +68,26 @@ impl Access {
         Self { public, ..self }
     }
 
-    pub(super) fn guard(self, router: Router) -> Router {
-        router.layer(middleware::from_fn_with_state(Arc::new(self), check))
+    /// Derives the cookie of the port that is served: elsewhere it is worth nothing.
+    pub(super) fn at(self, port: u16) -> Self {
+        let cookie = self.token.as_ref().map(|token| (format!("{COOKIE}{port}"), token.cookie(port)));
+        Self { cookie, ..self }
+    }
+
+    pub(super) fn guard(self: &Arc<Self>, router: Router) -> Router {
+        router.layer(middleware::from_fn_with_state(self.clone(), check))
+    }
+
+    /// Reports whether a request shows the token, or its cookie, if there is one.
+    pub(super) fn is_shown(&self, headers: &HeaderMap) -> bool {
+        let Some(token) = &self.token else { return true };
+        let bearer = text(headers, header::AUTHORIZATION).and_then(|it| it.strip_prefix("Bearer "));
+        let cookies = headers.get_all(header::COOKIE).iter().filter_map(|it| it.to_str().ok());
+        let mut cookies = cookies.flat_map(|it| it.split("; ")).filter_map(|it| it.split_once('='));
+        let is_cookie = |(name, value): (&str, &str)| {
+            self.cookie.as_ref().is_some_and(|(known, secret)| known == name && secret.is(value))
+        };
+        bearer.is_some_and(|it| token.is(it)) || cookies.any(is_cookie)
     }
 
     fn refusal(&self, uri: &Uri, headers: &HeaderMap) -> Option<Response> {
@@ -83,14 +104,30 @@ impl Access {
         }
         let token = self.token.as_ref().filter(|_| uri.path() != "/healthz")?;
         if asked_by_link(uri).is_some_and(|it| token.is(&it)) {
-            return Some(with_cookie(uri, token));
+            return Some(self.with_cookie(uri));
         }
-        if is_public || shown(headers).any(|it| token.is(it)) {
+        if is_public || self.is_shown(headers) {
             return None;
         }
         let why = format!("a token is needed, Authorization: Bearer ...: that in {}", token.path().display());
         let code = StatusCode::UNAUTHORIZED;
         Some((code, [(header::WWW_AUTHENTICATE, "Bearer")], format!("{why}\n")).into_response())
+    }
+
+    /// The link does not stay in the browser's history; what else it asks for does.
+    fn with_cookie(&self, uri: &Uri) -> Response {
+        let query = uri.query().unwrap_or_default();
+        let others: Vec<_> = query.split('&').filter(|pair| !pair.is_empty() && !is_token(pair)).collect();
+        let location = match others.is_empty() {
+            true => uri.path().to_owned(),
+            false => format!("{}?{}", uri.path(), others.join("&")),
+        };
+        let cookie = self.cookie.as_ref().map(|(name, secret)| {
+            let cookie = format!("{name}={}; HttpOnly; SameSite=Strict; Path=/", secret.text());
+            AppendHeaders([(header::SET_COOKIE, cookie)])
+        });
+        let headers = [(header::LOCATION, location), (header::CACHE_CONTROL, "no-store".to_owned())];
+        (StatusCode::SEE_OTHER, cookie, headers).into_response()
     }
 
     fn is_own(&self, name: &str) -> bool {
@@ -128,14 +165,6 @@ fn is_of_another_site(headers: &HeaderMap, host: &str) -> bool {
     site || origin
 }
 
-/// Tokens of a program and of a browser.
-fn shown(headers: &HeaderMap) -> impl Iterator<Item = &str> {
-    let bearer = text(headers, header::AUTHORIZATION).and_then(|it| it.strip_prefix("Bearer "));
-    let cookies = headers.get_all(header::COOKIE).iter().filter_map(|it| it.to_str().ok());
-    let cookies = cookies.flat_map(|it| it.split("; ")).filter_map(|it| it.split_once('='));
-    bearer.into_iter().chain(cookies.filter(|(name, _)| *name == COOKIE).map(|(_, value)| value))
-}
-
 fn asked_by_link(uri: &Uri) -> Option<String> {
     let mut pairs = form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes());
     pairs.find(|(key, _)| key == "token").map(|(_, value)| value.into_owned())
@@ -143,23 +172,6 @@ fn asked_by_link(uri: &Uri) -> Option<String> {
 
 fn is_token(pair: &str) -> bool {
     form_urlencoded::parse(pair.as_bytes()).any(|(key, _)| key == "token")
-}
-
-/// The link does not stay in the browser's history; what else it asks for does.
-fn with_cookie(uri: &Uri, token: &Token) -> Response {
-    let cookie = format!("{COOKIE}={}; HttpOnly; SameSite=Strict; Path=/", token.text());
-    let query = uri.query().unwrap_or_default();
-    let others: Vec<_> = query.split('&').filter(|pair| !pair.is_empty() && !is_token(pair)).collect();
-    let location = match others.is_empty() {
-        true => uri.path().to_owned(),
-        false => format!("{}?{}", uri.path(), others.join("&")),
-    };
-    let headers = [
-        (header::SET_COOKIE, cookie),
-        (header::LOCATION, location),
-        (header::CACHE_CONTROL, "no-store".to_owned()),
-    ];
-    (StatusCode::SEE_OTHER, headers).into_response()
 }
 
 #[cfg(test)]
@@ -180,7 +192,7 @@ mod tests {
 
     #[test]
     fn hosts() {
-        let access = Access { token: None, names: vec!["relay.example.com".into()], public: &[] };
+        let access = Access { names: vec!["relay.example.com".into()], ..Access::default() };
         for own in [
             "localhost",
             "localhost:80",
@@ -225,17 +237,22 @@ mod tests {
     fn without_the_token_nothing_is_said() {
         let directory = tempfile::tempdir().unwrap();
         let file = TokenFile::At(directory.path().join("token"));
-        let access = Access::new(&file, Vec::new()).unwrap();
+        let access = Access::new(&file, Vec::new()).unwrap().at(9184);
         let token = access.token().unwrap().text().to_owned();
+        let cookie = access.token().unwrap().cookie(9184).text().to_owned();
+        let others = access.token().unwrap().cookie(9185).text().to_owned();
         let wrong = token.replace(|it| it == token.chars().next().unwrap(), "x");
         let host = ("host", "localhost");
         for (uri, name, value, want) in [
             ("/status", "authorization", format!("Bearer {token}"), 200),
             ("/status", "authorization", format!("Bearer {wrong}"), 401),
             ("/status", "authorization", format!("Basic {token}"), 401),
-            ("/status", "cookie", format!("a=b; millrace-token={token}"), 200),
-            ("/status", "cookie", format!("millrace-token={wrong}"), 401),
-            ("/status", "cookie", format!("other={token}"), 401),
+            ("/status", "authorization", format!("Bearer {cookie}"), 401),
+            ("/status", "cookie", format!("a=b; millrace-9184={cookie}"), 200),
+            ("/status", "cookie", format!("millrace-9184={token}"), 401),
+            ("/status", "cookie", format!("millrace-9184={others}"), 401),
+            ("/status", "cookie", format!("millrace-9185={others}"), 401),
+            ("/status", "cookie", format!("other={cookie}"), 401),
             ("/healthz", "cookie", String::new(), 200),
             ("/trace", "cookie", String::new(), 401),
         ] {
@@ -252,5 +269,7 @@ mod tests {
         assert_eq!(answer.headers()[header::LOCATION], "/?jwt=a.b&x", "what is for the page itself stays");
         let cookie = answer.headers()[header::SET_COOKIE].to_str().unwrap();
         assert!(cookie.contains("HttpOnly") && cookie.contains("SameSite=Strict"), "{cookie}");
+        // Every port of this host gets to see it.
+        assert!(cookie.starts_with("millrace-9184=") && !cookie.contains(&token), "{cookie}");
     }
 }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use ring::{
-    digest,
+    digest, hmac,
     rand::{SecureRandom as _, SystemRandom},
 };
 
@@ -166,10 +166,15 @@ impl Token {
         }
     }
 
-    /// Tells nothing by the time it takes.
     pub fn is(&self, other: &str) -> bool {
-        let of = |text: &str| digest::digest(&digest::SHA256, text.as_bytes());
-        of(&self.text).as_ref() == of(other).as_ref()
+        is_same(&self.text, other)
+    }
+
+    /// Derives what a browser shows to the server of this port. Nothing else can be had by it, nor can the token be computed of it.
+    pub fn cookie(&self, port: u16) -> Secret {
+        let key = hmac::Key::new(hmac::HMAC_SHA256, self.text.as_bytes());
+        let tag = hmac::sign(&key, format!("cookie of port {port}").as_bytes());
+        Secret(tag.as_ref().iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
     pub fn text(&self) -> &str {
@@ -179,6 +184,32 @@ impl Token {
     pub fn path(&self) -> &Path {
         &self.path
     }
+}
+
+/// What is derived from a token for one purpose.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    pub fn is(&self, other: &str) -> bool {
+        is_same(&self.0, other)
+    }
+
+    pub fn text(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+/// Compares two texts, and tells nothing by the time that takes.
+fn is_same(one: &str, other: &str) -> bool {
+    let of = |text: &str| digest::digest(&digest::SHA256, text.as_bytes());
+    of(one).as_ref() == of(other).as_ref()
 }
 
 #[cfg(test)]

@@ -34,7 +34,7 @@ pub fn client(server: &str, rest: &str) -> String {
 pub fn server(client: &str, rest: &str) -> String {
     format!(
         "[agreement]\nkey = \"host1.key\"\n[carry]\nlisten = \"{SERVER}:{CARRIERS}\"\n[[peer]]\nname = \"client\"\n\
-         key = \"{client}\"\naddresses = [\"{CLIENT6}\"]\n{rest}{}",
+         key = \"{client}\"\naddresses = [\"{CLIENT6}\"]\n{rest}{}addresses = [\"{SERVER6}\"]\n",
         rule("server", PORT)
     )
 }

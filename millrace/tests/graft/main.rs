@@ -18,6 +18,7 @@ mod rings;
 mod sctp;
 mod site;
 mod sockmap;
+mod strangers;
 mod streams;
 
 use std::{

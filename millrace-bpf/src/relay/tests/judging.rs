@@ -184,7 +184,120 @@ fn malformed_bytes_are_not_forwarded() {
     let many = subgroup(&[0; 300]);
     assert_eq!(judge.send(&[part(&many, 0..many.len())]), DECLINED);
     assert_eq!(judge.frames(FrameOutcome::Long), 1);
+    assert_eq!(judge.send(&[part(&many, 0..203)]), DECLINED, "userspace has these bytes");
+    judge.begin();
     assert_eq!(judge.send(&[part(&many, 0..203)]), GOOD, "not so many");
+}
+
+/// Userspace keeps of each byte what came first. So a frame is not forwarded if some of it came before, wherever that was.
+#[test]
+fn frame_over_earlier_bytes_is_not_forwarded() {
+    if !root("frame_over_earlier_bytes_is_not_forwarded") {
+        return;
+    }
+    let (x, y) = (subgroup(&[100, 1000, 100]), subgroup(&[100, 51, 51, 51]));
+    let object = 105;
+    let advance = |judge: &Judge, to: usize| judge.bench.slot.borrow_mut().advance(&position(&x, to));
+
+    // At one offset, in one packet and in two.
+    for two in [false, true] {
+        let mut judge = Judge::new();
+        assert_eq!(judge.send(&[part(&x, 0..object)]), GOOD);
+        let (first, second) = (part(&x, object..object + 53), part(&y, object..object + 54));
+        if two {
+            assert_eq!(judge.send(&[first]), GOOD);
+            assert_eq!(judge.send(&[second]), DECLINED);
+        } else {
+            assert_eq!(judge.send(&[first, second]), GOOD);
+        }
+        assert_eq!(judge.judged(), object + 54, "behind the longer one, in the object of the first");
+        assert_eq!(judge.send(&[part(&x, object + 54..500)]), GOOD);
+    }
+
+    // Over bytes behind a hole: up to these.
+    let mut judge = Judge::new();
+    assert_eq!(judge.send(&[part(&x, 0..200)]), GOOD);
+    assert_eq!(judge.send(&[part(&y, 250..260)]), DECLINED);
+    assert_eq!(judge.send(&[part(&x, 200..300)]), DECLINED);
+    assert_eq!(judge.judged(), 260, "the hole, and what was kept");
+    assert_eq!(judge.send(&[part(&x, 260..310)]), DECLINED, "some of it came with the other one");
+    advance(&judge, 310);
+    assert_eq!(judge.send(&[part(&x, 310..320)]), GOOD);
+
+    // Over bytes behind two holes, of which the first ones are not kept.
+    judge.begin();
+    assert_eq!(judge.send(&[part(&x, 0..200)]), GOOD);
+    assert_eq!(judge.send(&[part(&y, 210..220)]), DECLINED);
+    assert_eq!(judge.send(&[part(&x, 230..240)]), DECLINED);
+    assert_eq!(judge.send(&[part(&x, 200..210)]), GOOD, "up to there nothing has come");
+    assert_eq!(judge.send(&[part(&x, 210..300)]), DECLINED);
+    assert_eq!(judge.judged(), 210);
+    advance(&judge, 300);
+    assert_eq!(judge.send(&[part(&x, 300..310)]), GOOD);
+
+    // Over the bytes of a frame that was not looked at: the ninth of its packet.
+    judge.begin();
+    assert_eq!(judge.send(&[part(&x, 0..200)]), GOOD);
+    let mut nine: Vec<_> = (0..8).map(|_| part(&x, 0..10)).collect();
+    nine.push(part(&y, 200..210));
+    judge.send(&nine);
+    assert_eq!(judge.send(&[part(&x, 200..220)]), DECLINED);
+    advance(&judge, 220);
+    assert_eq!(judge.send(&[part(&x, 220..230)]), GOOD);
+}
+
+/// Packets may come by ways that the program does not see, or in a form that it does not understand.
+#[test]
+fn bytes_that_only_userspace_has_seen_are_its_own() {
+    if !root("bytes_that_only_userspace_has_seen_are_its_own") {
+        return;
+    }
+    let stream = subgroup(&[1000, 100]);
+    let mut judge = Judge::new();
+    let leave = |judge: &Judge, bytes, fin| judge.bench.upstream.leave(STREAM, &bytes, fin);
+    let advance = |judge: &Judge, to: usize| judge.bench.slot.borrow_mut().advance(&position(&stream, to));
+    assert_eq!(judge.send(&[part(&stream, 0..200)]), GOOD);
+    assert!(judge.bench.upstream.observe(judge.sent - 1), "the program has opened it");
+    assert!(!judge.bench.upstream.observe(judge.sent), "and not that one");
+    judge.sent += 1;
+    leave(&judge, 200..250, false);
+    assert_eq!(judge.send(&[part(&stream, 200..300)]), DECLINED);
+    advance(&judge, 300);
+    assert_eq!(judge.send(&[part(&stream, 300..400)]), GOOD);
+    leave(&judge, 500..600, false);
+    assert_eq!(judge.send(&[part(&stream, 400..500)]), GOOD);
+    assert_eq!(judge.send(&[part(&stream, 500..700)]), DECLINED);
+    advance(&judge, 700);
+    // An end.
+    leave(&judge, 800..1005, true);
+    assert_eq!(judge.send(&[part(&stream, 700..800)]), GOOD);
+    assert!(!judge.bench.slot.borrow().is_contradicted());
+    assert_eq!(judge.send(&[part(&stream, 800..1006)]), BAD);
+    // Others were forwarded there.
+    judge.begin();
+    assert_eq!(judge.send(&[part(&stream, 0..200)]), GOOD);
+    leave(&judge, 199..210, false);
+    assert!(judge.bench.slot.borrow().is_contradicted());
+    assert_eq!(judge.send(&[part(&stream, 200..210)]), BAD, "nothing more of it");
+    // Of a stream that nothing is known of.
+    judge.bench.upstream.leave(STREAM + 400, &(0..10), true);
+}
+
+/// What the program has forwarded may be lost on its way to userspace, which then gets other bytes.
+#[test]
+fn positions_at_one_offset_that_differ_are_noticed() {
+    if !root("positions_at_one_offset_that_differ_are_noticed") {
+        return;
+    }
+    let (x, y) = (subgroup(&[1000, 100]), subgroup(&[100, 897, 100]));
+    let mut judge = Judge::new();
+    assert_eq!(judge.send(&[part(&x, 0..400)]), GOOD);
+    for (stream, to, contradicted) in [(&x, 200, false), (&y, 300, false), (&x, 400, false), (&y, 400, true)]
+    {
+        judge.bench.slot.borrow_mut().advance(&position(stream, to));
+        assert_eq!(judge.bench.slot.borrow().is_contradicted(), contradicted, "{to}");
+    }
+    assert_eq!(judge.send(&[part(&x, 400..500)]), BAD, "nothing more of it");
 }
 
 /// Where `moq::data` stands after a part of a stream.

@@ -120,19 +120,19 @@ fn forwards_no_number_twice() {
     assert_eq!(run(&bench, 0, 1), Outcome::Forwarded);
     assert_eq!(run(&bench, 0, 1), Outcome::Replayed);
     // Reordered inside the window, in any order, each once.
-    let mut numbers: Vec<u64> = (1..200).collect();
+    let mut numbers: Vec<u64> = (1..129).collect();
     bench.rng.shuffle(&mut numbers);
     for number in &numbers {
         assert_eq!(run(&bench, *number, 2), Outcome::Forwarded, "{number}");
     }
-    for number in 0..200 {
+    for number in 0..129 {
         assert_eq!(run(&bench, number, 2), Outcome::Replayed, "{number}");
     }
-    // A jump; what is out of the window then counts as seen.
+    // A jump; what is out of the window then counts as seen: quinn's window is one wider.
     assert_eq!(run(&bench, 10_000, 4), Outcome::Forwarded);
-    assert_eq!(run(&bench, 10_000 - 224, 4), Outcome::Forwarded);
-    assert_eq!(run(&bench, 10_000 - 224, 4), Outcome::Replayed);
-    assert_eq!(run(&bench, 10_000 - 256, 4), Outcome::Replayed);
+    assert_eq!(run(&bench, 10_000 - 127, 4), Outcome::Forwarded);
+    assert_eq!(run(&bench, 10_000 - 127, 4), Outcome::Replayed);
+    assert_eq!(run(&bench, 10_000 - 128, 4), Outcome::Replayed);
     // Far enough that a number in one byte is another one.
     assert_eq!(run(&bench, 20_000, 1), Outcome::NotAuthentic);
     // What userspace opened is not forwarded later, and tells how short numbers are meant.

@@ -122,6 +122,16 @@ impl Peer {
         }
     }
 
+    /// Counts bytes of a stream as sent, which the caller sends by itself; returns the offset of the first one.
+    pub fn claim(&mut self, id: u64, bytes: u64) -> u64 {
+        let end = self.offsets.entry(id).or_default();
+        let offset = *end;
+        *end += bytes;
+        self.data_sent += bytes;
+        self.counts.stream_bytes += bytes;
+        offset
+    }
+
     /// Bytes that the relay takes on a stream.
     fn room(&self, id: u64) -> usize {
         let initial = if id & 2 == 0 { self.credit.stream_bidi } else { self.credit.stream_uni };

@@ -2,6 +2,7 @@
 
 mod handshake;
 mod media;
+mod overlap;
 mod requests;
 mod silence;
 mod web;
@@ -105,6 +106,12 @@ pub const ALL: &[Scenario] = &[
         about: "publishes and subscribes, and is gone without a word",
         transport: None,
         round: media::vanish,
+    },
+    Scenario {
+        name: "overlap",
+        about: "publishes bytes, ends and datagrams again that are not the same the second time",
+        transport: None,
+        round: overlap::overlap,
     },
     Scenario {
         name: "no-credit",

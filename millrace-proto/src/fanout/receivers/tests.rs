@@ -116,6 +116,29 @@ fn receivers_are_bounded() {
     assert_eq!(answer.what, Say::Refused { why: Refusal::Unknown, seconds: 0 });
 }
 
+/// Whoever has many addresses of a network gets a multiple of one client's, and not all.
+#[test]
+fn networks_are_bounded() {
+    let addresses = |text: &str, count: u32| -> Vec<SocketAddr> {
+        (0..count).map(|n| at(&text.replace("N", &format!("{n:x}")))).collect()
+    };
+    let v4 = (0..200).map(|n| at(&format!("[::ffff:192.0.2.{n}]:1"))).collect();
+    let table = [
+        ("a /64", addresses("[2001:db8:0:1::N]:1", 300), 2),
+        ("a /56", addresses("[2001:db8:0:N::1]:1", 256), 16),
+        ("a /48", addresses("[2001:db8:0:N::1]:1", 3000), 128),
+        ("a /24", v4, 16),
+    ];
+    for (whose, all, want) in table {
+        let mut scene = Scene::new();
+        scene.all.set_limits(Limits { receivers: 10_000, ..limits() });
+        let answers = all.iter().map(|who| scene.subscribe(*who, 10, NOW).0);
+        assert_eq!(answers.filter(|answer| matches!(answer, Say::Lease { .. })).count(), want, "{whose}");
+        let other = scene.subscribe(at("[2001:db8:1::1]:1"), 10, NOW).0;
+        assert!(matches!(other, Say::Lease { .. }), "{whose}: {other:?}");
+    }
+}
+
 #[test]
 fn who_is_cut_off_waits() {
     let mut scene = Scene::new();

@@ -20,17 +20,13 @@ use super::{
 };
 use crate::graft::callers::Callers;
 
-/// Handshakes at once, and of one address.
-const HANDSHAKES_MAX: usize = 64;
-const HANDSHAKES_OF_ONE_MAX: usize = 4;
 /// Conversations at once: the settings have at most as many peers, and one that was started anew has two for a moment.
 const CONVERSATIONS_MAX: usize = 512;
 
 pub async fn listen(context: Arc<Context>, listener: TcpListener, config: Arc<ServerConfig>) {
     let acceptor = TlsAcceptor::from(config);
-    let handshakes = Arc::new(Semaphore::new(HANDSHAKES_MAX));
     let conversations = Arc::new(Semaphore::new(CONVERSATIONS_MAX));
-    let callers = Callers::new(HANDSHAKES_OF_ONE_MAX);
+    let callers = Callers::default();
     let mut tasks = tokio::task::JoinSet::new();
     loop {
         let accepted = tokio::select! {
@@ -46,16 +42,18 @@ pub async fn listen(context: Arc<Context>, listener: TcpListener, config: Arc<Se
                 continue;
             }
         };
-        let (Ok(place), Some(caller)) = (handshakes.clone().try_acquire_owned(), callers.enter(remote.ip()))
-        else {
-            debug!(%remote, "one handshake too many");
+        let address = remote.ip().to_canonical();
+        let is_named = context.agreement.peers.iter().any(|peer| peer.is_at(address));
+        let Some(caller) = callers.enter(address, is_named) else {
+            debug!(%remote, "a caller was let go: too many handshakes are under way");
             continue;
         };
         let (context, acceptor, conversations) = (context.clone(), acceptor.clone(), conversations.clone());
         tasks.spawn(async move {
             let proved = prove(&context, acceptor, stream).await;
-            drop((place, caller));
-            let (Some((stream, peer)), Ok(_place)) = (proved, conversations.try_acquire()) else { return };
+            let Some((stream, peer)) = proved else { return };
+            caller.has_shown(&peer);
+            let Ok(_place) = conversations.try_acquire() else { return };
             converse(&context, stream, &peer, remote).await;
         });
     }

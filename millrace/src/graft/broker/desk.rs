@@ -9,24 +9,25 @@ use std::{
 use millrace_graft::{
     message::{
         Want, Why,
-        control::{Control, Received},
+        control::Received,
         wire::{NAME_MAX, Request, Word},
     },
     packet::Runtime,
 };
 use tracing::info;
 
-use super::{Broker, door::Caller};
+use super::{Broker, door::Caller, line::Line};
 
-/// For a new connection to say what it is.
+/// For a new connection to say what it is, and for one whose session is over to go.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Of one desk, before the others have their turn.
 const REQUESTS: usize = 4;
 
 pub struct Desk {
-    control: Control,
+    line: Line,
     pub caller: Caller,
     pub role: Role,
+    /// When it came, or its session was over.
     since: Instant,
     is_deaf: bool,
 }
@@ -46,23 +47,28 @@ pub enum Role {
 }
 
 impl Desk {
-    pub fn new(control: Control, caller: Caller) -> Self {
-        Self { control, caller, role: Role::New, since: Instant::now(), is_deaf: false }
+    pub fn new(line: Line, caller: Caller) -> Self {
+        Self { line, caller, role: Role::New, since: Instant::now(), is_deaf: false }
     }
 
-    /// Of a session that came to a listener.
-    pub fn of_session(control: Control, caller: Caller, life: u64) -> Self {
-        Self { role: Role::Session(life), ..Self::new(control, caller) }
+    /// Makes one for a session that came to a listener.
+    pub fn of_session(line: Line, caller: Caller, life: u64) -> Self {
+        Self { role: Role::Session(life), ..Self::new(line, caller) }
     }
 
-    /// It says nothing.
+    /// Notes that its session is over.
+    pub fn finish(&mut self) {
+        (self.role, self.since) = (Role::Done, Instant::now());
+    }
+
+    /// Reports whether it has neither said what it is, nor gone, in time.
     pub fn is_tired(&self, now: Instant) -> bool {
-        self.role == Role::New && now > self.since + PATIENCE
+        matches!(self.role, Role::New | Role::Done) && now > self.since + PATIENCE
     }
 
     /// Whether it has been taken; who does not read is let go.
     pub fn tell(&self, word: &Word, descriptors: &[BorrowedFd<'_>]) -> bool {
-        self.control.send(word, descriptors).is_ok()
+        self.line.send(word, descriptors).is_ok()
     }
 }
 
@@ -76,7 +82,7 @@ impl Broker {
                     self.leave(desk);
                     break;
                 }
-                match found.control.receive() {
+                match found.line.receive() {
                     Received::Nothing => break,
                     Received::Record(request, _) => self.serve(runtime, desk, request),
                     Received::Malformed(why) => {
@@ -124,7 +130,7 @@ impl Broker {
     pub(super) fn tell_with(&mut self, desk: u64, word: &Word, descriptors: &[BorrowedFd<'_>]) {
         let Some(found) = self.desks.get_mut(&desk) else { return };
         // One that has gone may have said something before.
-        let told = found.control.send(word, descriptors);
+        let told = found.line.send(word, descriptors);
         found.is_deaf |= told.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
     }
 

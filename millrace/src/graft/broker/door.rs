@@ -10,21 +10,39 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
+use millrace_bpf::unix::peer_groups;
 use millrace_graft::message::control::Control;
-use nix::unistd::{Gid, Uid, User, getgrouplist};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
     sockopt::socket_peercred,
 };
 
-use crate::socket::put;
+use super::{
+    line::Line,
+    places::{Places, Pool},
+};
+use crate::{closer::Closer, socket::put};
 
 const BACKLOG: i32 = 64;
+/// Connections at once, and of one user, of those whom the settings name.
+const NAMED: Pool = Pool { all: 512, of_user: 64 };
+/// The same of all others, who get nothing but a refusal.
+const STRANGERS: Pool = Pool { all: 64, of_user: 8 };
 
-/// Its file goes when it is dropped.
+/// The listening socket. Its file goes when it is dropped.
 pub struct Door {
     path: PathBuf,
     socket: OwnedFd,
+    closer: Closer,
+    named: Places,
+    strangers: Places,
+}
+
+/// What came to the door.
+pub enum Arrival {
+    Application(Line, Caller),
+    /// All places that this user may have are taken.
+    TurnedAway(Caller),
 }
 
 /// Who is at the other end of a connection, when it was made.
@@ -35,6 +53,10 @@ pub struct Caller {
 }
 
 impl Door {
+    /// Listens. Inside of a runtime.
+    ///
+    /// # Errors
+    /// Another daemon answers there, or there can be no socket.
     pub fn open(path: &Path) -> anyhow::Result<Self> {
         Self::try_open(path).with_context(|| format!("socket {}", path.display()))
     }
@@ -48,6 +70,7 @@ impl Door {
             Err(error) if UnixStream::connect(path).is_err() => return Err(error.into()),
             Err(_) => bail!("another daemon answers on it; choose another with --messages-socket"),
         }
+        let closer = Closer::start()?;
         let socket = put(path, |new| {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -56,11 +79,19 @@ impl Door {
             std::fs::set_permissions(new, std::fs::Permissions::from_mode(0o666))?;
             Ok(socket)
         })?;
-        Ok(Self { path: path.to_owned(), socket })
+        let (named, strangers) = (Places::new(NAMED), Places::new(STRANGERS));
+        Ok(Self { path: path.to_owned(), socket, closer, named, strangers })
     }
 
-    /// The next one, if there is one.
-    pub fn accept(&self) -> io::Result<Option<(Control, Caller)>> {
+    /// Takes the next connection, if there is one. `is_named` says whether the settings name a caller.
+    ///
+    /// # Errors
+    /// It cannot be taken, mostly for want of descriptors.
+    pub fn accept(&self, is_named: impl FnOnce(&Caller) -> bool) -> io::Result<Option<Arrival>> {
+        // The closer has as much to do as it may have: who waits at the socket waits on.
+        if self.closer.is_full() {
+            return Ok(None);
+        }
         let connection = match accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
             Ok(connection) => connection,
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {
@@ -68,8 +99,25 @@ impl Door {
             }
             Err(error) => return Err(error.into()),
         };
-        let caller = Caller::of(&connection)?;
-        Ok(Some((Control::from(connection), caller)))
+        let caller = match Caller::of(&connection) {
+            Ok(caller) => caller,
+            Err(error) => {
+                self.closer.close(connection);
+                return Err(error);
+            }
+        };
+        let places = if is_named(&caller) { &self.named } else { &self.strangers };
+        let Some(place) = places.enter(caller.user) else {
+            self.closer.close(connection);
+            return Ok(Some(Arrival::TurnedAway(caller)));
+        };
+        match Line::start(connection, place) {
+            Ok(line) => Ok(Some(Arrival::Application(line, caller))),
+            Err((connection, error)) => {
+                self.closer.close(connection);
+                Err(error)
+            }
+        }
     }
 }
 
@@ -80,14 +128,11 @@ impl Drop for Door {
 }
 
 impl Caller {
+    /// Asks the kernel alone: the names of users and groups may be on another machine, which takes its time.
     fn of(connection: impl AsFd) -> io::Result<Self> {
-        let who = socket_peercred(connection)?;
-        let (user, group) = (who.uid.as_raw(), who.gid.as_raw());
-        // Those that the user has by name, besides.
-        let named = User::from_uid(Uid::from_raw(user)).ok().flatten();
-        let name = named.and_then(|user| std::ffi::CString::new(user.name).ok());
-        let groups = name.and_then(|name| getgrouplist(&name, Gid::from_raw(group)).ok()).unwrap_or_default();
-        let groups = groups.into_iter().map(Gid::as_raw).chain([group]).collect();
-        Ok(Self { user, groups })
+        let who = socket_peercred(&connection)?;
+        let mut groups = peer_groups(connection.as_fd())?;
+        groups.push(who.gid.as_raw());
+        Ok(Self { user: who.uid.as_raw(), groups })
     }
 }

@@ -10,7 +10,7 @@ use tracing::warn;
 
 use super::{
     Broker,
-    desk::Role,
+    desk::{Desk, Role},
     far::Say,
     lease::{Said, Stage, short},
 };
@@ -73,7 +73,7 @@ impl Broker {
                 lease.desk = None;
                 let reason = reason.to_owned();
                 desk.into_iter().for_each(|desk| {
-                    self.desks.entry(desk).and_modify(|desk| desk.role = Role::Done);
+                    self.desks.entry(desk).and_modify(Desk::finish);
                     self.refuse(desk, Why::Unreachable, reason.clone());
                 });
             }
@@ -86,7 +86,7 @@ impl Broker {
     pub(super) fn give_up(&mut self, life: u64, why: Why, reason: &str) {
         let own = self.leases.get_mut(&life).filter(|lease| lease.is_own);
         if let Some(desk) = own.and_then(|lease| lease.desk.take()) {
-            self.desks.entry(desk).and_modify(|desk| desk.role = Role::Done);
+            self.desks.entry(desk).and_modify(Desk::finish);
             self.refuse(desk, why, reason.to_owned());
         }
         self.end_own(life, reason);

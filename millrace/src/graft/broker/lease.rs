@@ -1,7 +1,7 @@
 //! A session that an application has, or is about to have: from the first word about it until both ends have let go of it.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     time::{Duration, Instant},
 };
 
@@ -153,6 +153,20 @@ impl Lease {
     }
 }
 
+/// Adds a lease. The other end draws lives, too, and may say one that is somebody's here.
+///
+/// # Errors
+/// There is one of this life, which stays as it is.
+pub fn insert(leases: &mut BTreeMap<u64, Lease>, life: u64, lease: Lease) -> Result<(), Denied> {
+    match leases.entry(life) {
+        Entry::Vacant(place) => {
+            place.insert(lease);
+            Ok(())
+        }
+        Entry::Occupied(_) => Err((Why::Malformed, "another session has this number".to_owned())),
+    }
+}
+
 /// Whether order is the library's matter with this graft.
 pub fn waits(want: &Want, offer: &Offer) -> bool {
     want.services.contains(Service::Order.name()) && !offer.services.contains(&Service::Order)
@@ -160,4 +174,25 @@ pub fn waits(want: &Want, offer: &Offer) -> bool {
 
 pub fn short(reason: &str) -> String {
     reason.chars().take(REASON_MAX).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A peer that answers our `Open` by an `Open` of the same life would have its listener's user end what our application has.
+    #[test]
+    fn life_that_is_somebodys_is_refused() {
+        let ends =
+            |port| Ends { local: ([192, 0, 2, 1], port).into(), remote: ([192, 0, 2, 2], port).into() };
+        let mut leases = BTreeMap::new();
+        let own = Lease { is_own: true, ..Lease::offered((0, ends(1)), "own".to_owned(), (7, 1000)) };
+        insert(&mut leases, 5, own).unwrap();
+        for peer in [0, 1] {
+            let theirs = Lease::offered((peer, ends(2)), "theirs".to_owned(), (8, 1001));
+            assert_eq!(insert(&mut leases, 5, theirs).unwrap_err().0, Why::Malformed);
+            let kept = leases.get(&5).unwrap();
+            assert!(kept.is_own && kept.desk == Some(7) && kept.user == 1000 && kept.ends == ends(1));
+        }
+    }
 }

@@ -14,7 +14,8 @@ use super::{
     Broker,
     desk::{Desk, Role},
     far::Say,
-    lease::{AGAIN, Denied, Lease, Said, Stage, denied, waits},
+    lease::{AGAIN, Denied, Lease, Said, Stage, denied, insert, waits},
+    line::Line,
     process,
     ring::descriptors_of,
 };
@@ -47,7 +48,7 @@ impl Broker {
             said: Some(Said::new(say)),
             ..Lease::offered((peer, ends), service, (desk, user))
         };
-        self.leases.insert(life, lease);
+        insert(&mut self.leases, life, lease)?;
         self.desks.entry(desk).and_modify(|desk| desk.role = Role::Session(life));
         Ok(())
     }
@@ -130,8 +131,7 @@ impl Broker {
             return Err((Why::Busy, "its socket is still held by an application there".to_owned()));
         }
         let lease = Lease { in_order, ..Lease::offered((peer, ends), service, (desk, user)) };
-        self.leases.insert(life, lease);
-        Ok(())
+        insert(&mut self.leases, life, lease)
     }
 
     /// The socket is the application's.
@@ -241,8 +241,15 @@ impl Broker {
         }
         lease.begin(runtime);
         let caller = lease.desk.and_then(|desk| self.desks.get(&desk)).map(|desk| desk.caller.clone());
-        let (Some(caller), Ok((own, theirs))) = (caller, Control::pair()) else {
+        let Some(caller) = caller else {
             return self.end_own(life, "the application that listened there has gone");
+        };
+        let line = self.accepted.enter(caller.user).and_then(|place| {
+            let (own, theirs) = Control::pair().ok()?;
+            Some((Line::start(own.into(), place).ok()?, theirs))
+        });
+        let Some((line, theirs)) = line else {
+            return self.end_own(life, "the daemon there has no room for the application's connection");
         };
         if let Err(why) = self.prepare(life) {
             return self.end_own(life, &format!("at the other end: {why}"));
@@ -250,7 +257,7 @@ impl Broker {
         if self.lend(runtime, life, Some(&theirs)).is_none() {
             return self.end_own(life, "the application that listens there does not take it");
         }
-        let desk = self.add_desk(Desk::of_session(own, caller, life));
+        let desk = self.add_desk(Desk::of_session(line, caller, life));
         self.leases.entry(life).and_modify(|lease| lease.desk = Some(desk));
         self.say_of(life, &Say::Ready { life });
     }

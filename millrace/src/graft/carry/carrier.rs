@@ -26,6 +26,8 @@ pub struct Far {
     pub run: u64,
     /// Where it comes from.
     pub remote: IpAddr,
+    /// This host's address by which it is here, if that is known.
+    pub local: Option<IpAddr>,
 }
 
 /// By what and where a peer is reached, in the order in which ways are preferred.

@@ -1,7 +1,7 @@
 //! Carriers that are there, which of them is used, and what the kernel is told of them.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     net::{IpAddr, UdpSocket},
     sync::Arc,
     time::{Duration, Instant},
@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::{
-    carrier::{Carrier, Way},
+    carrier::{Carrier, Far, Way},
     gateway::{Gateway, networks_of},
     hooks::Hooks,
     socket::Crowd,
@@ -40,6 +40,8 @@ struct State {
     all: Vec<Arc<Carrier>>,
     /// Hosts that were reached by the one that came last.
     latest: Vec<IpAddr>,
+    /// Addresses of this host to which its carriers have come.
+    come_to: BTreeSet<IpAddr>,
     /// The best of them.
     current: watch::Sender<Option<Arc<Carrier>>>,
     /// Why there is none, by way.
@@ -51,9 +53,9 @@ struct State {
 
 impl State {
     fn new(settings: Peer) -> Self {
-        let (all, latest) = (Vec::new(), Vec::new());
+        let (all, latest, come_to) = (Vec::new(), Vec::new(), BTreeSet::new());
         let (current, why, since) = (watch::Sender::new(None), BTreeMap::new(), Instant::now());
-        Self { settings, all, latest, current, why, since, served: Arc::default() }
+        Self { settings, all, latest, come_to, current, why, since, served: Arc::default() }
     }
 
     /// Of its hosts: no more than it has carriers, but for the one that has gone. It may call from another address each time.
@@ -147,6 +149,7 @@ impl Carriers {
             carrier.addresses.push(carrier.far.remote);
         }
         state.latest.clone_from(&carrier.addresses);
+        state.come_to.extend(carrier.far.local);
         let carrier = Arc::new(carrier);
         state.all.retain(|other| other.way != carrier.way);
         state.all.push(carrier.clone());
@@ -216,6 +219,23 @@ impl Carriers {
     /// Where connections belong that a peer makes for its pools. `None`: the settings do not name it any more.
     pub fn served(&self, peer: &str) -> Option<Arc<Crowd>> {
         self.peers.lock().get(peer).map(|state| state.served.clone())
+    }
+
+    /// A connection of one of its pools has come.
+    pub fn have_come_to(&self, far: &Far) {
+        if let Some(state) = self.peers.lock().get_mut(&far.peer) {
+            state.come_to.extend(far.local);
+        }
+    }
+
+    /// Reports whether the peer reaches this address of this host over the network: one of its carriers has come to it.
+    pub fn reach(&self, peer: &str, address: IpAddr) -> bool {
+        self.peers.lock().get(peer).is_some_and(|state| state.come_to.contains(&address))
+    }
+
+    /// Whether the settings name this address as one of a peer's host.
+    pub fn are_at(&self, address: IpAddr) -> bool {
+        self.peers.lock().values().any(|state| state.settings.is_at(address))
     }
 
     /// Whether the peer's key stands for this address.

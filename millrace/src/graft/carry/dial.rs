@@ -19,7 +19,7 @@ use quinn::{
     crypto::rustls::{QuicClientConfig, QuicServerConfig},
 };
 use rustls::pki_types::CertificateDer;
-use tokio::{sync::Semaphore, time::timeout};
+use tokio::time::timeout;
 use tracing::debug;
 
 use super::{
@@ -30,7 +30,7 @@ use super::{
     stream::{PATIENCE, Stream},
     warm,
 };
-use crate::graft::tls::Tls;
+use crate::graft::{callers::Callers, tls::Tls};
 
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
 /// After so much silence a carrier is gone.
@@ -39,7 +39,8 @@ const PAUSE_LEAST: Duration = Duration::from_millis(200);
 const PAUSE_MOST: Duration = Duration::from_secs(10);
 /// How often it is looked whether a carrier that the peer has called for still is.
 const LOOK: Duration = Duration::from_millis(500);
-const HANDSHAKES_MAX: usize = 64;
+/// For a handshake, of who has not shown its key.
+const HANDSHAKE: Duration = Duration::from_secs(5);
 /// Of both directions of the socket: what comes while this process does not run.
 const SOCKET_BYTES: usize = 4 << 20;
 /// For greetings, and for saying that there is no room.
@@ -157,35 +158,40 @@ async fn streams(context: Arc<Context>, carrier: Arc<Carrier>, connection: Conne
 
 /// Peers that call, until the endpoint is closed.
 pub async fn listen(context: Arc<Context>, endpoint: Endpoint, tls: Arc<parking_lot::RwLock<Tls>>) {
-    let places = Arc::new(Semaphore::new(HANDSHAKES_MAX));
+    let callers = Callers::default();
     while let Some(incoming) = endpoint.accept().await {
         // Whoever has not shown that it is where it says costs nothing but an answer.
         if !incoming.remote_address_validated() {
             let _ = incoming.retry();
             continue;
         }
-        let Ok(place) = places.clone().try_acquire_owned() else {
+        let remote = incoming.remote_address().ip().to_canonical();
+        let Some(caller) = callers.enter(remote, context.carriers.are_at(remote)) else {
+            context.table.count(let_go::CROWDED);
+            debug!(%remote, "a caller was let go: too many handshakes are under way");
             incoming.ignore();
             continue;
         };
         let (context, tls) = (context.clone(), tls.clone());
         tokio::spawn(async move {
-            let answered = answer(&context, incoming, &tls).await;
-            drop(place);
-            if let Err(error) = answered {
-                context.table.count(let_go::name(&error));
-                debug!("a caller was let go: {error:#}");
+            match answer(&context, incoming, &tls).await {
+                Ok(peer) => caller.has_shown(&peer),
+                Err(error) => {
+                    context.table.count(let_go::name(&error));
+                    debug!(%remote, "a caller was let go: {error:#}");
+                }
             }
         });
     }
 }
 
+/// Returns whose it is.
 async fn answer(
     context: &Arc<Context>,
     incoming: Incoming,
     tls: &parking_lot::RwLock<Tls>,
-) -> anyhow::Result<()> {
-    let connection = timeout(PATIENCE, incoming.accept()?).await.context("no handshake")??;
+) -> anyhow::Result<String> {
+    let connection = timeout(HANDSHAKE, incoming.accept()?).await.context("no handshake")??;
     let shown = connection.peer_identity().context("no certificate")?;
     let shown = shown.downcast::<Vec<CertificateDer<'static>>>().ok().context("no certificate")?;
     let peer = tls.read().name(&shown).context("no key that is known")?;
@@ -196,15 +202,17 @@ async fn answer(
     let from = connection.remote_address().ip().to_canonical();
     let to = connection.local_ip().map(|to| to.to_canonical());
     let way = Way::calls(place(&context.carriers_wanted, Kind::Quic), Kind::Quic, from, to);
-    begin(context, peer, connection, run, way);
+    begin(context, peer.clone(), connection, run, way);
     stream.sender.push(&Frame::Hello { run: context.run });
     stream.sender.flush().await?;
     stream.finish();
-    Ok(())
+    Ok(peer)
 }
 
 fn begin(context: &Arc<Context>, peer: String, connection: Connection, run: u64, way: Way) {
-    let far = Arc::new(Far { peer, run, remote: connection.remote_address().ip().to_canonical() });
+    let remote = connection.remote_address().ip().to_canonical();
+    let local = connection.local_ip().map(|ip| ip.to_canonical());
+    let far = Arc::new(Far { peer, run, remote, local });
     match context.carriers.add(Carrier::new(far, way, Link::Quic(connection.clone()))) {
         Some(carrier) => {
             tokio::spawn(streams(context.clone(), carrier.clone(), connection));

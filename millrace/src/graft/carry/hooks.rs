@@ -1,10 +1,13 @@
 //! Hooks of cgroups: the daemon's own, and those of commands. All lead to the same broker.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     io,
     net::{IpAddr, SocketAddr},
-    os::fd::{AsFd as _, BorrowedFd},
+    os::{
+        fd::{AsFd as _, BorrowedFd},
+        unix::fs::MetadataExt as _,
+    },
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -27,11 +30,16 @@ use super::{
 
 /// Commands at once.
 const COMMANDS_MAX: usize = 64;
+/// Cgroups of which it is remembered where they are.
+const KNOWN_MAX: usize = 4096;
 
 pub struct Hooks {
     config: Config,
     /// Where connections go past TCP on loopback.
     hop: Option<Arc<Hop>>,
+    /// The daemon's own, and whether cgroups are in it, by their numbers, which are used once.
+    cgroup: PathBuf,
+    inside: Mutex<HashMap<u64, bool>>,
     state: Mutex<State>,
 }
 
@@ -72,7 +80,8 @@ impl Hooks {
         own.attach(cgroup)?;
         let (commands, peers, past) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
         let state = State { own, own_hop, commands, peers, past, shown: HashSet::new() };
-        Ok(Self { config, hop, state: Mutex::new(state) })
+        let (cgroup, inside) = (cgroup.to_owned(), Mutex::default());
+        Ok(Self { config, hop, cgroup, inside, state: Mutex::new(state) })
     }
 
     /// For good.
@@ -123,6 +132,21 @@ impl Hooks {
             }
             lives
         });
+    }
+
+    /// Reports whether a cgroup, by its number, has a hook: its own, or that of one above it.
+    pub fn have(&self, cgroup: u64) -> bool {
+        let known = self.inside.lock().get(&cgroup).copied();
+        let is_inside = known.unwrap_or_else(|| {
+            let is_inside = is_in(cgroup, &self.cgroup);
+            let mut inside = self.inside.lock();
+            if inside.len() >= KNOWN_MAX {
+                inside.clear();
+            }
+            inside.insert(cgroup, is_inside);
+            is_inside
+        });
+        is_inside || self.state.lock().commands.iter().any(|command| is_in(cgroup, &command.cgroup))
     }
 
     /// Whether a command serves this port to this peer.
@@ -223,6 +247,14 @@ impl Hooks {
         hooks.for_each(|hook| add_verdicts(&mut sums, hook));
         sums
     }
+}
+
+/// A cgroup's number is that of its directory.
+fn is_in(cgroup: u64, top: &Path) -> bool {
+    let is_it = std::fs::metadata(top).is_ok_and(|about| about.ino() == cgroup);
+    let below = || std::fs::read_dir(top).into_iter().flatten().flatten();
+    let is_directory = |entry: &std::fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
+    is_it || below().filter(is_directory).any(|entry| is_in(cgroup, &entry.path()))
 }
 
 pub struct Shown<'a> {

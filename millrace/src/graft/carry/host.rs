@@ -1,5 +1,6 @@
 //! Connections to servers of this host, which come by carriers: to listed ports only, from clients that the peer's key
-//! stands for.
+//! stands for. What is to be reached from this host alone stays so: addresses are those to which the peer's carriers come, and listeners those
+//! of the daemon's cgroup and of commands, unless a rule names the address.
 
 use std::{
     io,
@@ -9,7 +10,8 @@ use std::{
 };
 
 use anyhow::Context as _;
-use millrace_bpf::graft::hook::Guest;
+use millrace_bpf::graft::{hook::Guest, listener_cgroup};
+use millrace_graft::Rule;
 use millrace_proto::graft::{
     carry::frame::{Frame, Open, Reason},
     select::kind::Kind,
@@ -170,11 +172,18 @@ async fn reach<'a>(
     if !is_here(server.ip()) {
         return Ok((reach_behind(context, far, open).await?, None));
     }
+    let is_named = is_named(context, server, client.ip());
+    if !is_named && !context.carriers.reach(&far.peer, server.ip()) {
+        return Err(Reason::NotHere);
+    }
     for _ in 0..PORT_TRIES {
         let (socket, shown) = bound(context, server, client).map_err(|error| {
             warn!(%server, "no connection to the server: {error:#}");
             Reason::Unreachable
         })?;
+        if !is_named && !is_served(context, &socket, server) {
+            return Err(Reason::NotListed);
+        }
         match timeout(PATIENCE, socket.connect(server)).await {
             Ok(Ok(stream)) if prepare(&stream).is_ok() => return Ok((stream, Some(shown))),
             // The port has a connection to this server, which may be somebody else's.
@@ -224,6 +233,25 @@ fn client_of(context: &Context, far: &Far, open: &Open) -> Result<SocketAddr, Re
 
 fn is_listed(context: &Context, port: u16, client: IpAddr) -> bool {
     context.servers.read().iter().any(|rule| rule.is_for(port, client)) || context.hooks.serves(port, client)
+}
+
+/// Whether a rule names the server's address.
+fn is_named(context: &Context, server: SocketAddr, client: IpAddr) -> bool {
+    let names = |rule: &Rule| rule.is_for(server.port(), client) && rule.addresses.contains(&server.ip());
+    context.servers.read().iter().any(names)
+}
+
+/// Whether who listens is in a cgroup with a hook: elsewhere it would see this host as the client. Where nobody listens the connection is
+/// refused anyway.
+fn is_served(context: &Context, socket: &TcpSocket, server: SocketAddr) -> bool {
+    let found = socket.local_addr().and_then(|from| listener_cgroup(from, server));
+    match found {
+        Ok(id) => id.is_none_or(|id| tokio::task::block_in_place(|| context.hooks.have(id))),
+        Err(error) => {
+            warn!(%server, "no connection to the server: the kernel does not say whose it is: {error}");
+            false
+        }
+    }
 }
 
 /// Not by binding to it: a host may be set to allow that for addresses of others.

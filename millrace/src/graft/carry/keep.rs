@@ -70,7 +70,8 @@ impl Keeper {
     async fn begin(&self) -> anyhow::Result<Option<(Arc<Carrier>, Arc<Pool>)>> {
         let met = self.call().await?;
         let (peer, remote) = (self.peer.name.clone(), self.at.ip().to_canonical());
-        let far = Arc::new(Far { peer, run: met.run, remote });
+        let local = met.stream.local_addr().ok().map(|at| at.ip().to_canonical());
+        let far = Arc::new(Far { peer, run: met.run, remote, local });
         let pool = Arc::new(Pool::new(self.limits.clone(), met.rtt));
         pool.put(stream(&pool, met)?);
         let carrier = Carrier::new(far, self.way.clone(), Link::Pool(pool.clone()));

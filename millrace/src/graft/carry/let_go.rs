@@ -3,6 +3,9 @@
 use quinn::{ConnectionError, TransportErrorCode};
 use rustls::{AlertDescription, Error as Tls};
 
+/// No place was left for its handshake.
+pub const CROWDED: &str = "crowded";
+
 /// It has shown a known key, and has as many connections as it may.
 #[derive(Debug, thiserror::Error)]
 #[error("{peer} has {most} connections: one more is too many")]
@@ -67,5 +70,6 @@ mod tests {
             assert_eq!(name(&why), want, "{why:#}");
             assert!(DOCUMENTED.contains(&format!("| `{want}` |")), "{want}");
         }
+        assert!(DOCUMENTED.contains(&format!("| `{CROWDED}` |")));
     }
 }

@@ -1,4 +1,4 @@
-//! Connections of pools that peers make. Nothing is kept of who has not shown a known key, and handshakes are few at once.
+//! Connections of pools that peers make. Nothing is kept of who has not shown a known key, but from where it calls, and handshakes are few at once.
 
 use std::{sync::Arc, time::Duration};
 
@@ -6,10 +6,7 @@ use anyhow::Context as _;
 use millrace_graft::settings;
 use parking_lot::RwLock;
 use rustls::pki_types::CertificateDer;
-use tokio::{
-    net::{TcpListener, TcpStream},
-    sync::Semaphore,
-};
+use tokio::net::{TcpListener, TcpStream};
 use tracing::{debug, warn};
 
 use super::{
@@ -25,9 +22,6 @@ use crate::graft::{callers::Callers, tls::Tls};
 
 /// For an answer of who has called: that one knows how long it takes, and this end does not, and need only end what is no connection any more.
 const ASKED: Duration = Duration::from_secs(5);
-/// Handshakes at once, and of one address.
-const HANDSHAKES_MAX: usize = 64;
-const HANDSHAKES_OF_ONE_MAX: usize = 32;
 
 /// For as long as the broker runs.
 pub async fn listen(
@@ -36,8 +30,7 @@ pub async fn listen(
     tls: Arc<RwLock<Tls>>,
     limits: settings::Pool,
 ) {
-    let (places, callers) = (Arc::new(Semaphore::new(HANDSHAKES_MAX)), Callers::new(HANDSHAKES_OF_ONE_MAX));
-    let limits = Arc::new(limits);
+    let (callers, limits) = (Callers::default(), Arc::new(limits));
     loop {
         let (stream, remote) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -49,29 +42,33 @@ pub async fn listen(
             }
         };
         let remote = remote.ip().to_canonical();
-        let (Ok(place), Some(caller)) = (places.clone().try_acquire_owned(), callers.enter(remote)) else {
-            debug!(%remote, "one handshake too many");
+        let Some(caller) = callers.enter(remote, context.carriers.are_at(remote)) else {
+            context.table.count(let_go::CROWDED);
+            debug!(%remote, "a caller was let go: too many handshakes are under way");
             continue;
         };
         let (context, tls, limits) = (context.clone(), tls.clone(), limits.clone());
         tokio::spawn(async move {
-            let taken = take(&context, stream, &tls, &limits).await;
-            drop((place, caller));
-            if let Err(error) = taken {
-                context.table.count(let_go::name(&error));
-                debug!(%remote, "a caller was let go: {error:#}");
+            match take(&context, stream, &tls, &limits).await {
+                Ok(peer) => caller.has_shown(&peer),
+                Err(error) => {
+                    context.table.count(let_go::name(&error));
+                    debug!(%remote, "a caller was let go: {error:#}");
+                }
             }
         });
     }
 }
 
+/// Returns whose it is.
 async fn take(
     context: &Arc<Context>,
     stream: TcpStream,
     tls: &RwLock<Tls>,
     limits: &settings::Pool,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<String> {
     let remote = stream.peer_addr()?.ip().to_canonical();
+    let local = Some(stream.local_addr()?.ip().to_canonical());
     let config = tcp::server_config(tls.read().server()?);
     let admit = |shown: &[CertificateDer<'_>]| {
         let peer = tls.read().name(shown).context("no key that is known")?;
@@ -84,11 +81,12 @@ async fn take(
     let (met, (peer, crowd)) = tcp::answer(stream, config, limits, context.run, admit).await?;
     let socket = Socket::new(met.stream, &crowd);
     let halves = halves(&socket, &met.secrets).context("no cipher that is known here")?;
-    let far = Arc::new(Far { peer, run: met.run, remote });
+    let far = Arc::new(Far { peer: peer.clone(), run: met.run, remote, local });
+    context.carriers.have_come_to(&far);
     let context = context.clone();
     let home: Home = Arc::new(move |stream| {
         tokio::spawn(host::wait(context.clone(), far.clone(), stream));
     });
     home(Stream::tls(halves, home.clone(), met.asks.then_some(ASKED)));
-    Ok(())
+    Ok(peer)
 }

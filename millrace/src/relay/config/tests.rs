@@ -243,6 +243,7 @@ fn rules_are_read_with_their_lines() {
         ("upstream-token = 't'", "needs upstream"),
         ("upstream = 'moqt://a'\nupstream-tls-cert = 'c'", "need each other"),
         ("upstream = 'https://a'\nupstream-tls-cert = 'c'", "need each other"),
+        ("upstream = 'moqt://user:secret@a'", "a relay's address has no user and no password"),
         ("upstream = 'http://a'", "moqt://HOST:PORT or https://HOST:PORT"),
     ];
     for (text, wanted) in table {

@@ -125,6 +125,12 @@ impl FromStr for RelayUrl {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let url = Url::parse(text).map_err(|error| format!("`{text}`: {error}"))?;
+        if millrace_relay::has_user(&url) {
+            // It is not shown.
+            return Err(
+                "a relay's address has no user and no password: the token is in upstream-token".to_owned()
+            );
+        }
         if !millrace_relay::is_of_a_relay(&url) {
             return Err(format!("`{text}` is not of the form moqt://HOST:PORT or https://HOST:PORT"));
         }

@@ -1,0 +1,151 @@
+//! Whom an address stands for: one client, and the networks that it is in.
+//!
+//! One client has an IPv4 address or an IPv6 /64, but whoever has a /48 has 65,536 of them. So each wider network has a limit of its own, which
+//! is a multiple of one client's: generous enough for a translator of addresses, or a site with many clients.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// Lengths of prefixes of IPv4 and IPv6, the narrowest first, and how many times as much as one client each may have.
+const LEVELS_V4: [(u8, usize); 2] = [(32, 1), (24, 8)];
+const LEVELS_V6: [(u8, usize); 3] = [(64, 1), (56, 8), (48, 64)];
+
+/// A prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Network {
+    pub address: IpAddr,
+    pub length: u8,
+}
+
+impl Network {
+    /// Returns the network of this length that an address is in. An IPv4 address in IPv6 form is the IPv4 address.
+    pub fn of(address: IpAddr, length: u8) -> Self {
+        let address = match address.to_canonical() {
+            IpAddr::V4(address) => {
+                let mask = u32::MAX.checked_shl(32 - u32::from(length.min(32))).unwrap_or(0);
+                Ipv4Addr::from_bits(address.to_bits() & mask).into()
+            }
+            IpAddr::V6(address) => {
+                let mask = u128::MAX.checked_shl(128 - u32::from(length.min(128))).unwrap_or(0);
+                Ipv6Addr::from_bits(address.to_bits() & mask).into()
+            }
+        };
+        Self { address, length }
+    }
+
+    pub fn contains(self, address: IpAddr) -> bool {
+        self == Self::of(address, self.length)
+    }
+}
+
+/// Returns the networks that an address is in, the narrowest first, each with how many times as much as one client it may have.
+pub fn levels(address: IpAddr) -> impl Iterator<Item = (Network, usize)> {
+    let levels = match address.to_canonical() {
+        IpAddr::V4(_) => &LEVELS_V4[..],
+        IpAddr::V6(_) => &LEVELS_V6[..],
+    };
+    levels.iter().map(move |(length, times)| (Network::of(address, *length), *times))
+}
+
+/// Places that clients hold, counted in each of their networks.
+#[derive(Clone, Debug)]
+pub struct Places {
+    all: usize,
+    of_client: usize,
+    taken: usize,
+    counts: HashMap<Network, usize>,
+}
+
+impl Places {
+    /// Makes `all` places. One client may hold `of_client` of them, and no network more than half.
+    pub fn new(all: usize, of_client: usize) -> Self {
+        Self { all, of_client, taken: 0, counts: HashMap::new() }
+    }
+
+    /// Takes a place, if one is left for this address.
+    pub fn enter(&mut self, address: IpAddr) -> bool {
+        let has_room = |(network, times): (Network, usize)| {
+            let most = (self.of_client * times).min(self.all.div_ceil(2));
+            self.counts.get(&network).copied().unwrap_or_default() < most
+        };
+        if self.taken >= self.all || !levels(address).all(has_room) {
+            return false;
+        }
+        self.taken += 1;
+        levels(address).for_each(|(network, _)| *self.counts.entry(network).or_default() += 1);
+        true
+    }
+
+    /// Gives back a place that this address has taken.
+    pub fn leave(&mut self, address: IpAddr) {
+        self.taken = self.taken.saturating_sub(1);
+        for (network, _) in levels(address) {
+            if let Some(count) = self.counts.get_mut(&network) {
+                *count -= 1;
+                if *count == 0 {
+                    self.counts.remove(&network);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(text: &str) -> IpAddr {
+        text.parse().expect("an address")
+    }
+
+    #[test]
+    fn addresses_are_in_networks_of_each_level() {
+        let table: [(&str, &[(&str, u8)]); 4] = [
+            ("192.0.2.77", &[("192.0.2.77", 32), ("192.0.2.0", 24)]),
+            ("::ffff:192.0.2.77", &[("192.0.2.77", 32), ("192.0.2.0", 24)]),
+            (
+                "2001:db8:1:2345:6::7",
+                &[("2001:db8:1:2345::", 64), ("2001:db8:1:2300::", 56), ("2001:db8:1::", 48)],
+            ),
+            ("::1", &[("::", 64), ("::", 56), ("::", 48)]),
+        ];
+        for (text, want) in table {
+            let found: Vec<_> = levels(address(text)).map(|(it, _)| (it.address, it.length)).collect();
+            let want: Vec<_> = want.iter().map(|(text, length)| (address(text), *length)).collect();
+            assert_eq!(found, want, "{text}");
+        }
+        assert!(Network::of(address("192.0.2.1"), 24).contains(address("::ffff:192.0.2.9")));
+        assert!(!Network::of(address("192.0.2.1"), 24).contains(address("192.0.3.1")));
+        assert!(Network::of(address("192.0.2.1"), 0).contains(address("8.8.8.8")));
+    }
+
+    /// However many addresses of its network a client has, as many places are left for others.
+    #[test]
+    fn no_network_holds_all_places() {
+        type Nth = fn(u32) -> IpAddr;
+        let table: [(&str, Nth, usize); 5] = [
+            ("one address", |_| Ipv4Addr::new(192, 0, 2, 1).into(), 2),
+            ("a /24", |n| Ipv4Addr::new(192, 0, 2, n as u8).into(), 16),
+            ("a /64", |n| Ipv6Addr::from_bits(u128::from(n)).into(), 2),
+            ("a /56", |n| Ipv6Addr::from_bits(u128::from(n & 0xff) << 64).into(), 16),
+            ("a /48", |n| Ipv6Addr::from_bits(u128::from(n & 0xffff) << 64).into(), 32),
+        ];
+        for (whose, nth, want) in table {
+            let mut places = Places::new(64, 2);
+            let taken: Vec<_> = (0..70_000).map(nth).filter(|at| places.enter(*at)).collect();
+            assert_eq!(taken.len(), want, "{whose}");
+            let other = address("203.0.113.7");
+            assert!(places.enter(other), "{whose}");
+            places.leave(other);
+            taken.into_iter().for_each(|at| places.leave(at));
+            assert!(places.counts.is_empty() && places.taken == 0, "{whose}");
+        }
+    }
+
+    #[test]
+    fn there_are_no_more_places_than_all() {
+        let mut places = Places::new(10, 2);
+        let each = (0..100).map(|n| IpAddr::from(Ipv4Addr::new(10, n, 0, 1)));
+        assert_eq!(each.filter(|at| places.enter(*at)).count(), 10);
+    }
+}

@@ -1,0 +1,62 @@
+//! How many reports of receivers are passed on to the sender.
+
+/// Reports that were passed on in the latest second in which there was one: of one receiver, or of all.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Reports {
+    second: u64,
+    count: u32,
+}
+
+impl Reports {
+    fn in_second(&mut self, second: u64) -> &mut u32 {
+        if self.second != second {
+            *self = Self { second, count: 0 };
+        }
+        &mut self.count
+    }
+}
+
+/// Takes one of the `most` reports of this second for a receiver, of so many. Half of them are for whoever comes first, and the other half is shared
+/// evenly: so whoever reports all the time keeps nobody's from the sender.
+pub fn take(all: &mut Reports, own: &mut Reports, second: u64, most: u32, receivers: usize) -> bool {
+    let first = most.div_ceil(2);
+    let share = (most - first).div_ceil(u32::try_from(receivers).unwrap_or(u32::MAX).max(1));
+    let (all, own) = (all.in_second(second), own.in_second(second));
+    let may = *all < most && (*all < first || *own < share);
+    if may {
+        (*all, *own) = (*all + 1, *own + 1);
+    }
+    may
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn receiver_that_reports_all_the_time_leaves_others_their_share() {
+        let (mut all, mut loud) = (Reports::default(), Reports::default());
+        let mut quiet = [Reports::default(); 20];
+        for second in 1..4 {
+            let passed = (0..1000).filter(|_| take(&mut all, &mut loud, second, 100, 21)).count();
+            assert_eq!(passed, 50, "it had half of them before the others came");
+            for one in &mut quiet {
+                assert!(take(&mut all, one, second, 100, 21) && take(&mut all, one, second, 100, 21));
+            }
+            let passed = (0..1000).filter(|_| take(&mut all, &mut loud, second, 100, 21)).count();
+            assert_eq!(passed, 0);
+        }
+    }
+
+    #[test]
+    fn alone_it_has_all_and_many_have_no_more_than_all() {
+        let (mut all, mut one) = (Reports::default(), Reports::default());
+        assert_eq!((0..200).filter(|_| take(&mut all, &mut one, 1, 7, 1)).count(), 7);
+        assert_eq!((0..200).filter(|_| take(&mut all, &mut one, 2, 0, 1)).count(), 0);
+        let mut many = [Reports::default(); 500];
+        assert_eq!(
+            many.iter_mut().map(|one| usize::from(take(&mut all, one, 3, 100, 500))).sum::<usize>(),
+            100
+        );
+    }
+}
