@@ -66,7 +66,9 @@ fn signed_jwt(claims: &[u8]) {
 /// Whatever it says, it is refused or decides.
 fn open(kind: u64, value: Vec<u8>) {
     let credential = Credential { kind, value: value.into() };
-    let Ok(grant) = token::open(&credential, &[keys::read_secret(&SECRET).expect("a secret")]) else { return };
+    let Ok(grant) = token::open(&credential, &[keys::read_secret(&SECRET).expect("a secret")]) else {
+        return;
+    };
     let namespace = Namespace::new(["a", "b"]).expect("a namespace");
     for action in [Action::ClientSetup, Action::Publish, Action::SubscribeTracks] {
         for track in [None, Some("t".into())] {

@@ -515,6 +515,7 @@ fn reload_opens_no_relay_that_others_can_reach() {
     // It would be open on loopback only, and goes on to listen where it does.
     fs::write(&settings, "listen = ['127.0.0.1:0']\n").unwrap();
     relay.signal(Signal::SIGHUP);
+    // exact: `wait_until` looks again
     let access = || relay.status().access.clone();
     let access = wait_until("the settings are refused", access, |access| access.unread.len() == 1);
     assert!(!access.open && access.keys == 1 && access.unread[0].what == "settings", "{access:?}");
@@ -523,6 +524,7 @@ fn reload_opens_no_relay_that_others_can_reach() {
     // Whoever says so may have it so.
     fs::write(&settings, "listen = ['127.0.0.1:0']\npublic = true\n").unwrap();
     relay.signal(Signal::SIGHUP);
+    // exact: `wait_until` looks again
     let access = || relay.status().access.clone();
     wait_until("it is open", access, |access| access.open && access.unread.is_empty());
     wait_for("a warning", || relay.logged(&["anyone who reaches this relay"]).then_some(()));
@@ -536,7 +538,9 @@ fn files_that_cannot_be_read_allow_nothing_and_are_named() {
     }
     let flags = ["--token-secrets={dir}/one", "--token-secrets={dir}/two", "--token-revoked={dir}/revoked"];
     let relay = Relay::start(dir, &flags);
+    // exact: `wait_until` looks again
     let access = || relay.status().access.clone();
+    // exact: who calls this has waited
     let healthz = || relay.get("/healthz");
     assert_eq!(healthz(), "ok\n"); // exact: nothing has changed
     fs::remove_file(relay.path("one")).unwrap();

@@ -128,6 +128,7 @@ async fn fill_has_a_right_of_its_own_and_leaves_that_of_its_subscription() {
     let mut stream = open_stream(&publisher, &subgroup(7)).await;
     // An object of one byte, so that there is something to fill.
     stream.write_all(&[0, 1, b'x']).await.unwrap();
+    // exact: `until` looks again
     let is_there = || relay.server.status().tracks.first().is_some_and(|track| track.objects_cached == 1);
     until("an object", is_there).await;
 
@@ -140,6 +141,7 @@ async fn fill_has_a_right_of_its_own_and_leaves_that_of_its_subscription() {
     let mut subscribed = ask(&watcher, subscribe.into()).await.accepted().await;
     until("a fill", || relay.server.status().access.clients.iter().any(|one| one.fetched_bytes > 0)).await;
     subscribed.reset().await;
+    // exact: `until` looks again
     let is_over = || relay.server.status().tracks.iter().all(|track| track.subscribers == 0);
     until("no subscriber", is_over).await;
     assert_eq!(relay.refused("token_expired"), 1);
