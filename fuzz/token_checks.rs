@@ -24,7 +24,7 @@ pub fn relay_token(data: &[u8]) {
         2 => forged(token::KIND_AGREED, bytes),
         3 => signed_cat(bytes),
         4 => signed_jwt(bytes),
-        _ => drop(keys::read(bytes)),
+        _ => drop((keys::read(bytes), keys::read_secret(bytes))),
     }
 }
 
@@ -43,12 +43,12 @@ fn structure(bytes: &[u8]) {
 /// Nobody has signed these bytes.
 fn forged(kind: u64, bytes: &[u8]) {
     let credential = Credential { kind, value: bytes.to_vec().into() };
-    assert!(token::open(&credential, &keys::read(&SECRET).expect("a key")).is_err());
+    assert!(token::open(&credential, &[keys::read_secret(&SECRET).expect("a secret")]).is_err());
     let _ = token::of_bytes(bytes);
 }
 
 fn signed_cat(claims: &[u8]) {
-    let signer = Signer::read(&SECRET).expect("a key");
+    let signer = Signer::read_secret(&SECRET).expect("a secret");
     let header = HeaderBuilder::new().algorithm(iana::Algorithm::HMAC_256_256).build();
     let mac = CoseMac0Builder::new().protected(header).payload(claims.to_vec());
     let mac = mac.create_tag(&[], |data| signer.sign(data).expect("signed")).build();
@@ -56,7 +56,7 @@ fn signed_cat(claims: &[u8]) {
 }
 
 fn signed_jwt(claims: &[u8]) {
-    let signer = Signer::read(&SECRET).expect("a key");
+    let signer = Signer::read_secret(&SECRET).expect("a secret");
     let encode = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);
     let message = format!("{}.{}", encode(br#"{"alg":"HS256"}"#), encode(claims));
     let tag = encode(&signer.sign(message.as_bytes()).expect("signed"));
@@ -66,7 +66,9 @@ fn signed_jwt(claims: &[u8]) {
 /// Whatever it says, it is refused or decides.
 fn open(kind: u64, value: Vec<u8>) {
     let credential = Credential { kind, value: value.into() };
-    let Ok(grant) = token::open(&credential, &keys::read(&SECRET).expect("a key")) else { return };
+    let Ok(grant) = token::open(&credential, &[keys::read_secret(&SECRET).expect("a secret")]) else {
+        return;
+    };
     let namespace = Namespace::new(["a", "b"]).expect("a namespace");
     for action in [Action::ClientSetup, Action::Publish, Action::SubscribeTracks] {
         for track in [None, Some("t".into())] {

@@ -3,10 +3,14 @@
 mod catalogs;
 mod counters;
 mod namespaces;
+mod pages;
 mod publisher;
+#[cfg(test)]
+mod tests;
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
+    ops::Bound::Included,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -16,14 +20,25 @@ use millrace_proto::{
     relay::cache::Cache,
 };
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::{mpsc, watch};
+use tokio::{
+    sync::mpsc,
+    time::{Instant as Clock, sleep_until, timeout_at},
+};
 
+use self::pages::Pages;
 pub use self::{
     counters::Counters,
     namespaces::{NamespaceEvent, Publication, Watch},
     publisher::{Answer, Fetched, Fetching, Objects, Piece, Publisher, Requester},
 };
-use super::{Adaptive, Delays, live::LiveTrack, log_limit::LogLimit, outbox::Outbox, status, upstream::Ask};
+use super::{
+    Adaptive, Delays, live::LiveTrack, log_limit::LogLimit, outbox::Outbox, status, upstream::Ask,
+    waiters::Waiters,
+};
+
+/// How soon after a search for publishers that found none the next one may begin: at first, and in the end. However often
+/// publishers come and go, a SUBSCRIBE that waits looks for them no more often.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
 /// Limits of the relay as a whole.
 #[derive(Clone, Copy, Debug)]
@@ -52,11 +67,13 @@ pub struct Hub {
     pub log: LogLimit,
     /// The configured upstream relay, as it is now.
     pub upstream: Mutex<Option<status::Upstream>>,
-    tracks: RwLock<HashMap<TrackName, Arc<LiveTrack>>>,
+    tracks: Arc<RwLock<Tracks>>,
     namespaces: Arc<namespaces::Namespaces>,
-    /// Changes whenever a publisher or a published track appears.
-    arrivals: watch::Sender<u64>,
+    /// SUBSCRIBEs that wait for a publisher of their track.
+    waiting: Waiters<TrackName>,
 }
+
+type Tracks = BTreeMap<TrackName, Arc<LiveTrack>>;
 
 impl Hub {
     pub fn new(
@@ -75,9 +92,9 @@ impl Hub {
             counters: Counters::default(),
             log: LogLimit::default(),
             upstream: Mutex::default(),
-            tracks: RwLock::default(),
+            tracks: Arc::default(),
             namespaces: Arc::default(),
-            arrivals: watch::Sender::new(0),
+            waiting: Waiters::default(),
         }
     }
 
@@ -165,8 +182,7 @@ impl Hub {
         self.tracks.read().values().cloned().collect()
     }
 
-    /// Registers `publisher` for everything below `namespace`, and subscribes there to the tracks that others
-    /// publish already. `fallback`: it is the configured upstream relay.
+    /// Registers `publisher` for everything below `namespace`. `fallback`: it is the configured upstream relay.
     pub fn publish(
         &self,
         namespace: Namespace,
@@ -174,25 +190,43 @@ impl Hub {
         fallback: bool,
     ) -> Publication {
         let publication = self.namespaces.publish(namespace.clone(), publisher, fallback);
-        self.arrivals.send_modify(|arrivals| *arrivals += 1);
-        if !fallback {
-            self.subscribe_existing(&namespace, publisher);
+        if let Included(first) = pages::front(&namespace) {
+            self.waiting.wake_range(&first, |name| namespace.is_prefix_of(name.namespace()));
         }
         publication
     }
 
-    /// A publisher that comes later serves the subscriptions that are there too (draft-18, "Publisher
-    /// Interactions").
-    fn subscribe_existing(&self, namespace: &Namespace, publisher: &Arc<dyn Publisher>) {
-        let wanted = |track: &&Arc<LiveTrack>| {
-            namespace.is_prefix_of(track.name().namespace())
-                && track.subscription_count() > 0
-                && track.is_established()
-        };
-        let tracks: Vec<_> = self.tracks.read().values().filter(wanted).cloned().collect();
-        if !tracks.is_empty() {
-            publisher.back_up(tracks);
+    /// Subscribes at a publisher that came later to the tracks below `namespace` that others publish already: it serves the
+    /// subscriptions that are there too (draft-18, "Publisher Interactions"). `pace` says when the next page of tracks may be
+    /// looked at.
+    pub async fn subscribe_existing(
+        &self,
+        namespace: &Namespace,
+        publisher: &Arc<dyn Publisher>,
+        pace: impl Fn() -> Clock,
+    ) {
+        let wanted = |track: &LiveTrack| track.subscription_count() > 0 && track.is_established();
+        let mut pages = self.tracks_below(namespace.clone(), wanted);
+        loop {
+            let page = pages();
+            if !page.found.is_empty() {
+                publisher.back_up(page.found);
+            }
+            if !page.more {
+                return;
+            }
+            sleep_until(pace()).await;
         }
+    }
+
+    /// The `wanted` tracks below `prefix`.
+    fn tracks_below(&self, prefix: Namespace, wanted: fn(&LiveTrack) -> bool) -> Pages<Arc<LiveTrack>> {
+        let (tracks, mut behind) = (Arc::clone(&self.tracks), pages::front(&prefix));
+        Box::new(move || {
+            let below = |name: &TrackName| prefix.is_prefix_of(name.namespace());
+            let take = |_: &_, track: &Arc<LiveTrack>| wanted(track).then(|| Arc::clone(track));
+            pages::page(&tracks.read(), &mut behind, below, take)
+        })
     }
 
     /// Sessions that publish `namespace` or a prefix of it, as `requester` may be sent to them: the
@@ -213,17 +247,14 @@ impl Hub {
 
     /// Watches the tracks below `prefix` that have a publisher, those that are there first.
     pub fn watch_tracks(&self, prefix: Namespace) -> Watch<Arc<LiveTrack>> {
-        self.namespaces.watch_tracks(prefix, |prefix| {
-            let mut tracks = self.tracks();
-            tracks.retain(|track| track.is_established() && prefix.is_prefix_of(track.name().namespace()));
-            tracks
-        })
+        let present = self.tracks_below(prefix.clone(), LiveTrack::is_established);
+        self.namespaces.watch_tracks(prefix, present)
     }
 
     /// A track has its first publisher.
     pub fn track_established(&self, track: &Arc<LiveTrack>) {
         self.namespaces.announce_track(track);
-        self.arrivals.send_modify(|arrivals| *arrivals += 1);
+        self.waiting.wake(track.name());
     }
 
     /// Makes sure that somebody publishes `track`: asks all its publishers, and returns with the first that
@@ -237,20 +268,27 @@ impl Hub {
         requester: Requester,
         rendezvous: Duration,
     ) -> Result<(), RequestError> {
-        let deadline = tokio::time::Instant::now() + rendezvous.min(self.limits.max_rendezvous);
-        let mut arrivals = self.arrivals.subscribe();
+        if rendezvous.is_zero() {
+            return self.try_upstream(track, requester).await;
+        }
+        let deadline = Clock::now() + rendezvous.min(self.limits.max_rendezvous);
+        let (mut pause, longest) = PAUSES;
         loop {
-            arrivals.borrow_and_update();
-            let refusal = match self.try_upstream(track, requester).await {
-                Ok(()) => return Ok(()),
-                Err(refusal) => refusal,
-            };
-            if rendezvous.is_zero() || refusal.code != code::Request::DOES_NOT_EXIST {
-                return Err(refusal);
+            // Before the look, so that nobody who comes is missed.
+            let waiter = self.waiting.wait(track.name());
+            match self.try_upstream(track, requester).await {
+                Err(refusal) if refusal.code == code::Request::DOES_NOT_EXIST => {}
+                decided => return decided,
             }
-            if tokio::time::timeout_at(deadline, arrivals.changed()).await.is_err() {
+            let next = Clock::now() + pause;
+            let woken = async {
+                waiter.woken().await;
+                sleep_until(next).await;
+            };
+            if timeout_at(deadline, woken).await.is_err() {
                 return Err(RequestError::new(code::Request::TIMEOUT, "no publisher appeared in time"));
             }
+            pause = (pause * 2).min(longest);
         }
     }
 
@@ -259,6 +297,7 @@ impl Hub {
         if track.is_established() {
             return Ok(());
         }
+        Counters::count(&self.counters.publisher_searches);
         let publishers = self.publishers_of(track.name().namespace(), requester);
         let (sender, mut answers) = mpsc::channel(publishers.len().max(1));
         for publisher in publishers {

@@ -19,6 +19,7 @@
 //! | `outbox` | packets of several connections that leave in one batch |
 //! | `incomplete` | how much a session may send of what is not complete |
 //! | `log_limit` | how many log lines peers may cause |
+//! | `waiters` | who waits for what, and is woken by nothing else |
 //! | `wire` | control messages on QUIC streams, and why a session ends |
 //! | [`access`] | who may do what: rules, tokens, certificates, budgets |
 //! | `engine`, `config`, `admission` | what a relay is started with: [`Engine`], [`Config`], [`Admission`] |
@@ -118,6 +119,7 @@ pub mod status;
 mod subscription;
 pub mod trace;
 mod upstream;
+mod waiters;
 mod wire;
 
 pub use admission::{Admission, Open, Permit};
@@ -125,4 +127,5 @@ pub use config::{Config, Origins, Upstream, has_user, is_of_a_relay};
 pub use delays::{DelayRule, Delays};
 pub use engine::Engine;
 pub use ladders::{Adaptive, LadderRule};
+pub use log_limit::{Line, LogLimit};
 pub use server::{Bound, Server, outgoing_sockets};

@@ -263,7 +263,7 @@ impl LiveTrack {
 
     /// What the offload may open streams for, if it has been told.
     fn openings(&self) -> Option<Arc<dyn Openings>> {
-        self.upstreams.lock().first().and_then(|upstream| upstream.openings(|| None))
+        self.upstreams.lock().first().and_then(|upstream| upstream.known_openings())
     }
 
     /// Has the offload open streams for a subscription where it may do so for others already.

@@ -20,7 +20,7 @@ use tokio::runtime::Handle;
 
 use crate::{
     Engine,
-    access::Access,
+    access::{Access, Unread},
     hub::Hub,
     live::LiveTrack,
     session::Session,
@@ -259,7 +259,9 @@ impl Sources<'_> {
             open: policy.is_open(),
             rules: policy.rule_count() as u64,
             keys: policy.tokens.keys.len() as u64,
-            revoked: policy.tokens.revoked.len() as u64,
+            revoked: policy.tokens.revoked_count() as u64,
+            unproven: self.access.unproven().count() as u64,
+            unread: self.access.unread().into_iter().map(unread).collect(),
             refused: refused.map(|(reason, count)| (reason.to_owned(), count)).collect(),
             clients: clients.collect(),
         }
@@ -294,6 +296,8 @@ impl Sources<'_> {
             requests: counters.requests.load(Relaxed),
             request_errors: counters.request_errors.load(Relaxed),
             fetch_waits: counters.fetch_waits.load(Relaxed),
+            message_waits: counters.message_waits.load(Relaxed),
+            publisher_searches: counters.publisher_searches.load(Relaxed),
             renditions_down: counters.renditions_down.load(Relaxed),
             renditions_up: counters.renditions_up.load(Relaxed),
             objects_received: counters.objects_received.load(Relaxed),
@@ -336,6 +340,10 @@ fn keystreams(offload: &ConnectionStatus) -> status::Keystreams {
     let [sealed, opened] =
         offload.keystreams.map(|KeystreamUse { hit, stale, miss }| status::KeystreamUse { hit, stale, miss });
     status::Keystreams { sealed, opened }
+}
+
+fn unread(unread: Unread) -> status::Unread {
+    status::Unread { what: unread.what, reason: unread.reason }
 }
 
 fn interface(interface: &Interface) -> status::Interface {

@@ -15,7 +15,7 @@ use millrace_proto::{
     plane::downstream,
     relay::{RESET_CODES, cache::Cache},
 };
-use millrace_transport::{self as transport, BindError, Connection, Endpoint, Incoming, PathChange};
+use millrace_transport::{self as transport, BindError, Connection, Endpoint, Incoming, PathChange, Share};
 use millrace_webtransport::{self as webtransport, Terms, Tunnel};
 use parking_lot::Mutex;
 use rustls::{RootCertStore, sign::CertifiedKey};
@@ -28,7 +28,7 @@ use tracing::{info, warn};
 
 use crate::{
     Admission, Config, Delays, Engine,
-    access::Access,
+    access::{Access, Refusal, unproven},
     hub::{Hub, Limits},
     log_limit::short,
     report::{Past, Sources},
@@ -359,7 +359,21 @@ impl Shared {
                     let code = crate::wire::var(code::Session::UNAUTHORIZED.0);
                     return connection.quic.close(code, b"this client has as many sessions as it may have");
                 };
-                let tunnel = match self.tunnel(&connection).await {
+                let place = self.access.place(remote.ip());
+                if place.is_some() {
+                    // Nor has it a part of what its client may send unread before it has shown a right.
+                    connection.share_receive_window(Arc::new(Share::new(0)));
+                }
+                let asked = tokio::select! {
+                    asked = self.tunnel(&connection) => asked,
+                    () = unproven::displaced(place.as_ref()) => {
+                        let refusal = Refusal::Displaced;
+                        self.access.count(refusal);
+                        let code = crate::wire::var(refusal.session_code().0);
+                        return connection.quic.close(code, refusal.to_string().as_bytes());
+                    }
+                };
+                let tunnel = match asked {
                     Ok(tunnel) => tunnel,
                     Err(refused) => {
                         self.past.count_refused_request(&refused);
@@ -372,7 +386,7 @@ impl Shared {
                     }
                 };
                 drop(handshake);
-                let session = self.begin_session(connection, None, tunnel);
+                let session = self.begin_session(connection, None, tunnel, place);
                 self.run_session(session).await;
             }
             Err(error) => {
@@ -399,9 +413,10 @@ impl Shared {
         connection: Arc<Connection>,
         upstream: Option<Setup>,
         tunnel: Option<Tunnel>,
+        place: Option<unproven::Place>,
     ) -> Arc<Session> {
-        let session = Session::new(Arc::clone(&self.hub), &self.access, connection, upstream, tunnel);
-        let session = Arc::new(session);
+        let hub = Arc::clone(&self.hub);
+        let session = Arc::new(Session::new(hub, &self.access, connection, upstream, tunnel, place));
         self.sessions.lock().insert(session.id(), Arc::clone(&session));
         if self.draining.load(Relaxed) {
             self.start_drain(&session);
@@ -457,7 +472,7 @@ impl Shared {
             let mut next = None;
             match connect(&self.outgoing, &upstream.url, &self.config.drafts).await {
                 Ok((connection, tunnel)) => {
-                    let session = self.begin_session(connection, Some(upstream.setup()), tunnel);
+                    let session = self.begin_session(connection, Some(upstream.setup()), tunnel, None);
                     info!(%host, session = session.id(), "connected to the upstream relay");
                     self.upstream_is(host, Some(session.id()), "");
                     let began = Instant::now();

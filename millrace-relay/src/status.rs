@@ -71,6 +71,18 @@ pub struct Access {
     pub refused: BTreeMap<String, u64>,
     /// Those that have sessions.
     pub clients: Vec<Client>,
+    /// Sessions that have shown no right yet, or have none any more.
+    pub unproven: u64,
+    /// Settings whose file could not be read, or used, when it was read last: what they say now does not hold.
+    pub unread: Vec<Unread>,
+}
+
+/// A setting whose file could not be read, or used.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unread {
+    /// The setting and its file.
+    pub what: String,
+    pub reason: String,
 }
 
 /// What the sessions of one client use together.
@@ -335,6 +347,10 @@ pub struct Totals {
     pub request_errors: u64,
     /// Times that a FETCH response waited, since its client had fetched as much as it may.
     pub fetch_waits: u64,
+    /// Times that a message of a request under way, such as REQUEST_UPDATE, waited, since its client had sent as many requests as it may.
+    pub message_waits: u64,
+    /// Searches for the publishers of a track that had none; each SUBSCRIBE that waits for one begins some.
+    pub publisher_searches: u64,
     /// Times that a subscription went on with a lower, or a higher, rendition.
     pub renditions_down: u64,
     pub renditions_up: u64,

@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use parking_lot::Mutex;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
 
 use millrace_transport::offload::{Ingress, Openings};
 
@@ -47,21 +47,31 @@ struct Handover {
 enum Offered<T: ?Sized> {
     /// It has not been wanted yet, or the offload could not when it was.
     Unknown,
-    Known(Arc<T>),
+    Known {
+        known: Arc<T>,
+        /// Among those of its session.
+        _place: OwnedSemaphorePermit,
+    },
     Withheld,
 }
 
+/// What gives a place for one more of the session's tracks at the offload, if there is one.
+type Places<'a> = &'a dyn Fn() -> Option<OwnedSemaphorePermit>;
+
 impl<T: ?Sized> Offered<T> {
-    /// What `make` has made, now or before; `None` once it is withheld.
-    fn get(&mut self, make: impl FnOnce() -> Option<Arc<T>>) -> Option<Arc<T>> {
+    /// What `make` has made, now or before; `None` once it is withheld, and as long as there is no place for it.
+    fn get(&mut self, places: Places<'_>, make: impl FnOnce() -> Option<Arc<T>>) -> Option<Arc<T>> {
+        if let Self::Unknown = self {
+            let _place = places()?;
+            *self = Self::Known { known: make()?, _place };
+        }
+        self.known()
+    }
+
+    fn known(&self) -> Option<Arc<T>> {
         match self {
-            Self::Known(known) => Some(Arc::clone(known)),
-            Self::Withheld => None,
-            Self::Unknown => {
-                let made = make()?;
-                *self = Self::Known(Arc::clone(&made));
-                Some(made)
-            }
+            Self::Known { known, .. } => Some(Arc::clone(known)),
+            Self::Unknown | Self::Withheld => None,
         }
     }
 }
@@ -175,14 +185,24 @@ impl Upstream {
     /// Datagrams as the offload may forward them: what `make` has made, now or before. `None` once they are withheld.
     pub fn datagram_ingress(
         &self,
+        places: Places<'_>,
         make: impl FnOnce() -> Option<Arc<dyn Ingress>>,
     ) -> Option<Arc<dyn Ingress>> {
-        self.datagram_ingress.lock().get(make)
+        self.datagram_ingress.lock().get(places, make)
     }
 
     /// The same of streams that begin.
-    pub fn openings(&self, make: impl FnOnce() -> Option<Arc<dyn Openings>>) -> Option<Arc<dyn Openings>> {
-        self.openings.lock().get(make)
+    pub fn openings(
+        &self,
+        places: Places<'_>,
+        make: impl FnOnce() -> Option<Arc<dyn Openings>>,
+    ) -> Option<Arc<dyn Openings>> {
+        self.openings.lock().get(places, make)
+    }
+
+    /// Streams that begin, if the offload may forward them already.
+    pub fn known_openings(&self) -> Option<Arc<dyn Openings>> {
+        self.openings.lock().known()
     }
 
     /// Takes back from the offload what it cannot do without knowing of other publishers, for good.
@@ -216,5 +236,17 @@ impl Drop for OpenStream {
     fn drop(&mut self) {
         self.0.open_streams.fetch_sub(1, Relaxed);
         self.0.stream_ended.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_no_place_is_not_offloaded() {
+        let (upstream, _asks) = Upstream::new(1, 7, false);
+        assert!(upstream.openings(&|| None, || panic!("there is no place")).is_none());
+        assert!(upstream.datagram_ingress(&|| None, || panic!("there is no place")).is_none());
     }
 }

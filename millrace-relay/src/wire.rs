@@ -6,6 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
+    time::Instant,
 };
 
 use bytes::BytesMut;
@@ -15,6 +16,7 @@ use millrace_proto::moq::{
 };
 use millrace_webtransport::{NotOurs, RecvStream, SendStream};
 use quinn::{ReadError, WriteError};
+use tokio::time::sleep_until;
 
 use crate::incomplete::{Held, TooMuch};
 
@@ -136,24 +138,32 @@ pub struct MessageReader {
     buffer: BytesMut,
     held: Held,
     goaways: GoAways,
-    on_update: Option<OnUpdate>,
+    guard: Option<Box<dyn Guard>>,
+    /// A message that may not be delivered before this.
+    waiting: Option<Box<(Message, Instant)>>,
 }
 
-/// Sees REQUEST_UPDATE before whoever reads the stream.
-type OnUpdate = Box<dyn Fn(&RequestUpdate) -> Result<(), SessionError> + Send + Sync>;
+/// Sees messages before whoever reads the stream.
+pub trait Guard: Send + Sync {
+    /// When the message may be delivered, and what is behind it looked at; `None`: at once. Asked once for each.
+    fn due(&self, message: &Message) -> Option<Instant>;
+
+    /// REQUEST_UPDATE is about to be delivered.
+    ///
+    /// # Errors
+    /// It may not be.
+    fn update(&self, update: &RequestUpdate) -> Result<(), SessionError>;
+}
 
 impl MessageReader {
     /// `buffer` holds what was read from the stream before; `held` counts what is not complete.
     pub fn new(draft: Draft, stream: RecvStream, buffer: BytesMut, held: Held, goaways: GoAways) -> Self {
-        Self { draft, stream, buffer, held, goaways, on_update: None }
+        Self { draft, stream, buffer, held, goaways, guard: None, waiting: None }
     }
 
-    /// `look` sees every REQUEST_UPDATE first, and may refuse it.
-    pub fn on_update(
-        self,
-        look: impl Fn(&RequestUpdate) -> Result<(), SessionError> + Send + Sync + 'static,
-    ) -> Self {
-        Self { on_update: Some(Box::new(look)), ..self }
+    /// Lets `guard` see every message first.
+    pub fn guarded(self, guard: impl Guard + 'static) -> Self {
+        Self { guard: Some(Box::new(guard)), ..self }
     }
 
     /// The next message. Cancel safe.
@@ -162,18 +172,18 @@ impl MessageReader {
     /// The peer broke the protocol or the connection is lost.
     pub async fn next(&mut self) -> Result<Incoming, SessionError> {
         loop {
+            if let Some(waiting) = &self.waiting {
+                sleep_until(waiting.1.into()).await;
+            }
+            if let Some(waiting) = self.waiting.take() {
+                return self.deliver(waiting.0);
+            }
             if let Some(message) = Message::decode(self.draft, &mut self.buffer)? {
-                return match message {
-                    Message::GoAway(goaway) => {
-                        self.goaways.check(&goaway)?;
-                        Ok(Incoming::GoAway(goaway))
-                    }
-                    Message::RequestUpdate(update) => {
-                        self.on_update.as_ref().map_or(Ok(()), |look| look(&update))?;
-                        Ok(Incoming::Message(update.into()))
-                    }
-                    message => Ok(Incoming::Message(message)),
-                };
+                match self.guard.as_ref().and_then(|guard| guard.due(&message)) {
+                    Some(due) => self.waiting = Some(Box::new((message, due))),
+                    None => return self.deliver(message),
+                }
+                continue;
             }
             if self.buffer.is_empty() {
                 self.buffer = BytesMut::new(); // holds no memory while it waits
@@ -186,6 +196,20 @@ impl MessageReader {
                 Err(ReadError::Reset(_)) => return Ok(Incoming::Reset),
                 Err(error) => return Err(SessionError::Lost(error.to_string())),
             }
+        }
+    }
+
+    fn deliver(&mut self, message: Message) -> Result<Incoming, SessionError> {
+        match message {
+            Message::GoAway(goaway) => {
+                self.goaways.check(&goaway)?;
+                Ok(Incoming::GoAway(goaway))
+            }
+            Message::RequestUpdate(update) => {
+                self.guard.as_ref().map_or(Ok(()), |guard| guard.update(&update))?;
+                Ok(Incoming::Message(update.into()))
+            }
+            message => Ok(Incoming::Message(message)),
         }
     }
 

@@ -26,10 +26,7 @@ use hyper::{
     server::conn::http1,
     service::{Service as _, service_fn},
 };
-use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    service::TowerToHyperService,
-};
+use hyper_util::{rt::TokioTimer, service::TowerToHyperService};
 use millrace_lab::address;
 use nix::{
     errno::Errno,
@@ -44,7 +41,7 @@ use tokio::{
 
 use self::{
     access::Access,
-    crowd::{Answer, Crowd, Member},
+    crowd::{Answer, Crowd, Member, Watched},
 };
 use crate::openmetrics::CONTENT_TYPE;
 
@@ -206,7 +203,7 @@ async fn converse(
         let answer = router.call(request);
         async move { answer.await.map(|answer| answer.map(|body| Answer::new(body, work))) }
     });
-    if let Err(error) = server.serve_connection(TokioIo::new(stream), answer).await {
+    if let Err(error) = server.serve_connection(Watched::new(stream, member.clone()), answer).await {
         tracing::debug!(%error, "an http connection ended");
     }
 }

@@ -30,7 +30,7 @@ mod gate_watch;
 mod golden;
 mod graft;
 mod http;
-mod log;
+pub mod log;
 mod memory;
 mod openmetrics;
 pub mod relay;

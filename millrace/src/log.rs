@@ -1,7 +1,11 @@
 //! Logging of all commands.
 //!
 //! Logs of the daemons cannot hold them up: lines go to a thread of their own through a bounded queue, and what a slow
-//! or full disk does not take is dropped and counted.
+//! or full disk does not take is dropped and counted. No line comes more often than `limit` lets it, and none has text of a
+//! peer as the peer wrote it: `lines` escapes it.
+
+mod limit;
+mod lines;
 
 use std::{
     fs::{File, OpenOptions},
@@ -15,7 +19,14 @@ use std::{
 };
 
 use clap::ValueEnum;
-use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
+use tracing::Dispatch;
+use tracing_subscriber::{EnvFilter, fmt::MakeWriter, layer::SubscriberExt, util::SubscriberInitExt};
+
+use self::{
+    limit::Limit,
+    lines::{JsonLines, TextFields},
+};
+pub use self::{limit::suppressed, lines::printable};
 
 /// What a daemon logs, and where.
 #[derive(Clone, Debug)]
@@ -56,10 +67,21 @@ pub enum Error {
 /// Logs of a client go to standard error, by RUST_LOG or from warnings up: its standard output is for media and figures.
 pub fn to_stderr() {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn,millrace=info"));
-    // Fails when a test or another command of this process has set up logging already.
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
-    let builder = builder.with_ansi(io::stderr().is_terminal()).log_internal_errors(false);
-    let _ = builder.try_init();
+    let dispatch = dispatch(Format::Text, filter, io::stderr, io::stderr().is_terminal());
+    let _ = dispatch.try_init(); // a test or another command of this process has set up logging already
+}
+
+/// What takes all events of the process: those that `filter` and the limit let through become lines of `writer`.
+fn dispatch<W>(format: Format, filter: EnvFilter, writer: W, ansi: bool) -> Dispatch
+where
+    W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
+{
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer);
+    let builder = builder.with_ansi(ansi).log_internal_errors(false);
+    match format {
+        Format::Text => builder.fmt_fields(TextFields).finish().with(Limit::default()).into(),
+        Format::Json => builder.json().map_event_format(JsonLines).finish().with(Limit::default()).into(),
+    }
 }
 
 /// Starts logging for a daemon. Lines are written until the handle is dropped.
@@ -74,12 +96,7 @@ pub fn start(log: &Settings) -> Result<Handle, Error> {
     let filter = EnvFilter::builder().parse(&log.level)?;
     let handle = Handle::new(sink);
     let ansi = log.file.is_none() && io::stderr().is_terminal();
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(handle.queue());
-    let builder = builder.with_ansi(ansi).log_internal_errors(false);
-    match log.format {
-        Format::Text => tracing::subscriber::set_global_default(builder.finish())?,
-        Format::Json => tracing::subscriber::set_global_default(builder.json().finish())?,
-    }
+    tracing::dispatcher::set_global_default(dispatch(log.format, filter, handle.queue(), ansi))?;
     Ok(handle)
 }
 

@@ -12,6 +12,7 @@ use millrace::commands::{
     parse::{Refused, parse},
     privilege,
 };
+use millrace::log;
 
 /// What clap exits with.
 const BAD_USAGE: u8 = 2;
@@ -39,7 +40,8 @@ fn main() -> ExitCode {
     match commands::run(command, Cli::command()) {
         Err(error) if !reader_left(&error) => {
             // Nobody may be there to hear it.
-            let _ = writeln!(io::stderr(), "millrace: {}", privilege::explained(chain(&error), needs));
+            let said = log::printable(&privilege::explained(chain(&error), needs));
+            let _ = writeln!(io::stderr(), "millrace: {said}");
             ExitCode::FAILURE
         }
         _ => ExitCode::SUCCESS,

@@ -8,6 +8,8 @@ use std::{
 use millrace_lab::columns::{Side, aligned, broken, indented};
 use rustix::termios::tcgetwinsize;
 
+use crate::log::printable;
+
 /// To standard output, at once.
 ///
 /// # Errors
@@ -44,14 +46,16 @@ pub enum Fit {
     Text,
 }
 
-/// A text as lines that fit, all but the first indented.
+/// A text as lines that fit, all but the first indented. What it has of a peer controls no terminal.
 pub fn line(out: &mut String, width: usize, text: &str) {
-    let _ = writeln!(out, "{}", indented(text, width, "  "));
+    let _ = writeln!(out, "{}", indented(&printable(text), width, "  "));
 }
 
 /// An empty line and a table: columns as wide as their longest cell, numbers to the right, as narrow as it has to be.
 pub fn table(out: &mut String, width: usize, head: &[(&str, Fit)], rows: impl Iterator<Item = Vec<String>>) {
     let names = head.iter().map(|(name, _)| (*name).to_owned()).collect();
+    // Names and reasons may be a peer's: they are in one cell.
+    let rows = rows.map(|row| row.iter().map(|cell| printable(cell).replace('\n', "\\n")).collect());
     let lines: Vec<Vec<String>> = std::iter::once(names).chain(rows).collect();
     let side = |column: usize| match is_of_numbers(lines.iter().skip(1).filter_map(|row| row.get(column))) {
         true => Side::Right,
@@ -226,6 +230,15 @@ mod tests {
         for (seconds, want) in [(59.9, "59s"), (61.0, "1m01s"), (3700.0, "1h01m"), (90_000.0, "1d01h")] {
             assert_eq!(span(seconds), want);
         }
+    }
+
+    #[test]
+    fn text_of_a_peer_stays_in_its_cell() {
+        let mut out = String::new();
+        let row = vec!["x\r\nforged\x1b[2J".to_owned()];
+        table(&mut out, 80, &[("REASON", Fit::Text)], [row].into_iter());
+        line(&mut out, 80, "closed: \x1b[2J");
+        assert_eq!(out, "\nREASON\nx\\r\\nforged\\u{1b}[2J\nclosed: \\u{1b}[2J\n");
     }
 
     #[test]

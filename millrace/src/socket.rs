@@ -298,8 +298,7 @@ mod tests {
         }
     }
 
-    fn serve(path: &Path) -> (tokio::task::JoinHandle<()>, Arc<AtomicUsize>) {
-        let socket = Socket::bind(path, "daemon", None).unwrap();
+    fn serve(socket: Socket) -> (tokio::task::JoinHandle<()>, Arc<AtomicUsize>) {
         let live = Arc::new(AtomicUsize::new(0));
         let count = live.clone();
         let serving = tokio::spawn(async move {
@@ -322,25 +321,27 @@ mod tests {
     async fn lingering_sockets_hold_up_their_own_connections_alone() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("socket");
-        let (serving, live) = serve(&path);
+        let socket = Socket::bind(&path, "daemon", None).unwrap();
+        let mut kept = Vec::new();
+        for _ in 0..8 {
+            let (near, far) = lingering();
+            let stream = UnixStream::connect(&path).unwrap();
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut beside = SendAncillaryBuffer::new(&mut space);
+            let passed = [near.as_fd()];
+            assert!(beside.push(SendAncillaryMessage::ScmRights(&passed)));
+            sendmsg(&stream, &[IoSlice::new(b"{}\n")], &mut beside, SendFlags::empty()).unwrap();
+            // What is on its way is the last descriptor: this one would linger else.
+            drop(near);
+            kept.push((stream, far));
+        }
+        let (serving, live) = serve(socket);
         let asking = tokio::task::spawn_blocking(move || {
-            let mut kept = Vec::new();
-            for _ in 0..8 {
-                let (near, far) = lingering();
-                let stream = UnixStream::connect(&path).unwrap();
-                let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-                let mut beside = SendAncillaryBuffer::new(&mut space);
-                let near = [near.as_fd()];
-                assert!(beside.push(SendAncillaryMessage::ScmRights(&near)));
-                sendmsg(&stream, &[IoSlice::new(b"{}\n")], &mut beside, SendFlags::empty()).unwrap();
-                kept.push((stream, far));
-            }
             for _ in 0..3 {
                 ask::<Value>(&path, "daemon", &json!({})).unwrap();
             }
-            kept
         });
-        let kept = asking.await.unwrap();
+        asking.await.unwrap();
         // Nor is the daemon's end held up.
         serving.abort();
         assert!(serving.await.unwrap_err().is_cancelled());
@@ -352,7 +353,7 @@ mod tests {
     async fn connections_are_bounded_and_make_room() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("socket");
-        let (_serving, live) = serve(&path);
+        let (_serving, live) = serve(Socket::bind(&path, "daemon", None).unwrap());
         let asking = tokio::task::spawn_blocking(move || {
             let open = || Conversation::open(&path, "daemon").unwrap();
             let mut all: Vec<_> = (0..CONVERSATIONS_MAX).map(|_| open()).collect();

@@ -16,7 +16,12 @@ use millrace::relay::status::{Status, Upstream};
 use millrace_testkit::{show_log_on_panic, wait_until};
 use nix::sys::signal::Signal;
 use process::{Relay, millrace, wait_for};
-use rustls::pki_types::{CertificateDer, pem::PemObject};
+use rcgen::PublicKeyData as _;
+use rustls::{
+    DigitallySignedStruct, SignatureScheme,
+    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject},
+};
 use tempfile::TempDir;
 use terminal::{CLEAR, Terminal};
 
@@ -248,6 +253,96 @@ fn every_reason_to_drop_has_a_line_in_the_documentation() {
     }
 }
 
+/// Closes a connection within its handshake, and says why in these words.
+#[derive(Debug)]
+struct Rude(&'static str);
+
+impl ServerCertVerifier for Rude {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Err(rustls::Error::General(self.0.to_owned()))
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        rustls::crypto::ring::default_provider().signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// Without a certificate, a token or a session, a client chooses words that the relay logs.
+#[tokio::test]
+async fn a_handshake_that_fails_is_one_line_without_controls() {
+    const FORGED: &str = "x\r\n2026-11-27T00:00:00Z  INFO millrace: session established \x1b[2J\u{9b}2J\x07";
+    for (format, addr) in [("text", " addr="), ("json", r#""addr":""#)] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut relay = millrace();
+        relay.args([
+            "relay",
+            "--listen=127.0.0.1:0",
+            "--http=127.0.0.1:0",
+            &format!("--log-format={format}"),
+        ]);
+        relay.arg(format!("--http-token-file={}", dir.path().join("token").display()));
+        let relay = Killed::start(&mut relay);
+        let log = relay.dir.path().join("stderr");
+        let logged = |what: &str| {
+            let lines = fs::read_to_string(&log).unwrap();
+            lines
+                .split_inclusive('\n')
+                .find(|line| line.contains(what) && line.ends_with('\n'))
+                .map(str::to_owned)
+        };
+        let serving = wait_for("the relay", || logged("serving"));
+        let addr = serving.split_once(addr).unwrap().1.split([' ', '"']).next().unwrap();
+
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let tls = rustls::ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap();
+        let verifier = Arc::new(Rude(FORGED));
+        let mut tls = tls.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth();
+        tls.alpn_protocols = vec![b"moqt-18".to_vec()];
+        let tls = quinn::crypto::rustls::QuicClientConfig::try_from(tls).unwrap();
+        let mut endpoint = quinn::Endpoint::client((Ipv4Addr::UNSPECIFIED, 0).into()).unwrap();
+        endpoint.set_default_client_config(quinn::ClientConfig::new(Arc::new(tls)));
+        endpoint.connect(addr.parse().unwrap(), "localhost").unwrap().await.unwrap_err();
+        endpoint.wait_idle().await;
+
+        let line = wait_for("the line", || logged("handshake failed"));
+        assert!(line.contains("session established"), "the reason is told: {line:?}");
+        let all = fs::read_to_string(&log).unwrap(); // exact: the line is there
+        assert!(all.chars().all(|one| one == '\n' || !one.is_control()), "{format}: {line:?}");
+        let forged = all.lines().filter(|line| line.contains("session established")).count();
+        assert_eq!(forged, 1, "{format}: {all}");
+        if format == "json" {
+            all.lines().for_each(|line| drop(serde_json::from_str::<serde_json::Value>(line).unwrap()));
+        }
+    }
+}
+
 #[test]
 fn a_full_disk_for_logs_costs_log_lines_only() {
     let mut relay = Relay::start(tempfile::tempdir().unwrap(), &["--log-file=/dev/full"]);
@@ -366,4 +461,102 @@ fn a_garbage_flood_makes_no_session() {
     let own = |status: &Status| status.totals.sessions > 0 && status.sessions.is_empty();
     let status = wait_until("the end of that session", || relay.status(), own);
     assert_eq!(status.totals.sessions, 1, "and no other");
+}
+
+const SECRET: &str = "0123456789abcdef0123456789abcdef";
+
+#[test]
+fn check_says_which_keys_there_are_and_refuses_what_is_no_secret() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let pair = rcgen::KeyPair::generate().unwrap();
+    let jwks = r#"[{"kty": "EC", "crv": "P-256", "x": "AAAA", "y": "AAAA"}]"#;
+    for (name, bytes) in [
+        ("secret", SECRET.as_bytes()),
+        ("public.pem", pair.public_key_pem().as_bytes()),
+        ("public.der", &pair.subject_public_key_info()),
+        ("latin1.pem", &[b"# f\xfcr alle\n", pair.public_key_pem().as_bytes()].concat()),
+        ("array.json", jwks.as_bytes()),
+        ("marked.json", format!("\u{feff}{{\"keys\": {jwks}}}").as_bytes()),
+    ] {
+        fs::write(path(name), bytes).unwrap();
+    }
+    let check = |keys: &[&str], secrets: &[&str]| {
+        let keys = keys.iter().map(|name| format!("--token-keys={}", path(name)));
+        let secrets = secrets.iter().map(|name| format!("--token-secrets={}", path(name)));
+        millrace().args(["relay", "--check"]).args(keys.chain(secrets)).output().unwrap()
+    };
+    let good = check(&["public.pem", "latin1.pem"], &["secret"]);
+    let said = String::from_utf8(good.stdout).unwrap();
+    assert!(said.contains("keys of tokens: 1 HMAC secret, 2 P-256\n"), "{said}");
+    assert!(said.contains("warning: ") && said.contains("[[issuer]]"), "{said}");
+    for name in ["public.der", "array.json", "marked.json", "secret"] {
+        let output = check(&[name], &[]);
+        let said = stderr_of(&output);
+        assert!(!output.status.success() && said.contains(&path(name)), "{name}: {said}");
+    }
+    for name in ["public.pem", "public.der", "latin1.pem", "array.json", "marked.json"] {
+        let output = check(&[], &[name]);
+        let said = stderr_of(&output);
+        let names = said.contains(&path(name)) && said.contains("no secret") && said.contains("token-keys");
+        assert!(!output.status.success() && names, "{name}: {said}");
+    }
+}
+
+#[test]
+fn reload_opens_no_relay_that_others_can_reach() {
+    let dir = tempfile::tempdir().unwrap();
+    let (settings, secret) = (dir.path().join("relay.toml"), dir.path().join("secret"));
+    fs::write(&secret, SECRET).unwrap();
+    let keys = format!("token-secrets = ['{}']\n", secret.display());
+    fs::write(&settings, format!("listen = ['0.0.0.0:0']\n{keys}")).unwrap();
+    let relay = Relay::start_by_file(dir, &[]);
+    wait_for("its keys in the log", || relay.logged(&["who may do what", "1 HMAC secret"]).then_some(()));
+    // It would be open on loopback only, and goes on to listen where it does.
+    fs::write(&settings, "listen = ['127.0.0.1:0']\n").unwrap();
+    relay.signal(Signal::SIGHUP);
+    // exact: `wait_until` looks again
+    let access = || relay.status().access.clone();
+    let access = wait_until("the settings are refused", access, |access| access.unread.len() == 1);
+    assert!(!access.open && access.keys == 1 && access.unread[0].what == "settings", "{access:?}");
+    assert!(access.unread[0].reason.contains("0.0.0.0:"), "{access:?}");
+    wait_for("the log says so", || relay.logged(&["not usable now", "0.0.0.0:"]).then_some(()));
+    // Whoever says so may have it so.
+    fs::write(&settings, "listen = ['127.0.0.1:0']\npublic = true\n").unwrap();
+    relay.signal(Signal::SIGHUP);
+    // exact: `wait_until` looks again
+    let access = || relay.status().access.clone();
+    wait_until("it is open", access, |access| access.open && access.unread.is_empty());
+    wait_for("a warning", || relay.logged(&["anyone who reaches this relay"]).then_some(()));
+}
+
+#[test]
+fn files_that_cannot_be_read_allow_nothing_and_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, text) in [("one", SECRET), ("two", &"2".repeat(32)), ("revoked", "a\n")] {
+        fs::write(dir.path().join(name), text).unwrap();
+    }
+    let flags = ["--token-secrets={dir}/one", "--token-secrets={dir}/two", "--token-revoked={dir}/revoked"];
+    let relay = Relay::start(dir, &flags);
+    // exact: `wait_until` looks again
+    let access = || relay.status().access.clone();
+    // exact: who calls this has waited
+    let healthz = || relay.get("/healthz");
+    assert_eq!(healthz(), "ok\n"); // exact: nothing has changed
+    fs::remove_file(relay.path("one")).unwrap();
+    wait_until("its key is gone", access, |access| access.keys == 1 && !access.open);
+    let said = healthz(); // exact: the key is gone
+    assert!(said.starts_with("ok\nunread: 1 "), "{said}");
+    let metrics = relay.get("/metrics"); // exact: likewise
+    assert!(metrics.contains("\nmillrace_relay_access_unread 1\n"), "{metrics}");
+    // What is revoked meanwhile is revoked, and the last key that goes opens nothing.
+    fs::write(relay.path("revoked"), "a\nb\n").unwrap();
+    wait_until("another ID is revoked", access, |access| access.revoked == 2);
+    fs::write(relay.path("two"), "").unwrap();
+    wait_until("no key is left", access, |access| access.keys == 0 && !access.open);
+    fs::remove_file(relay.path("revoked")).unwrap();
+    wait_until("three are named", access, |access| access.unread.len() == 3 && access.revoked == 2);
+    wait_for("the log names them", || {
+        relay.logged(&["not usable", "/revoked", "stay revoked"]).then_some(())
+    });
 }

@@ -641,9 +641,9 @@ test("what hinders publishing is said in words", async () => {
 test("who may not publish is told what is missing, and may with a token", async () => {
   const [secret, config] = [join(dir, "secret"), join(dir, "relay.toml")];
   writeFileSync(secret, "s".repeat(32));
-  writeFileSync(config, `token-keys = ["${secret}"]\n[[allow]]\nnamespace = "room/**"\npublish = ["token"]\nsubscribe = ["anyone"]\n`);
+  writeFileSync(config, `token-secrets = ["${secret}"]\n[[allow]]\nnamespace = "room/**"\npublish = ["token"]\nsubscribe = ["anyone"]\n`);
   const server = await relay({ who: ["--config", config] });
-  const making = start([MILLRACE, "token", "make", "--key", secret, "--root", "room", "--put", "alice", "--get", ""], "ignore", "pipe");
+  const making = start([MILLRACE, "token", "make", "--secret", secret, "--root", "room", "--put", "alice", "--get", ""], "ignore", "pipe");
   let token = "";
   making.stdout.on("data", (bytes) => (token += bytes));
   await once(making, "close");

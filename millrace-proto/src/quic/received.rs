@@ -92,6 +92,11 @@ impl Extent {
         self.ahead.last().map_or(self.front, |range| range.end)
     }
 
+    /// Whether nothing is known of what lies behind.
+    fn ends_at(&self, offset: u64) -> bool {
+        self.front == offset && self.ahead.is_empty() && self.size.is_none()
+    }
+
     fn is_new(&self, range: &Range<u64>) -> bool {
         let reaches = |ahead: &Ranges| ahead.gaps(range.clone()).next().as_ref() != Some(range);
         range.is_empty() || (range.start >= self.front && (self.ahead.is_empty() || !reaches(&self.ahead)))
@@ -138,6 +143,13 @@ impl ReceivedStreams {
     pub fn take(&mut self, frame: &Stream<'_>) -> Taken {
         let (id, range) = (frame.id, frame.offset..frame.offset + frame.data.len() as u64);
         if id & UNIDIRECTIONAL == 0 {
+            return Taken::All;
+        }
+        // Most frames continue their stream, and do not end it.
+        if let Some(extent) =
+            self.open.get_mut(&id).filter(|extent| !frame.fin && extent.ends_at(range.start))
+        {
+            extent.front = range.end;
             return Taken::All;
         }
         if !self.open.contains_key(&id) {

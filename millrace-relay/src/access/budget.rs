@@ -12,7 +12,7 @@ use std::{
 use millrace_proto::relay::account;
 use parking_lot::Mutex;
 
-use super::refusal::Refusal;
+use super::{refusal::Refusal, unproven};
 
 /// What one session, or one client, may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +22,9 @@ pub struct Budget {
     /// Tracks that its requests hold at a time.
     pub tracks: u64,
 }
+
+/// How much of a second's worth of requests messages leave that wait, for requests, which are refused.
+const LEFT: Duration = Duration::from_millis(500);
 
 /// What one client may take up of what all share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,10 +59,14 @@ impl Default for Share {
 pub struct Limits {
     pub session: Budget,
     pub client: Budget,
+    /// Subscriptions of one session to one track at a time.
+    pub same_track: u64,
     /// Of what all clients share.
     pub share: Share,
     /// Bytes of registered tokens of one session: MAX_AUTH_TOKEN_CACHE_SIZE.
     pub token_cache: u64,
+    /// Of sessions that have shown no right.
+    pub unproven: unproven::Bounds,
 }
 
 impl Default for Limits {
@@ -67,8 +74,10 @@ impl Default for Limits {
         Self {
             session: Budget { requests_per_second: 1000, tracks: 10_000 },
             client: Budget { requests_per_second: 10_000, tracks: 100_000 },
+            same_track: 4,
             share: Share::default(),
             token_cache: 16 << 10,
+            unproven: unproven::Bounds::default(),
         }
     }
 }
@@ -124,15 +133,20 @@ impl Usage {
         })
     }
 
-    /// A request has come.
+    /// A request has come that counts as `cost`.
     ///
     /// # Errors
     /// There were too many.
-    pub fn request(&self, now: Instant) -> Result<(), Refusal> {
-        let taken = self.requests.lock().take(now, self.budget.requests_per_second);
+    pub fn request(&self, now: Instant, cost: u64) -> Result<(), Refusal> {
+        let taken = self.requests.lock().take(now, self.budget.requests_per_second, cost);
         let count = if taken { &self.admitted } else { &self.refused };
         count.fetch_add(1, Relaxed);
         taken.then_some(()).ok_or(Refusal::Rate)
+    }
+
+    /// Takes a message that counts as `cost` requests from the budget, whether it has room or not. Returns when it has.
+    pub fn reserve(&self, now: Instant, cost: u64) -> Instant {
+        self.requests.lock().reserve(now, self.budget.requests_per_second, cost)
     }
 
     /// A place for a track in all of `usages`.
@@ -167,16 +181,26 @@ impl Usage {
 }
 
 impl Bucket {
-    fn take(&mut self, now: Instant, rate: u64) -> bool {
-        let one = Duration::from_nanos(1_000_000_000 / rate.max(1));
-        let full_at = self.full_at.map_or(now, |at| at.max(now)) + one;
-        // A second's worth fits.
-        let fits = full_at.saturating_duration_since(now) <= Duration::from_secs(1);
+    /// A second's worth fits. One more may count as more than is left of that.
+    fn take(&mut self, now: Instant, rate: u64, cost: u64) -> bool {
+        let full_at = self.full_at.map_or(now, |at| at.max(now));
+        let fits = (full_at + of(1, rate)).saturating_duration_since(now) <= Duration::from_secs(1);
         if fits {
-            self.full_at = Some(full_at);
+            self.full_at = Some(full_at + of(cost, rate));
         }
         fits
     }
+
+    fn reserve(&mut self, now: Instant, rate: u64, cost: u64) -> Instant {
+        let full_at = self.full_at.map_or(now, |at| at.max(now));
+        self.full_at = Some(full_at + of(cost, rate));
+        full_at.checked_sub(LEFT).map_or(now, |at| at.max(now))
+    }
+}
+
+/// How long `cost` requests take at a rate.
+fn of(cost: u64, rate: u64) -> Duration {
+    Duration::from_nanos(1_000_000_000 / rate.max(1)).saturating_mul(u32::try_from(cost).unwrap_or(u32::MAX))
 }
 
 #[cfg(test)]
@@ -187,12 +211,35 @@ mod tests {
     fn a_seconds_worth_at_once_and_then_the_rate() {
         let usage = Usage::new(Budget { requests_per_second: 10, tracks: 1 });
         let start = Instant::now();
-        let taken = |now| (0..100).filter(|_| usage.request(now).is_ok()).count();
+        let taken = |now| (0..100).filter(|_| usage.request(now, 1).is_ok()).count();
         assert_eq!(taken(start), 10);
         assert_eq!(taken(start + Duration::from_millis(99)), 0);
         assert_eq!(taken(start + Duration::from_millis(300)), 3);
         assert_eq!(taken(start + Duration::from_secs(60)), 10);
         assert_eq!((usage.admitted(), usage.refused()), (23, 377));
+    }
+
+    #[test]
+    fn a_request_that_counts_as_more_takes_more() {
+        let usage = Usage::new(Budget { requests_per_second: 10, tracks: 1 });
+        let start = Instant::now();
+        assert_eq!((0..100).filter(|_| usage.request(start, 5).is_ok()).count(), 2);
+        let small = Usage::new(Budget { requests_per_second: 1, tracks: 1 });
+        assert!(small.request(start, 8).is_ok(), "or it could never be let in");
+        assert!(small.request(start + Duration::from_secs(6), 1).is_err());
+    }
+
+    /// Half of a second's worth is left to requests, and in the long run no more than the rate passes.
+    #[test]
+    fn messages_that_wait_come_at_the_rate() {
+        let usage = Usage::new(Budget { requests_per_second: 10, tracks: 1 });
+        let start = Instant::now();
+        let due: Vec<_> = (0..26).map(|_| (usage.reserve(start, 1) - start).as_millis()).collect();
+        assert_eq!(due[..6], [0; 6]);
+        assert!(due[5..].iter().zip((0..).step_by(100)).all(|(due, expected)| *due == expected), "{due:?}");
+        assert!(usage.request(start + Duration::from_secs(1), 1).is_err(), "they are there");
+        let later = start + Duration::from_millis(2600);
+        assert_eq!((0..100).filter(|_| usage.request(later, 1).is_ok()).count(), 10);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use coset::{
 use millrace_proto::moq::name::MAX_FIELDS;
 
 use super::{
-    grant::{Action, Actions, Grant, Match, Scope},
+    grant::{Action, Actions, Grant, Match, Scope, of_issuers},
     keys::{self, Algorithm, Key, KeyError, Signer},
     parts::{parts, time},
     refusal::TokenError,
@@ -53,48 +53,59 @@ pub fn is_tagged(token: &[u8]) -> bool {
 
 /// Checks the signature, and reads the claims.
 pub fn open(token: &[u8], keys: &[Key]) -> Result<Grant, TokenError> {
-    let payload = if is_compact(token) { open_compact(token, keys)? } else { open_cose(token, keys)? };
+    let (payload, signers) =
+        if is_compact(token) { open_compact(token, keys)? } else { open_cose(token, keys)? };
     let value: Value =
         ciborium::from_reader(&payload[..]).map_err(|_| TokenError::Malformed("its claims"))?;
     let Value::Map(claims) = value else { return Err(TokenError::Malformed("its claims are no map")) };
-    grant(claims)
+    Ok(Grant { signers: of_issuers(&signers), ..grant(claims)? })
 }
 
-fn open_compact(token: &[u8], keys: &[Key]) -> Result<Vec<u8>, TokenError> {
+/// A payload, and the keys that verify it.
+type Verified<'a> = (Vec<u8>, Vec<&'a Key>);
+
+fn open_compact<'a>(token: &[u8], keys: &'a [Key]) -> Result<Verified<'a>, TokenError> {
     let [header, payload, tag] = parts(token).ok_or(TokenError::Malformed("it has not three parts"))?;
     let decode = |part: &[u8], what| URL_SAFE_NO_PAD.decode(part).map_err(|_| TokenError::Malformed(what));
     let message = &token[..header.len() + 1 + payload.len()];
     let head = Header::from_slice(&decode(header, "its header")?)
         .map_err(|_| TokenError::Malformed("its header"))?;
     let (algorithm, id) = head_of(&head)?;
-    if !keys::verify(keys, algorithm, id.as_deref(), message, &decode(tag, "its signature")?) {
-        return Err(TokenError::Signature);
-    }
-    decode(payload, "its payload")
+    let signers = keys::signers(keys, algorithm, id.as_deref(), message, &decode(tag, "its signature")?)?;
+    Ok((decode(payload, "its payload")?, signers))
 }
 
-fn open_cose(token: &[u8], keys: &[Key]) -> Result<Vec<u8>, TokenError> {
+fn open_cose<'a>(token: &[u8], keys: &'a [Key]) -> Result<Verified<'a>, TokenError> {
     let malformed = |_| TokenError::Malformed("it is neither COSE_Mac0 nor COSE_Sign1, tagged");
     let inner = without_cwt_tag(token);
+    let mut signers = Vec::new();
     // Their tags take one byte.
     if inner.first() == Some(&(0xc0 | iana::CborTag::CoseMac0 as u8)) {
         let mac = CoseMac0::from_tagged_slice(inner).map_err(malformed)?;
         let (algorithm, id) = head_of(&mac.protected.header)?;
+        if !algorithm.is_mac() {
+            return Err(TokenError::Signature);
+        }
         let payload = mac.payload.clone().ok_or(TokenError::Malformed("it has no payload"))?;
         let check = |tag: &[u8], data: &[u8]| {
-            let good = algorithm.is_mac() && keys::verify(keys, algorithm, id.as_deref(), data, tag);
-            good.then_some(()).ok_or(TokenError::Signature)
+            signers = keys::signers(keys, algorithm, id.as_deref(), data, tag)?;
+            Ok(())
         };
-        return mac.verify_payload_tag(&[], || TokenError::Signature, check).map(|()| payload);
+        mac.verify_payload_tag(&[], || TokenError::Signature, check)?;
+        return Ok((payload, signers));
     }
     let sign = CoseSign1::from_tagged_slice(inner).map_err(malformed)?;
     let (algorithm, id) = head_of(&sign.protected.header)?;
+    if algorithm.is_mac() {
+        return Err(TokenError::Signature);
+    }
     let payload = sign.payload.clone().ok_or(TokenError::Malformed("it has no payload"))?;
     let check = |tag: &[u8], data: &[u8]| {
-        let good = !algorithm.is_mac() && keys::verify(keys, algorithm, id.as_deref(), data, tag);
-        good.then_some(()).ok_or(TokenError::Signature)
+        signers = keys::signers(keys, algorithm, id.as_deref(), data, tag)?;
+        Ok(())
     };
-    sign.verify_signature(&[], check).map(|()| payload)
+    sign.verify_signature(&[], check)?;
+    Ok((payload, signers))
 }
 
 fn without_cwt_tag(token: &[u8]) -> &[u8] {

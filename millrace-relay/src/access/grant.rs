@@ -1,9 +1,11 @@
 //! What a token allows, whatever form it came in.
 
-use std::{fmt, time::SystemTime};
+use std::{fmt, sync::Arc, time::SystemTime};
 
 use bytes::Bytes;
 use millrace_proto::moq::Namespace;
+
+use super::keys::Key;
 
 /// What a peer wants to do. The numbers are those of C4M's actions, but for SUBSCRIBE_TRACKS, which has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -177,6 +179,13 @@ pub struct Grant {
     pub scopes: Vec<Scope>,
     /// The connection's path has to be this, below it or above it: a JWT's `root`.
     pub root: Option<Vec<String>>,
+    /// Of each key that verifies it: the only issuer that it speaks for, if it is bound to one.
+    pub signers: Vec<Option<Arc<str>>>,
+}
+
+/// Returns for each key the only issuer that it speaks for, if it is bound to one.
+pub(super) fn of_issuers(keys: &[&Key]) -> Vec<Option<Arc<str>>> {
+    keys.iter().map(|key| key.issuer().cloned()).collect()
 }
 
 impl Grant {

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{
-    grant::{Action, Actions, Grant, Match, Scope},
+    grant::{Action, Actions, Grant, Match, Scope, of_issuers},
     keys::{self, Algorithm, Key, KeyError, Signer},
     parts::{parts, time},
     pattern::path,
@@ -88,12 +88,10 @@ pub fn open(token: &[u8], keys: &[Key]) -> Result<Grant, TokenError> {
     let algorithm = Algorithm::from_name(&format!("{:?}", head.alg)).ok_or(TokenError::Algorithm)?;
     let tag = URL_SAFE_NO_PAD.decode(tag).map_err(|_| TokenError::Malformed("its signature"))?;
     let message = &token[..header.len() + 1 + payload.len()];
-    if !keys::verify(keys, algorithm, head.kid.as_deref(), message, &tag) {
-        return Err(TokenError::Signature);
-    }
+    let signers = keys::signers(keys, algorithm, head.kid.as_deref(), message, &tag)?;
     let payload = URL_SAFE_NO_PAD.decode(payload).map_err(|_| TokenError::Malformed("its payload"))?;
     let claims: Claims = serde_json::from_slice(&payload).map_err(|_| TokenError::Malformed("its claims"))?;
-    grant(claims)
+    Ok(Grant { signers: of_issuers(&signers), ..grant(claims)? })
 }
 
 fn grant(claims: Claims) -> Result<Grant, TokenError> {
@@ -125,6 +123,7 @@ fn grant(claims: Claims) -> Result<Grant, TokenError> {
         not_before: claims.nbf.map(time).transpose()?,
         scopes,
         root: Some(root),
+        signers: Vec::new(),
     })
 }
 

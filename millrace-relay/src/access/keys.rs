@@ -1,6 +1,7 @@
-//! Keys that tokens are checked and made with: files in PEM, as JWK or JWKS, or an HMAC secret as it is.
+//! Keys that tokens are checked and made with: files in PEM, as JWK or JWKS; and HMAC secrets as they are, in files that are
+//! said to be that. What a file is is never guessed: who takes a public key for a secret lets everybody who knows it make tokens.
 
-use std::{fmt, sync::Arc};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use jsonwebtoken::jwk::{
@@ -9,6 +10,11 @@ use jsonwebtoken::jwk::{
 use ring::{hmac, rand::SystemRandom, signature};
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, SubjectPublicKeyInfoDer, pem::PemObject};
 use x509_parser::prelude::FromDer;
+
+use super::{
+    recognise::{has_pem, recognise, trimmed},
+    refusal::TokenError,
+};
 
 /// The shortest HMAC secret that is taken, in bytes (RFC 7518, section 3.2, for the shortest hash).
 const MIN_SECRET: usize = 32;
@@ -45,6 +51,16 @@ pub enum KeyError {
     Unusable(&'static str),
     #[error("more than {MAX_KEYS} keys")]
     Many,
+    #[error(
+        "it is {0}: a key is PEM, a JWK or a JWK set (an object with `keys`). What `openssl pkey -pubin -inform DER` or \
+         `ssh-keygen -e -m PKCS8` prints is; an HMAC secret as it is belongs where secrets are named: token-secrets, --secret"
+    )]
+    Format(&'static str),
+    #[error(
+        "it is {0}, and no secret: others know it, and could make tokens. Name keys in token-keys, as PEM or JWK; \
+         `head -c 32 /dev/urandom` makes a secret"
+    )]
+    NotSecret(&'static str),
 }
 
 /// A key. It is a secret, so it is never printed.
@@ -53,6 +69,8 @@ pub struct Key {
     id: Option<String>,
     /// The only one that it may be used with.
     algorithm: Option<Algorithm>,
+    /// The only issuer that it speaks for; `None`: those that no key is bound to.
+    issuer: Option<Arc<str>>,
     material: Material,
 }
 
@@ -71,29 +89,21 @@ enum Material {
 
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = match self.material {
-            Material::Secret(_) => "HMAC",
-            Material::P256(_) => "P-256",
-            Material::P384(_) => "P-384",
-            Material::Ed25519(_) => "Ed25519",
-            Material::Rsa { .. } => "RSA",
-        };
-        write!(f, "Key({kind}, {:?})", self.id)
+        write!(f, "Key({}, {:?})", self.kind(), self.id)
     }
 }
 
-/// The keys of a file.
+/// Reads the keys of a file: PEM, a JWK or a JWK set.
 ///
 /// # Errors
-/// It has none, or one that cannot be used.
+/// It is none of these, has no key, or one that cannot be used.
 pub fn read(bytes: &[u8]) -> Result<Vec<Key>, KeyError> {
-    let text = std::str::from_utf8(bytes).unwrap_or_default().trim();
-    let keys = if text.starts_with('{') {
-        read_json(text)?
-    } else if text.contains("-----BEGIN ") {
-        read_pem(bytes)?
-    } else {
-        vec![secret(trimmed(bytes), None, None)?]
+    let text = trimmed(bytes);
+    let keys = match text.first() {
+        None => return Err(KeyError::None),
+        Some(b'{') => read_json(text)?,
+        _ if has_pem(text) => read_pem(text)?,
+        _ => return Err(KeyError::Format(recognise(bytes).unwrap_or("neither PEM nor JSON"))),
     };
     match keys.len() {
         0 => Err(KeyError::None),
@@ -102,21 +112,44 @@ pub fn read(bytes: &[u8]) -> Result<Vec<Key>, KeyError> {
     }
 }
 
-/// Without the line end that editors leave.
-fn trimmed(bytes: &[u8]) -> &[u8] {
-    bytes.strip_suffix(b"\n").map_or(bytes, |front| front.strip_suffix(b"\r").unwrap_or(front))
+/// Reads an HMAC secret, as it is but for the line end that editors leave behind one that is long enough without.
+///
+/// # Errors
+/// It is too short, or a key or a certificate in some format: these are no secrets.
+pub fn read_secret(bytes: &[u8]) -> Result<Key, KeyError> {
+    let text = bytes.strip_suffix(b"\n").map_or(bytes, |front| front.strip_suffix(b"\r").unwrap_or(front));
+    secret(if text.len() < MIN_SECRET { bytes } else { text }, None, None)
+}
+
+/// Says how many keys of which kind there are, and for which issuers: for logs.
+pub fn describe(keys: &[Key]) -> String {
+    let mut counts = BTreeMap::<_, u64>::new();
+    for key in keys {
+        *counts.entry((key.issuer.as_deref(), key.kind())).or_default() += 1;
+    }
+    let one = |((issuer, kind), count): (&(Option<&str>, &str), &u64)| match issuer {
+        Some(issuer) => format!("{count} {kind} of {issuer}"),
+        None => format!("{count} {kind}"),
+    };
+    match counts.is_empty() {
+        true => "none".to_owned(),
+        false => counts.iter().map(one).collect::<Vec<_>>().join(", "),
+    }
 }
 
 fn secret(bytes: &[u8], id: Option<String>, algorithm: Option<Algorithm>) -> Result<Key, KeyError> {
+    if let Some(what) = recognise(bytes) {
+        return Err(KeyError::NotSecret(what));
+    }
     if bytes.len() < MIN_SECRET {
         return Err(KeyError::Short(bytes.len()));
     }
-    Ok(Key { id, algorithm, material: Material::Secret(bytes.into()) })
+    Ok(Key { id, algorithm, issuer: None, material: Material::Secret(bytes.into()) })
 }
 
-fn read_json(text: &str) -> Result<Vec<Key>, KeyError> {
+fn read_json(text: &[u8]) -> Result<Vec<Key>, KeyError> {
     let json = |error: serde_json::Error| KeyError::Json(error.to_string());
-    let value: serde_json::Value = serde_json::from_str(text).map_err(json)?;
+    let value: serde_json::Value = serde_json::from_slice(text).map_err(json)?;
     let keys = if value.get("keys").is_some() {
         serde_json::from_value::<JwkSet>(value).map_err(json)?.keys
     } else {
@@ -163,7 +196,7 @@ fn of_jwk(jwk: &Jwk) -> Result<Key, KeyError> {
         }
         _ => return Err(KeyError::Unusable("an unknown kind of JWK")),
     };
-    Ok(Key { id, algorithm, material })
+    Ok(Key { id, algorithm, issuer: None, material })
 }
 
 fn of_key_algorithm(algorithm: KeyAlgorithm) -> Result<Algorithm, KeyError> {
@@ -205,7 +238,7 @@ fn of_public_key(der: &[u8]) -> Result<Key, KeyError> {
         }
         _ => return Err(unusable),
     };
-    Ok(Key { id: None, algorithm: None, material })
+    Ok(Key { id: None, algorithm: None, issuer: None, material })
 }
 
 /// Without the zero that DER puts before a number whose highest bit is set.
@@ -263,6 +296,27 @@ impl Algorithm {
 }
 
 impl Key {
+    /// Binds it to an issuer: it speaks for nobody else.
+    pub fn bound_to(self, issuer: Arc<str>) -> Self {
+        Self { issuer: Some(issuer), ..self }
+    }
+
+    /// Returns the only issuer that it speaks for, if it is bound to one.
+    pub fn issuer(&self) -> Option<&Arc<str>> {
+        self.issuer.as_ref()
+    }
+
+    /// Returns what kind of key it is, for logs.
+    fn kind(&self) -> &'static str {
+        match self.material {
+            Material::Secret(_) => "HMAC secret",
+            Material::P256(_) => "P-256",
+            Material::P384(_) => "P-384",
+            Material::Ed25519(_) => "Ed25519",
+            Material::Rsa { .. } => "RSA",
+        }
+    }
+
     /// Whether it may be used for a token of this algorithm and key ID.
     fn is_for(&self, algorithm: Algorithm, id: Option<&str>) -> bool {
         let same = |wanted: &String| id.is_none_or(|id| id == wanted);
@@ -308,9 +362,20 @@ fn rsa_of(algorithm: Algorithm) -> Option<&'static signature::RsaParameters> {
     })
 }
 
-/// Whether any of `keys` that may be used for it made `tag` over `message`.
-pub fn verify(keys: &[Key], algorithm: Algorithm, id: Option<&str>, message: &[u8], tag: &[u8]) -> bool {
-    keys.iter().filter(|key| key.is_for(algorithm, id)).any(|key| key.verifies(algorithm, message, tag))
+/// Returns those of `keys` that may be used for it and verify `tag` over `message`. Parties may share one.
+///
+/// # Errors
+/// There is none.
+pub fn signers<'a>(
+    keys: &'a [Key],
+    algorithm: Algorithm,
+    id: Option<&str>,
+    message: &[u8],
+    tag: &[u8],
+) -> Result<Vec<&'a Key>, TokenError> {
+    let fit = keys.iter().filter(|key| key.is_for(algorithm, id) && key.verifies(algorithm, message, tag));
+    let signers: Vec<_> = fit.collect();
+    if signers.is_empty() { Err(TokenError::Signature) } else { Ok(signers) }
 }
 
 /// What tokens are signed with.
@@ -327,10 +392,10 @@ enum Private {
 }
 
 impl Signer {
-    /// Reads an HMAC secret (as it is, or as a JWK), or a private key in PEM (PKCS #8).
+    /// Reads a private key in PEM (PKCS #8), or an HMAC secret as a JWK (`kty` is `oct`).
     ///
     /// # Errors
-    /// It is none.
+    /// It is neither.
     pub fn read(bytes: &[u8]) -> Result<Self, KeyError> {
         if let Ok(der) = PrivatePkcs8KeyDer::from_pem_slice(bytes) {
             return Self::of_private(der.secret_pkcs8_der());
@@ -339,8 +404,20 @@ impl Signer {
         if !matches!(key.material, Material::Secret(_)) {
             return Err(KeyError::Unusable("a public key: tokens are made with the private one"));
         }
+        Ok(Self::of_key(key))
+    }
+
+    /// Reads an HMAC secret as it is, as [`read_secret`] does.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn read_secret(bytes: &[u8]) -> Result<Self, KeyError> {
+        read_secret(bytes).map(Self::of_key)
+    }
+
+    fn of_key(key: Key) -> Self {
         let algorithm = key.algorithm.unwrap_or(Algorithm::Hs256);
-        Ok(Self { id: key.id.clone(), algorithm, key: Private::Secret(key) })
+        Self { id: key.id.clone(), algorithm, key: Private::Secret(key) }
     }
 
     fn of_private(der: &[u8]) -> Result<Self, KeyError> {

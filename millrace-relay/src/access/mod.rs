@@ -8,6 +8,7 @@
 //! | [`policy`] | decisions |
 //! | [`rights`] | what was decided, while it lasts |
 //! | [`budget`], [`client`] | how much sessions and clients may use |
+//! | [`unproven`] | sessions without a right |
 //!
 //! Files are read elsewhere. A change of any of them makes a new [`Policy`], under which all rights are decided anew.
 
@@ -22,10 +23,12 @@ pub mod keys;
 mod parts;
 pub mod pattern;
 pub mod policy;
+mod recognise;
 pub mod refusal;
 pub mod rights;
 pub mod rules;
 pub mod token;
+pub mod unproven;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -44,6 +47,7 @@ pub use self::{
     refusal::{Refusal, TokenError},
     rules::{Peer, Principal, Rule},
     token::Requirements,
+    unproven::Unproven,
 };
 use self::{budget::Usage, client::Client};
 
@@ -54,6 +58,9 @@ pub struct Access {
     limits: Limits,
     /// By address or network.
     clients: Mutex<Clients>,
+    unproven: Arc<Unproven>,
+    /// What of the settings could not be read when it was read last.
+    unread: Mutex<Vec<Unread>>,
     refused: Mutex<BTreeMap<&'static str, u64>>,
 }
 
@@ -63,6 +70,14 @@ struct Clients {
     present: HashMap<IpAddr, Weak<Client>>,
     /// Of those that have sessions, or groups in the cache.
     cache: HashMap<IpAddr, Weak<account::Share>>,
+}
+
+/// A setting whose file could not be read, or used, when it was read last.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unread {
+    /// The setting and its file.
+    pub what: String,
+    pub reason: String,
 }
 
 /// What a client uses, for the operator.
@@ -84,6 +99,8 @@ impl Access {
             version: watch::Sender::new(0),
             limits,
             clients: Mutex::default(),
+            unproven: Unproven::new(limits.unproven),
+            unread: Mutex::default(),
             refused: Mutex::default(),
         })
     }
@@ -153,6 +170,31 @@ impl Access {
             .collect();
         all.sort_unstable_by_key(|client| client.address);
         all
+    }
+
+    /// Gives a session that has shown no right yet a place among these; `None` where nobody needs a right.
+    pub fn place(&self, client: IpAddr) -> Option<unproven::Place> {
+        (!self.policy().is_open()).then(|| self.unproven.enter(client))
+    }
+
+    /// The sessions that have shown no right.
+    pub fn unproven(&self) -> &Arc<Unproven> {
+        &self.unproven
+    }
+
+    /// Says what of the settings could not be read.
+    pub fn set_unread(&self, unread: Vec<Unread>) {
+        *self.unread.lock() = unread;
+    }
+
+    /// What of the settings could not be read when it was read last.
+    pub fn unread(&self) -> Vec<Unread> {
+        self.unread.lock().clone()
+    }
+
+    /// Returns how much of the settings could not be read when it was read last.
+    pub fn unread_count(&self) -> usize {
+        self.unread.lock().len()
     }
 
     pub(crate) fn count(&self, refusal: Refusal) {

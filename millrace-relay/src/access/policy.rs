@@ -1,6 +1,11 @@
 //! Decisions: whether rules and tokens let somebody do something.
 
-use std::{net::IpAddr, sync::Arc, time::SystemTime};
+use std::{
+    fmt::{self, Write as _},
+    net::IpAddr,
+    sync::Arc,
+    time::SystemTime,
+};
 
 use millrace_proto::moq::token::Credential;
 use parking_lot::Mutex;
@@ -22,6 +27,8 @@ const MAX_TOKENS: usize = 8;
 pub struct Policy {
     rules: Vec<Rule>,
     pub tokens: Requirements,
+    /// The roots of clients' certificates cannot be read: no certificate makes anybody anything.
+    pub doubts_certificates: bool,
     /// Tells policies of a relay apart.
     pub(super) version: u64,
 }
@@ -31,21 +38,60 @@ pub struct Policy {
 pub enum Identity {
     /// The configured upstream relay.
     Upstream,
-    Token(String),
+    Token {
+        issuer: Option<String>,
+        holder: Holder,
+    },
     Certificate(String),
     /// A client's address, or its /64.
     Client(IpAddr),
 }
 
-impl std::fmt::Display for Identity {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+/// Whose a token is, among those of its issuer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Holder {
+    Subject(String),
+    /// The token's ID, if it names no subject.
+    Id(String),
+    /// The token's SHA-256, if it has neither.
+    Digest([u8; 32]),
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Upstream => f.write_str("upstream"),
-            Self::Token(subject) => write!(f, "token:{subject}"),
+            Self::Token { issuer: Some(issuer), holder } => write!(f, "token:{issuer}/{holder}"),
+            Self::Token { issuer: None, holder } => write!(f, "token:{holder}"),
             Self::Certificate(name) => write!(f, "cert:{name}"),
             Self::Client(address) => write!(f, "{address}"),
         }
     }
+}
+
+/// Writes what comes behind the last `/` of an identity: of two that differ, the texts differ.
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Subject(subject) => escaped(subject, f),
+            Self::Id(id) => {
+                f.write_str("#")?;
+                escaped(id, f)
+            }
+            Self::Digest(digest) => {
+                f.write_str("##")?;
+                digest.iter().take(8).try_for_each(|byte| write!(f, "{byte:02x}"))
+            }
+        }
+    }
+}
+
+/// Writes a name of a token, `%2F` for `/`, `%23` for `#` and `%25` for `%`.
+fn escaped(name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    name.chars().try_for_each(|letter| match letter {
+        '/' | '#' | '%' => write!(f, "%{:02X}", u32::from(letter)),
+        other => f.write_char(other),
+    })
 }
 
 /// What a right rests on.
@@ -53,6 +99,15 @@ impl std::fmt::Display for Identity {
 pub struct Basis {
     pub identity: Identity,
     pub until: Option<SystemTime>,
+}
+
+/// Whether a session has shown a right to something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It has.
+    Proven,
+    /// Its requests may yet, by tokens of their own.
+    Unproven,
 }
 
 /// A token as a peer has presented it, and what it says under the policy that was asked last.
@@ -92,29 +147,26 @@ impl Presented {
     }
 
     fn identity(&self, grant: &Grant) -> Identity {
-        let name = match (&grant.subject, &grant.id) {
-            (Some(subject), _) => subject.clone(),
-            (None, Some(id)) => format!("#{id}"),
+        let holder = match (&grant.subject, &grant.id) {
+            (Some(subject), _) => Holder::Subject(subject.clone()),
+            (None, Some(id)) => Holder::Id(id.clone()),
             (None, None) => {
                 let digest = ring::digest::digest(&ring::digest::SHA256, &self.credential.value);
-                digest.as_ref().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+                Holder::Digest(digest.as_ref().try_into().unwrap_or_default()) // SHA-256 has 32 bytes
             }
         };
-        match &grant.issuer {
-            Some(issuer) => Identity::Token(format!("{issuer}/{name}")),
-            None => Identity::Token(name),
-        }
+        Identity::Token { issuer: grant.issuer.clone(), holder }
     }
 }
 
 impl Policy {
     /// Without `rules`, keys leave everything to tokens and `certificates` to whoever has one; without any of these the
-    /// relay is open.
+    /// relay is open. It is not open because keys or roots that the settings name are gone.
     pub fn new(rules: Vec<Rule>, tokens: Requirements, certificates: bool) -> Self {
-        let mut policy = Self { rules, tokens, version: 0 };
+        let mut policy = Self { rules, tokens, doubts_certificates: false, version: 0 };
         if policy.rules.is_empty() {
             let certificate = certificates.then(|| Principal::Certificate("*".into()));
-            let token = (!policy.tokens.keys.is_empty()).then_some(Principal::Token);
+            let token = policy.reads_tokens().then_some(Principal::Token);
             let all: Vec<_> = token.into_iter().chain(certificate).collect();
             if !all.is_empty() {
                 let (publish, subscribe) = (all.clone(), all);
@@ -136,7 +188,15 @@ impl Policy {
 
     /// Whether tokens are looked at.
     pub fn reads_tokens(&self) -> bool {
-        !self.tokens.keys.is_empty()
+        self.tokens.wants_keys || !self.tokens.keys.is_empty()
+    }
+
+    /// Reports whether the connection alone makes the peer one of these; the certificate's name, if it is by that.
+    fn is(&self, principal: &Principal, peer: &Peer, now: SystemTime) -> Option<Option<String>> {
+        match principal {
+            Principal::Certificate(_) if self.doubts_certificates => None,
+            other => other.is(peer, now),
+        }
     }
 
     /// Whether all of `tokens` are good.
@@ -158,7 +218,7 @@ impl Policy {
         Ok(())
     }
 
-    /// Whether `peer` with `tokens` may have a session.
+    /// Whether `peer` with `tokens` may have a session, and whether it has shown that it may do something in it.
     ///
     /// # Errors
     /// Nothing is there that it could ever do; or its tokens, which it relies on, are not good.
@@ -167,10 +227,10 @@ impl Policy {
         peer: &Peer,
         tokens: &[Arc<Presented>],
         now: SystemTime,
-    ) -> Result<Basis, Refusal> {
+    ) -> Result<(Basis, Standing), Refusal> {
         let client = || Basis { identity: Identity::Client(budget::client(peer.address)), until: None };
         if self.is_open() {
-            return Ok(client());
+            return Ok((client(), Standing::Proven));
         }
         let resource = Resource::session();
         let by_token = self.by_token(peer, tokens, Action::ClientSetup, &resource, now);
@@ -178,14 +238,16 @@ impl Policy {
         let mut principals = rules().flat_map(|rule| rule.publish.iter().chain(&rule.subscribe));
         let takes_tokens = self.reads_tokens() && principals.clone().any(|one| *one == Principal::Token);
         if takes_tokens && let Ok(basis) = by_token {
-            return Ok(basis);
+            return Ok((basis, Standing::Proven));
         }
-        if let Some(name) = principals.find_map(|one| one.is(peer, now)) {
-            return Ok(self.of_connection(peer, name));
+        if let Some(name) = principals.find_map(|one| self.is(one, peer, now)) {
+            return Ok((self.of_connection(peer, name), Standing::Proven));
         }
         match by_token {
             // Requests may bring their own.
-            Err(Refusal::NotAllowed) if takes_tokens && tokens.is_empty() => Ok(client()),
+            Err(Refusal::NotAllowed) if takes_tokens && tokens.is_empty() => {
+                Ok((client(), Standing::Unproven))
+            }
             Err(refusal) if takes_tokens => Err(refusal),
             _ => Err(Refusal::NotAllowed),
         }
@@ -222,7 +284,7 @@ impl Policy {
             }
         }
         // A name says more than an address.
-        let mut found: Vec<_> = principals.iter().filter_map(|one| one.is(peer, now)).collect();
+        let mut found: Vec<_> = principals.iter().filter_map(|one| self.is(one, peer, now)).collect();
         found.sort_by_key(Option::is_none);
         found.into_iter().next().map(|name| self.of_connection(peer, name)).ok_or(refusal)
     }

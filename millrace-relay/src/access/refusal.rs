@@ -40,12 +40,18 @@ pub enum Refusal {
     Many,
     #[error("too many tokens were not good")]
     Hopeless,
+    #[error("no request that is allowed came in time: show a token in SETUP, or with a request")]
+    Unproven,
+    #[error("too many sessions without a right: the oldest has to go")]
+    Displaced,
     #[error("another publisher has this track")]
     Taken,
     #[error("too many requests")]
     Rate,
     #[error("too many tracks")]
     Tracks,
+    #[error("the session has as many subscriptions to this track as it may have (session-same-track)")]
+    SameTrack,
 }
 
 impl Refusal {
@@ -56,8 +62,11 @@ impl Refusal {
             Self::Taken => "track_taken",
             Self::Rate => "request_rate",
             Self::Tracks => "tracks",
+            Self::SameTrack => "same_track",
             Self::Repeated | Self::Many => "token_malformed",
             Self::Hopeless => "bad_tokens",
+            Self::Unproven => "unproven",
+            Self::Displaced => "unproven_displaced",
             Self::Token(error) => match error {
                 TokenError::Malformed(_) => "token_malformed",
                 TokenError::Kind | TokenError::Algorithm | TokenError::Unsupported(_) => "token_unsupported",
@@ -77,7 +86,7 @@ impl Refusal {
                 code::Request::MALFORMED_AUTH_TOKEN
             }
             Self::Token(TokenError::Expired) => code::Request::EXPIRED_AUTH_TOKEN,
-            Self::Rate | Self::Tracks => code::Request::EXCESSIVE_LOAD,
+            Self::Rate | Self::Tracks | Self::SameTrack => code::Request::EXCESSIVE_LOAD,
             _ => code::Request::UNAUTHORIZED,
         }
     }

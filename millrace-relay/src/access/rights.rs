@@ -3,23 +3,27 @@
 use std::{
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicU32, Ordering::Relaxed},
+        atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed},
     },
     time::{Duration, Instant, SystemTime},
 };
 
 use millrace_proto::moq::token::Credential;
 use parking_lot::Mutex;
-use tokio::{sync::Notify, time::sleep};
+use tokio::{
+    sync::watch,
+    time::{Instant as Clock, sleep, sleep_until},
+};
 
 use super::{
     Access,
-    budget::{Place, Usage},
+    budget::{self, Usage},
     client::Client,
     grant::{Action, Resource},
-    policy::{Basis, Identity, Policy, Presented},
+    policy::{Basis, Identity, Policy, Presented, Standing},
     refusal::Refusal,
     rules::Peer,
+    unproven,
 };
 
 /// Requests of a session whose tokens may be bad before it is closed.
@@ -39,17 +43,60 @@ pub struct Subject {
     client: Arc<Client>,
     /// Tokens of requests that were not good.
     bad_tokens: AtomicU32,
+    /// Requests, and what follows from them, that have a right.
+    held: AtomicUsize,
+    /// What was allowed to a request of a session that had shown no right before.
+    proof: watch::Sender<Option<Proof>>,
 }
 
-/// The right to one thing, as long as something allows it.
+/// Something that a request was allowed, and what allowed it.
+struct Proof {
+    tokens: Vec<Arc<Presented>>,
+    asked: Asked,
+    until: Option<SystemTime>,
+}
+
+/// The right to one thing, as long as something allows it. What was asked for changes by [`Self::move_to`] only; whatever else
+/// follows from a request has a right of its own, by [`Self::derive`].
 pub struct Rights {
     subject: Arc<Subject>,
-    /// Of the request.
-    tokens: Mutex<Vec<Arc<Presented>>>,
+    bearer: Arc<Bearer>,
+    /// Never what is not decided yet: [`Self::ended`] looks at it from another task.
     asked: Mutex<Asked>,
     identity: Mutex<Identity>,
-    renewed: Notify,
+    /// Tells of another thing that is asked for, and of the end.
+    changed: watch::Sender<()>,
     over: OnceLock<Refusal>,
+}
+
+/// The tokens that a request has brought.
+struct Bearer {
+    tokens: Mutex<Vec<Arc<Presented>>>,
+    /// The request's that this follows from, whose tokens serve too.
+    parent: Option<Arc<Bearer>>,
+    /// Tells all that follows from one request of new tokens.
+    renewed: Arc<watch::Sender<()>>,
+}
+
+impl Bearer {
+    fn new(tokens: Vec<Arc<Presented>>) -> Arc<Self> {
+        Arc::new(Self { tokens: Mutex::new(tokens), parent: None, renewed: Arc::default() })
+    }
+
+    fn derive(self: &Arc<Self>) -> Arc<Self> {
+        let renewed = Arc::clone(&self.renewed);
+        Arc::new(Self { tokens: Mutex::default(), parent: Some(Arc::clone(self)), renewed })
+    }
+
+    fn all(&self) -> Vec<Arc<Presented>> {
+        let mut all = self.tokens.lock().clone();
+        all.extend(self.inherited());
+        all
+    }
+
+    fn inherited(&self) -> Vec<Arc<Presented>> {
+        self.parent.as_ref().map(|parent| parent.all()).unwrap_or_default()
+    }
 }
 
 #[derive(Clone)]
@@ -70,7 +117,17 @@ impl Subject {
         let client = if trusted { Client::unlimited() } else { access.client(peer.address) };
         let access = Arc::clone(access);
         let tokens = tokens.into_iter().map(Presented::new).collect();
-        Arc::new(Self { access, peer, tokens, trusted, session, client, bad_tokens: AtomicU32::new(0) })
+        Arc::new(Self {
+            access,
+            peer,
+            tokens,
+            trusted,
+            session,
+            client,
+            bad_tokens: AtomicU32::new(0),
+            held: AtomicUsize::new(0),
+            proof: watch::Sender::new(None),
+        })
     }
 
     /// The session's own right to be.
@@ -78,7 +135,7 @@ impl Subject {
     /// # Errors
     /// It has none.
     pub fn admit(self: &Arc<Self>) -> Result<Arc<Rights>, Refusal> {
-        let rights = Rights::new(self, Vec::new(), Asked::Session);
+        let rights = Rights::new(self, Bearer::new(Vec::new()), Asked::Session);
         let policy = self.access.policy();
         let checked = match self.trusted {
             true => Ok(()),
@@ -89,28 +146,30 @@ impl Subject {
         Ok(rights)
     }
 
-    /// What a request brings: its tokens. It asks for nothing yet. `holds_track`: it has a track made for it.
+    /// What a request brings: its tokens. It asks for nothing yet. `cost`: how many requests it counts as. `holds_track`: it has a track
+    /// made for it.
     ///
     /// # Errors
     /// There were too many of them, or a token is not good.
     pub fn request(
         self: &Arc<Self>,
         tokens: Vec<Credential>,
+        cost: u64,
         holds_track: bool,
-    ) -> Result<(Arc<Rights>, Option<Place>), Refusal> {
+    ) -> Result<(Arc<Rights>, Option<budget::Place>), Refusal> {
         let tokens: Vec<_> = tokens.into_iter().map(Presented::new).collect();
         if self.trusted {
-            return Ok((Rights::new(self, tokens, Asked::Nothing), None));
+            return Ok((Rights::new(self, Bearer::new(tokens), Asked::Nothing), None));
         }
         let now = Instant::now();
-        self.counted(self.session.request(now))?;
-        self.counted(self.client.usage.request(now))?;
+        self.counted(self.session.request(now, cost))?;
+        self.counted(self.client.usage.request(now, cost))?;
         self.check_tokens(&self.access.policy(), &tokens)?;
         let place = match holds_track {
             true => Some(self.counted(Usage::track(&[&self.session, &self.client.usage]))?),
             false => None,
         };
-        Ok((Rights::new(self, tokens, Asked::Nothing), place))
+        Ok((Rights::new(self, Bearer::new(tokens), Asked::Nothing), place))
     }
 
     /// Tokens are costly to check: who goes on with bad ones has to go.
@@ -121,6 +180,109 @@ impl Subject {
                 self.counted(Err(Refusal::Hopeless))
             }
             checked => checked,
+        }
+    }
+
+    /// Waits until the session has had no right for as long as it may, or another one needs its place. `place`: what it has
+    /// while it has none; given back, and taken anew, as rights come and go. Calls `proven` as soon as it has shown one.
+    pub async fn without_right(&self, mut place: Option<unproven::Place>, proven: impl Fn()) -> Refusal {
+        let (mut versions, mut proofs) = (self.access.versions(), self.proof.subscribe());
+        let bounds = &self.access.unproven;
+        let (mut deadline, mut is_proven) = (None, false);
+        loop {
+            versions.borrow_and_update();
+            proofs.borrow_and_update();
+            let until_next = match self.standing() {
+                Ok(until) => {
+                    (place, deadline) = (None, None);
+                    if !std::mem::replace(&mut is_proven, true) {
+                        proven();
+                    }
+                    until
+                }
+                Err(_) => {
+                    place.get_or_insert_with(|| bounds.enter(self.peer.address));
+                    deadline.get_or_insert(Clock::now() + bounds.patience());
+                    None
+                }
+            };
+            let refusal = tokio::select! {
+                () = until(until_next) => continue,
+                changed = versions.changed() => match changed {
+                    Ok(()) => continue,
+                    Err(_) => std::future::pending().await,
+                },
+                _ = proofs.changed() => continue, // the sender is in `self`
+                () = sleep_until(deadline.unwrap_or_else(Clock::now)), if deadline.is_some() => Refusal::Unproven,
+                () = unproven::displaced(place.as_ref()) => Refusal::Displaced,
+            };
+            self.access.count(refusal);
+            return refusal;
+        }
+    }
+
+    /// Returns until when the session has a right for sure.
+    ///
+    /// # Errors
+    /// It has none now.
+    fn standing(&self) -> Result<Option<SystemTime>, Refusal> {
+        if self.trusted {
+            return Ok(None);
+        }
+        let (policy, now) = (self.access.policy(), SystemTime::now());
+        if let (basis, Standing::Proven) = policy.decide_session(&self.peer, &self.tokens, now)? {
+            return Ok(basis.until);
+        }
+        let shown = match &*self.proof.borrow() {
+            Some(proof) => self.decide(&policy, &proof.tokens, &proof.asked).map(|basis| basis.until),
+            None => Err(Refusal::NotAllowed),
+        };
+        if shown.is_err() && self.held.load(Relaxed) > 0 {
+            return Ok(Some(now + self.access.unproven.patience()));
+        }
+        shown
+    }
+
+    /// A request was allowed something by its own tokens. What lasts longest is kept.
+    fn prove(&self, tokens: Vec<Arc<Presented>>, asked: &Asked, until: Option<SystemTime>) {
+        if self.trusted {
+            return;
+        }
+        self.proof.send_if_modified(|proof| {
+            let lasts = |known: &Proof| match (known.until, until) {
+                (Some(known), Some(until)) => known >= until && known > SystemTime::now(),
+                (known, _) => known.is_none(),
+            };
+            let is_newer = !proof.as_ref().is_some_and(lasts);
+            if is_newer {
+                *proof = Some(Proof { tokens, asked: asked.clone(), until });
+            }
+            is_newer
+        });
+    }
+
+    /// Decides on what is asked for with these tokens, and those of the session.
+    fn decide(&self, policy: &Policy, tokens: &[Arc<Presented>], asked: &Asked) -> Result<Basis, Refusal> {
+        let address = budget::client(self.peer.address);
+        match asked {
+            _ if self.trusted => Ok(Basis { identity: Identity::Upstream, until: None }),
+            Asked::Nothing => Ok(Basis { identity: Identity::Client(address), until: None }),
+            Asked::Session => {
+                policy.decide_session(&self.peer, &self.tokens, SystemTime::now()).map(|(basis, _)| basis)
+            }
+            Asked::Action(action, resource) => {
+                let all: Vec<_> = tokens.iter().chain(&self.tokens).cloned().collect();
+                policy.decide(&self.peer, &all, (*action, resource), SystemTime::now())
+            }
+        }
+    }
+
+    /// Takes what counts as `cost` requests from the budgets of the session and of its client. Returns when both have room for it.
+    pub fn reserve(&self, cost: u64) -> Instant {
+        let now = Instant::now();
+        match self.trusted {
+            true => now,
+            false => self.session.reserve(now, cost).max(self.client.usage.reserve(now, cost)),
         }
     }
 
@@ -139,46 +301,66 @@ impl Subject {
 }
 
 impl Rights {
-    fn new(subject: &Arc<Subject>, tokens: Vec<Arc<Presented>>, asked: Asked) -> Arc<Self> {
-        let address = super::budget::client(subject.peer.address);
+    fn new(subject: &Arc<Subject>, bearer: Arc<Bearer>, asked: Asked) -> Arc<Self> {
+        let address = budget::client(subject.peer.address);
         let identity = if subject.trusted { Identity::Upstream } else { Identity::Client(address) };
         Arc::new(Self {
             subject: Arc::clone(subject),
-            tokens: Mutex::new(tokens),
+            bearer,
             asked: Mutex::new(asked),
             identity: Mutex::new(identity),
-            renewed: Notify::new(),
+            changed: watch::Sender::default(),
             over: OnceLock::new(),
         })
     }
 
-    /// Asks for this from now on, instead of what was asked for before.
+    /// Asks for this, in the name of a request that has asked for nothing yet.
+    ///
+    /// # Errors
+    /// It is not allowed, or something was asked for already.
+    pub fn ask(&self, action: Action, resource: Resource) -> Result<(), Refusal> {
+        let asked = Asked::Action(action, resource);
+        if !matches!(*self.asked.lock(), Asked::Nothing) {
+            return Err(Refusal::NotAllowed);
+        }
+        self.settle(asked)?;
+        self.subject.held.fetch_add(1, Relaxed);
+        Ok(())
+    }
+
+    /// Asks for the same with another resource from now on, as a request does that moves.
     ///
     /// # Errors
     /// It is not allowed; what was asked for before still is.
-    pub fn ask(&self, action: Action, resource: Resource) -> Result<(), Refusal> {
-        let before = std::mem::replace(&mut *self.asked.lock(), Asked::Action(action, resource));
-        let policy = self.subject.access.policy();
-        let decided = self.subject.counted(self.decide(&policy).map(drop));
-        match decided {
-            Ok(()) => self.renewed.notify_one(),
-            Err(_) => *self.asked.lock() = before,
-        }
-        decided
+    pub fn move_to(&self, resource: Resource) -> Result<(), Refusal> {
+        let Asked::Action(action, _) = *self.asked.lock() else { return Err(Refusal::NotAllowed) };
+        self.settle(Asked::Action(action, resource))
     }
 
-    /// Whether the same request may do this too.
+    /// Decides on `asked`, and only then has [`Self::ended`] see it.
+    fn settle(&self, asked: Asked) -> Result<(), Refusal> {
+        let (policy, tokens) = (self.subject.access.policy(), self.bearer.all());
+        let basis = self.subject.counted(self.subject.decide(&policy, &tokens, &asked))?;
+        self.subject.prove(tokens, &asked, basis.until);
+        *self.identity.lock() = basis.identity;
+        *self.asked.lock() = asked;
+        self.changed.send_replace(());
+        Ok(())
+    }
+
+    /// Whether the same request may do this too, now.
     pub fn permit(&self, action: Action, resource: &Resource) -> bool {
         let policy = self.subject.access.policy();
-        self.decide_on(&policy, &Asked::Action(action, resource.clone())).is_ok()
+        let asked = Asked::Action(action, resource.clone());
+        self.subject.decide(&policy, &self.bearer.all(), &asked).is_ok()
     }
 
-    /// The right to something that follows from this request.
+    /// The right to something that follows from this request, for which the request's tokens serve as they are renewed.
     ///
     /// # Errors
     /// It is not allowed.
     pub fn derive(&self, action: Action, resource: Resource) -> Result<Arc<Self>, Refusal> {
-        let derived = Self::new(&self.subject, self.tokens.lock().clone(), Asked::Nothing);
+        let derived = Self::new(&self.subject, self.bearer.derive(), Asked::Nothing);
         derived.ask(action, resource)?;
         Ok(derived)
     }
@@ -188,27 +370,31 @@ impl Rights {
     /// # Errors
     /// A token is not good, or the request may not be updated.
     pub fn update(&self, tokens: Vec<Credential>) -> Result<(), Refusal> {
-        let tokens: Vec<_> = tokens.into_iter().map(Presented::new).collect();
+        let mut tokens: Vec<_> = tokens.into_iter().map(Presented::new).collect();
         let policy = self.subject.access.policy();
         if !self.subject.trusted {
             self.subject.check_tokens(&policy, &tokens)?;
         }
-        if !tokens.is_empty() {
-            // The newest instead of all of a long life.
-            *self.tokens.lock() = tokens;
+        if tokens.is_empty() {
+            tokens.clone_from(&self.bearer.tokens.lock());
         }
-        if let Asked::Action(_, resource) = self.asked.lock().clone() {
-            let asked = Asked::Action(Action::RequestUpdate, resource);
-            self.subject.counted(self.decide_on(&policy, &asked))?;
+        let asked = self.asked.lock().clone();
+        if let Asked::Action(_, resource) = &asked {
+            let update = Asked::Action(Action::RequestUpdate, resource.clone());
+            let all = [tokens.clone(), self.bearer.inherited()].concat();
+            let basis = self.subject.counted(self.subject.decide(&policy, &all, &update))?;
+            self.subject.prove(all, &asked, basis.until);
         }
-        self.renewed.notify_one();
+        // The newest instead of all of a long life.
+        *self.bearer.tokens.lock() = tokens;
+        self.bearer.renewed.send_replace(());
         Ok(())
     }
 
     /// Ends it now.
     pub fn end(&self, refusal: Refusal) {
         let _ = self.over.set(refusal); // it was over before
-        self.renewed.notify_one();
+        self.changed.send_replace(());
     }
 
     /// On whose behalf.
@@ -229,8 +415,11 @@ impl Rights {
     /// Waits until nothing allows it any more.
     pub async fn ended(&self) -> Refusal {
         let mut versions = self.subject.access.versions();
+        let (mut renewed, mut changed) = (self.bearer.renewed.subscribe(), self.changed.subscribe());
         loop {
             versions.borrow_and_update();
+            renewed.borrow_and_update();
+            changed.borrow_and_update();
             if let Some(refusal) = self.over() {
                 return refusal;
             }
@@ -247,33 +436,27 @@ impl Rights {
                 changed = versions.changed() => if changed.is_err() {
                     std::future::pending::<()>().await;
                 },
-                () = self.renewed.notified() => {}
+                // The senders of both are in `self`.
+                _ = renewed.changed() => {}
+                _ = changed.changed() => {}
             }
         }
     }
 
     fn decide(&self, policy: &Policy) -> Result<Basis, Refusal> {
         let asked = self.asked.lock().clone();
-        let basis = self.decide_on(policy, &asked)?;
-        *self.identity.lock() = basis.identity.clone();
+        let basis = self.subject.decide(policy, &self.bearer.all(), &asked)?;
+        if !matches!(asked, Asked::Nothing) {
+            *self.identity.lock() = basis.identity.clone();
+        }
         Ok(basis)
     }
+}
 
-    fn decide_on(&self, policy: &Policy, asked: &Asked) -> Result<Basis, Refusal> {
-        let Subject { peer, tokens, trusted, .. } = &*self.subject;
-        if *trusted {
-            return Ok(Basis { identity: Identity::Upstream, until: None });
-        }
-        let now = SystemTime::now();
-        match asked {
-            Asked::Session => policy.decide_session(peer, tokens, now),
-            Asked::Nothing => Ok(Basis { identity: self.identity(), until: None }),
-            Asked::Action(action, resource) => {
-                let own = self.tokens.lock();
-                let all: Vec<_> = own.iter().chain(tokens).cloned().collect();
-                drop(own);
-                policy.decide(peer, &all, (*action, resource), now)
-            }
+impl Drop for Rights {
+    fn drop(&mut self) {
+        if matches!(self.asked.get_mut(), Asked::Action(..)) {
+            self.subject.held.fetch_sub(1, Relaxed);
         }
     }
 }

@@ -1,6 +1,7 @@
-//! Tables: tokens of both forms, and decisions.
+//! Tables: tokens of both forms, key files, and decisions.
 
 mod decisions;
+mod key_files;
 mod tokens;
 
 use std::time::{Duration, SystemTime};
@@ -21,11 +22,11 @@ fn at(seconds: u64) -> SystemTime {
 }
 
 fn signer() -> Signer {
-    Signer::read(SECRET).unwrap()
+    Signer::read_secret(SECRET).unwrap()
 }
 
 fn keys() -> Vec<Key> {
-    keys::read(SECRET).unwrap()
+    vec![keys::read_secret(SECRET).unwrap()]
 }
 
 fn namespace(path: &str) -> Namespace {

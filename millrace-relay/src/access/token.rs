@@ -1,6 +1,9 @@
 //! Tokens of either form, and what they have to be like.
 
-use std::{collections::HashSet, time::SystemTime};
+use std::{
+    collections::{HashMap, HashSet},
+    time::SystemTime,
+};
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use bytes::Bytes;
@@ -23,12 +26,18 @@ pub const KIND_CAT: u64 = 1;
 #[derive(Clone, Debug, Default)]
 pub struct Requirements {
     pub keys: Vec<Key>,
+    /// The settings name keys, whether or not one of them could be read.
+    pub wants_keys: bool,
     /// Whom tokens may be for; empty: only tokens for nobody in particular are taken.
     pub audience: Vec<String>,
-    /// Whom tokens may be from; empty: from whoever has a key.
+    /// Issuers that keys which are bound to none speak for; empty: any but those of `bound`.
     pub issuers: Vec<String>,
-    /// IDs of tokens that are not good any more.
+    /// Issuers that only keys bound to them speak for, whether or not one of these could be read.
+    pub bound: HashSet<String>,
+    /// IDs of tokens that are not good any more, whoever they are from.
     pub revoked: HashSet<String>,
+    /// Likewise, of tokens of one issuer.
+    pub revoked_of: HashMap<String, HashSet<String>>,
 }
 
 impl Requirements {
@@ -50,17 +59,41 @@ impl Requirements {
         if grant.not_before.is_some_and(|not_before| now < not_before) {
             return Err(TokenError::NotYet);
         }
-        if grant.id.as_ref().is_some_and(|id| self.revoked.contains(id)) {
-            return Err(TokenError::Revoked);
-        }
-        let from_us = |issuer: &String| self.issuers.contains(issuer);
-        if !self.issuers.is_empty() && !grant.issuer.as_ref().is_some_and(from_us) {
+        if !self.is_from_its_issuer(grant) {
             return Err(TokenError::Issuer);
+        }
+        if self.is_revoked(grant) {
+            return Err(TokenError::Revoked);
         }
         if !grant.audience.is_empty() && !grant.audience.iter().any(|one| self.audience.contains(one)) {
             return Err(TokenError::Audience);
         }
         Ok(())
+    }
+
+    /// Reports whether a key that verifies it speaks for the issuer that it names.
+    fn is_from_its_issuer(&self, grant: &Grant) -> bool {
+        let issuer = grant.issuer.as_ref();
+        let unbound = || {
+            let is_free = issuer.is_none_or(|issuer| !self.bound.contains(issuer));
+            let is_taken = issuer.is_some_and(|issuer| self.issuers.contains(issuer));
+            is_free && (self.issuers.is_empty() || is_taken)
+        };
+        grant.signers.iter().any(|signer| match signer {
+            Some(own) => issuer.is_some_and(|issuer| **issuer == **own),
+            None => unbound(),
+        })
+    }
+
+    fn is_revoked(&self, grant: &Grant) -> bool {
+        let Some(id) = &grant.id else { return false };
+        let of_issuer = grant.issuer.as_ref().and_then(|issuer| self.revoked_of.get(issuer));
+        self.revoked.contains(id) || of_issuer.is_some_and(|revoked| revoked.contains(id))
+    }
+
+    /// Returns how many IDs are revoked.
+    pub fn revoked_count(&self) -> usize {
+        self.revoked.len() + self.revoked_of.values().map(HashSet::len).sum::<usize>()
     }
 }
 

@@ -22,6 +22,10 @@ pub struct Counters {
     pub expired_subgroups: AtomicU64,
     pub duplicate_datagrams: AtomicU64,
     pub malformed_tracks: AtomicU64,
+    /// Searches for the publishers of a track that had none.
+    pub publisher_searches: AtomicU64,
+    /// Messages of requests under way that waited, since their client had sent as many as it may.
+    pub message_waits: AtomicU64,
     /// Times that a FETCH response waited, since its client had fetched as much as it may.
     pub fetch_waits: AtomicU64,
     /// Times that a subscription went on with a lower, or a higher, rendition.

@@ -1,18 +1,25 @@
 //! Who publishes which namespaces, and who watches them.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, VecDeque},
+    ops::Bound::Included,
     sync::{Arc, Weak},
 };
 
 use millrace_proto::moq::Namespace;
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
+use tokio::{
+    sync::mpsc,
+    time::{Instant, sleep_until},
+};
 
-use super::publisher::{Publisher, Requester};
+use super::{
+    pages::{self, Pages},
+    publisher::{Publisher, Requester},
+};
 use crate::live::LiveTrack;
 
-/// Changes that a watcher may be behind by, besides what was there when it began.
+/// Changes that a watcher may be behind by.
 const WATCH_BACKLOG: usize = 1024;
 
 /// The publishers of a relay by namespace, and their watchers.
@@ -52,12 +59,40 @@ pub enum NamespaceEvent {
     Done(Namespace),
 }
 
-/// A watch on a prefix; ends when dropped. Its events end when it does not keep up with them.
+/// A watch on a prefix; ends when dropped.
 pub struct Watch<E> {
     namespaces: Weak<Namespaces>,
     prefix: Namespace,
     id: u64,
-    pub events: mpsc::Receiver<E>,
+    /// What was there when it began, as far as it has been looked at.
+    page: VecDeque<E>,
+    /// The rest of it.
+    present: Option<Pages<E>>,
+    /// When more of it may be looked at.
+    due: Option<Instant>,
+    events: mpsc::Receiver<E>,
+}
+
+impl<E> Watch<E> {
+    /// Returns what was there when the watch began, then what changes; `None` once it has not kept up with the changes. What changes
+    /// early may come twice. `pace` says when the next page of what was there may be looked at. Cancel safe.
+    pub async fn next(&mut self, pace: impl Fn() -> Instant) -> Option<E> {
+        loop {
+            if let Some(event) = self.page.pop_front() {
+                return Some(event);
+            }
+            let Some(present) = &mut self.present else { return self.events.recv().await };
+            if let Some(due) = self.due {
+                sleep_until(due).await;
+            }
+            let page = present();
+            self.page = page.found.into();
+            match page.more {
+                true => self.due = Some(pace()),
+                false => self.present = None,
+            }
+        }
+    }
 }
 
 impl<E> Drop for Watch<E> {
@@ -143,33 +178,44 @@ impl Namespaces {
 
     /// Watches the namespaces below `prefix`, those that are there first.
     pub fn watch(self: &Arc<Self>, prefix: Namespace) -> Watch<NamespaceEvent> {
-        let mut state = self.0.lock();
-        let real = |entries: &[Entry]| entries.iter().any(|entry| !entry.fallback);
-        let present: Vec<_> = state
-            .publishers
-            .range(&prefix..)
-            .take_while(|(namespace, _)| prefix.is_prefix_of(namespace))
-            .filter(|(_, entries)| real(entries))
-            .map(|(namespace, _)| NamespaceEvent::Published(namespace.clone()))
-            .collect();
-        let id = state.next_id();
-        let (watcher, events) = Watcher::new(id, present);
-        state.watchers.entry(prefix.clone()).or_default().push(watcher);
-        Watch { namespaces: Arc::downgrade(self), prefix, id, events }
+        self.watch_with(|state| &mut state.watchers, prefix.clone(), self.below(prefix))
     }
 
-    /// Watches for tracks below `prefix`. `present`, those that come first, is looked up while none can be missed.
+    /// Those that anybody but the upstream relay publishes below `prefix`, each as if it appeared.
+    fn below(self: &Arc<Self>, prefix: Namespace) -> Pages<NamespaceEvent> {
+        let (namespaces, mut behind) = (Arc::clone(self), Included(prefix.clone()));
+        Box::new(move || {
+            let take = |namespace: &Namespace, entries: &Vec<Entry>| {
+                let is_real = entries.iter().any(|entry| !entry.fallback);
+                is_real.then(|| NamespaceEvent::Published(namespace.clone()))
+            };
+            let state = namespaces.0.lock();
+            pages::page(&state.publishers, &mut behind, |namespace| prefix.is_prefix_of(namespace), take)
+        })
+    }
+
+    /// Watches for tracks below `prefix`. `present` are those that come first.
     pub fn watch_tracks(
         self: &Arc<Self>,
         prefix: Namespace,
-        present: impl FnOnce(&Namespace) -> Vec<Arc<LiveTrack>>,
+        present: Pages<Arc<LiveTrack>>,
     ) -> Watch<Arc<LiveTrack>> {
+        self.watch_with(|state| &mut state.track_watchers, prefix, present)
+    }
+
+    /// Registers a watcher. What is there is looked at afterwards, so that nothing is missed.
+    fn watch_with<E>(
+        self: &Arc<Self>,
+        watchers: impl Fn(&mut State) -> &mut Watchers<E>,
+        prefix: Namespace,
+        present: Pages<E>,
+    ) -> Watch<E> {
+        let (sender, events) = mpsc::channel(WATCH_BACKLOG);
         let mut state = self.0.lock();
-        let present = present(&prefix);
         let id = state.next_id();
-        let (watcher, events) = Watcher::new(id, present);
-        state.track_watchers.entry(prefix.clone()).or_default().push(watcher);
-        Watch { namespaces: Arc::downgrade(self), prefix, id, events }
+        watchers(&mut state).entry(prefix.clone()).or_default().push(Watcher { id, events: sender });
+        let (namespaces, present) = (Arc::downgrade(self), Some(present));
+        Watch { namespaces, prefix, id, page: VecDeque::new(), present, due: None, events }
     }
 
     /// A track has its first publisher.
@@ -186,16 +232,6 @@ impl State {
 
     fn announce(&mut self, namespace: &Namespace, event: NamespaceEvent) {
         tell(&mut self.watchers, namespace, &event);
-    }
-}
-
-impl<E> Watcher<E> {
-    fn new(id: u64, present: Vec<E>) -> (Self, mpsc::Receiver<E>) {
-        let (events, receiver) = mpsc::channel(present.len() + WATCH_BACKLOG);
-        for event in present {
-            let _ = events.try_send(event); // there is room
-        }
-        (Self { id, events }, receiver)
     }
 }
 

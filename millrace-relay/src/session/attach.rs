@@ -7,7 +7,7 @@ use millrace_proto::moq::{
     Message, Namespace, Parameters,
     message::{PublishNamespace, RequestError, SubscribeNamespace},
 };
-use tokio::{sync::oneshot, task::JoinSet};
+use tokio::{sync::oneshot, task::JoinSet, time::Instant};
 use tracing::info;
 
 use super::{ask::ask, backups::AT_ONCE, context::Context, publish::Publications};
@@ -74,6 +74,7 @@ async fn mirror_namespaces(context: &Context, publisher: &Arc<dyn Publisher>) ->
                 // Our own announcements come back to us.
                 if !mirrored.contains_key(&found.suffix) && !context.hub().is_published_here(&found.suffix) {
                     let publication = context.hub().publish(found.suffix.clone(), publisher, false);
+                    context.hub().subscribe_existing(&found.suffix, publisher, Instant::now).await;
                     mirrored.insert(found.suffix, publication);
                 }
             }
@@ -107,11 +108,11 @@ async fn announce_namespaces(context: &Arc<Context>) -> Result<(), SessionError>
     let mut watch = context.hub().watch_namespaces(Namespace::default());
     // Dropping one withdraws it.
     let mut announced: HashMap<Namespace, oneshot::Sender<()>> = HashMap::new();
-    while let Some(event) = watch.events.recv().await {
+    while let Some(event) = watch.next(Instant::now).await {
         match event {
             NamespaceEvent::Published(namespace) => {
-                if !context.hub().is_published_here(&namespace) {
-                    continue; // the upstream's own
+                if !context.hub().is_published_here(&namespace) || announced.contains_key(&namespace) {
+                    continue; // the upstream's own, or told twice
                 }
                 match publish_namespace(context, &namespace).await {
                     Ok(request) => {

@@ -111,7 +111,7 @@ impl Context {
             knows_switching_sets: AtomicBool::new(false),
             max_request_updates: AtomicU64::new(0),
             setup: watch::Sender::new(Setup::Awaited),
-            quotas: Quotas::default(),
+            quotas: if is_upstream { Quotas::of_upstream() } else { Quotas::default() },
             incomplete: Arc::default(),
             authority: Authority::new(access),
             tasks: Tasks::new(),

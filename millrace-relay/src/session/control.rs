@@ -11,7 +11,7 @@ use tracing::info;
 
 use super::{context::Context, rights::session_over};
 use crate::{
-    access::rights::Rights,
+    access::{Refusal, rights::Rights, unproven},
     log_limit::short,
     wire::{self, Incoming, MessageReader, SessionError},
 };
@@ -22,10 +22,12 @@ const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a connection may outlive its control stream.
 const CLOSE_GRACE: Duration = Duration::from_millis(250);
 
-/// Both control streams, until the session is over; ours begins with `setup`, the peer's comes from `streams`.
+/// Both control streams, until the session is over; ours begins with `setup`, the peer's comes from `streams`. `place`: the
+/// session's among those that have no right.
 pub async fn run(
     context: &Context,
     setup: Setup,
+    place: Option<unproven::Place>,
     mut streams: mpsc::Receiver<MessageReader>,
 ) -> Result<(), SessionError> {
     let implementation = Some(concat!("millrace/", env!("CARGO_PKG_VERSION")).to_owned());
@@ -45,7 +47,14 @@ pub async fn run(
         code: code::Session::CONTROL_MESSAGE_TIMEOUT,
         reason: "no SETUP in time".into(),
     };
-    let (mut send, mut reader, rights) = timeout(SETUP_TIMEOUT, begin).await.map_err(late)??;
+    let (mut send, mut reader, rights) = tokio::select! {
+        begun = timeout(SETUP_TIMEOUT, begin) => begun.map_err(late)??,
+        () = unproven::displaced(place.as_ref()) => {
+            context.authority().count(Refusal::Displaced);
+            return Err(session_over(Refusal::Displaced));
+        }
+    };
+    let mut without_right = std::pin::pin!(context.authority().without_right(context.connection(), place));
     loop {
         tokio::select! {
             incoming = reader.next() => match incoming? {
@@ -58,6 +67,7 @@ pub async fn run(
                 return Err(SessionError::violation("a second control stream"));
             },
             refusal = rights.ended() => return Err(session_over(refusal)),
+            refused = &mut without_right => return Err(refused),
             goaway = context.until_drain() => wire::send(&mut send, goaway).await?,
         }
     }

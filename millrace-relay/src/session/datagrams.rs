@@ -60,8 +60,9 @@ impl Datagrams {
         upstream.saw_datagram();
         let counters = &self.context.hub().counters;
         counters.count_objects(1, object.datagram.payload.len() as u64);
-        let ingress =
-            upstream.datagram_ingress(|| self.context.connection().ingress_datagrams(upstream.alias));
+        let places = || self.context.quotas().offloaded_track();
+        let make = || self.context.connection().ingress_datagrams(upstream.alias);
+        let ingress = upstream.datagram_ingress(&places, make);
         let account = self.context.account();
         if let Err(duplicate) = track.datagram(object, ingress.as_ref(), account, outbox) {
             match duplicate {

@@ -14,6 +14,7 @@
 //! | `control` | SETUP, GOAWAY | |
 //! | `streams`, `datagrams` | media | |
 //! | `rights` | tokens; what it may do | rights of requests |
+//! | `bounds` | any message: what bounds the work that it causes | |
 //!
 //! `requests` takes the first message of a request stream to its family, after [`Context::admit`] has let it in.
 //! `publisher` is the peer as the hub asks it, `attach` what we do at an upstream relay.
@@ -21,6 +22,7 @@
 mod ask;
 mod attach;
 mod backups;
+mod bounds;
 mod context;
 mod control;
 mod datagrams;
@@ -47,6 +49,7 @@ use std::{sync::Arc, time::Duration};
 use millrace_proto::moq::{Draft, code, message::Setup};
 use millrace_transport::Connection;
 use millrace_webtransport::Tunnel;
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use self::{
@@ -55,7 +58,7 @@ use self::{
     subscribe::Subscriptions, upstream_fetch::UpstreamFetches,
 };
 use crate::{
-    access::Access,
+    access::{Access, unproven},
     hub::{self, Hub},
     wire::SessionError,
 };
@@ -68,6 +71,8 @@ pub struct Session {
     datagrams: Arc<Datagrams>,
     publisher: Arc<dyn hub::Publisher>,
     setup: Setup,
+    /// Among the sessions without a right, until it runs.
+    place: Mutex<Option<unproven::Place>>,
 }
 
 /// What a session does, for the operator.
@@ -83,13 +88,14 @@ pub struct Roles {
 
 impl Session {
     /// `upstream`: the peer is the configured upstream relay, we are the QUIC client, and this is what we say first. `tunnel`: what
-    /// WebTransport clients asked for.
+    /// WebTransport clients asked for. `place`: among the sessions without a right, if it needs one.
     pub fn new(
         hub: Arc<Hub>,
         access: &Arc<Access>,
         connection: Arc<Connection>,
         upstream: Option<Setup>,
         tunnel: Option<Tunnel>,
+        place: Option<unproven::Place>,
     ) -> Self {
         let context = Context::new(hub, access, connection, upstream.is_some(), tunnel);
         let of = || Arc::clone(&context);
@@ -121,6 +127,7 @@ impl Session {
             datagrams: Arc::new(Datagrams { context: of(), publications }),
             publisher,
             setup: upstream.unwrap_or_default(),
+            place: Mutex::new(place),
             context,
         }
     }
@@ -151,9 +158,9 @@ impl Session {
     pub async fn run(&self) {
         let _end = End(self);
         let (control, control_streams) = mpsc::channel(1);
-        let publications = &self.requests.publications;
+        let (publications, place) = (&self.requests.publications, self.place.lock().take());
         let result = tokio::select! {
-            result = control::run(&self.context, self.setup.clone(), control_streams) => result,
+            result = control::run(&self.context, self.setup.clone(), place, control_streams) => result,
             result = self.requests.accept() => result,
             result = self.streams.accept(control) => result,
             result = self.datagrams.accept() => result,

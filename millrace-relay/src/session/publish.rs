@@ -12,7 +12,7 @@ use millrace_proto::moq::{
 };
 use parking_lot::Mutex;
 use tokio::{
-    sync::{Notify, mpsc},
+    sync::mpsc,
     time::{Instant as Clock, sleep, timeout},
 };
 use tracing::debug;
@@ -27,6 +27,7 @@ use crate::{
     live::{Claim, LiveTrack},
     subscription::Ended,
     upstream::{Ask, Upstream},
+    waiters::Waiters,
     wire::{self, Answers, Incoming, RequestStream, SessionError},
 };
 
@@ -40,10 +41,12 @@ pub struct Publications {
     context: Arc<Context>,
     /// By the alias that the peer gave out.
     by_alias: Mutex<HashMap<u64, Published>>,
-    changed: Notify,
+    /// Streams and datagrams that wait for what explains their alias.
+    waiting: Waiters<u64>,
     /// The numbers of tracks that the peer is asked for at the moment.
     asking: Mutex<HashSet<u32>>,
-    answered: Notify,
+    /// Who waits for the answer to such a number.
+    answered: Waiters<u32>,
 }
 
 /// The peer is asked for a track. Ends when dropped.
@@ -52,7 +55,7 @@ struct Asking<'a>(&'a Publications, u32);
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
         self.0.asking.lock().remove(&self.1);
-        self.0.answered.notify_waiters();
+        self.0.answered.wake(&self.1);
     }
 }
 
@@ -68,9 +71,9 @@ impl Publications {
         Arc::new(Self {
             context,
             by_alias: Mutex::default(),
-            changed: Notify::new(),
+            waiting: Waiters::default(),
             asking: Mutex::default(),
-            answered: Notify::new(),
+            answered: Waiters::default(),
         })
     }
 
@@ -128,14 +131,14 @@ impl Publications {
     /// The publisher refused, did not answer in time, or is gone.
     pub async fn subscribe(self: &Arc<Self>, track: Arc<LiveTrack>) -> Result<(), RequestError> {
         let _asking = loop {
-            let answered = self.answered.notified();
+            let answered = self.answered.wait(&track.number);
             if self.contains(&track) {
                 return Ok(());
             }
             if self.asking.lock().insert(track.number) {
                 break Asking(self, track.number);
             }
-            answered.await;
+            answered.woken().await;
         };
         self.subscribe_anew(track).await
     }
@@ -246,11 +249,11 @@ impl Publications {
     pub async fn wait(&self, alias: u64, patience: Duration) -> Option<Published> {
         let known = async {
             loop {
-                let changed = self.changed.notified();
+                let waiter = self.waiting.wait(&alias);
                 if let Some(published) = self.get(alias) {
                     return published;
                 }
-                changed.await;
+                waiter.woken().await;
             }
         };
         timeout(patience, known).await.ok()
@@ -275,7 +278,7 @@ impl Publications {
             }
             Entry::Vacant(entry) => entry.insert(published.clone()),
         };
-        self.changed.notify_waiters();
+        self.waiting.wake(&alias);
         let first = !published.track.is_established();
         published.track.add_upstream(Arc::clone(&published.upstream));
         if self.context.is_upstream() && self.context.peer_goes_away() {
@@ -321,9 +324,13 @@ impl Updates {
         wire::send(send, RequestUpdate { request_id, parameters }).await
     }
 
+    fn is_awaited(&self) -> bool {
+        self.unanswered > 0
+    }
+
     /// One has its answer.
     async fn answered(&mut self, context: &Context, send: &mut Answers) -> Result<(), SessionError> {
-        self.unanswered = self.unanswered.saturating_sub(1);
+        self.unanswered -= 1;
         match self.waiting.take() {
             Some(parameters) => self.send(context, send, parameters).await,
             None => Ok(()),
@@ -427,6 +434,11 @@ impl Adopted {
         let context = &self.family.context;
         match incoming {
             Incoming::Message(Message::PublishDone(done)) => return Ok(Some(done)),
+            Incoming::Message(message @ (Message::RequestOk(_) | Message::RequestError(_)))
+                if !updates.is_awaited() =>
+            {
+                return Err(SessionError::violation(format!("{} answers nothing", message.name())));
+            }
             Incoming::Message(Message::RequestOk(ok)) => {
                 if let Some(largest) = ok.parameters.largest_object {
                     self.published.track.data.saw_largest(largest);

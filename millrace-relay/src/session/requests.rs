@@ -63,13 +63,15 @@ impl Requests {
         Counters::count(&self.context.hub().counters.requests);
         debug!(session = self.context.id(), request = ?message, "request");
         let send = self.context.answers(send);
+        // First: what is refused for other reasons counts as well.
+        let admitted = self.context.admit(&message)?;
         if let Some(refusal) = reserved(&message) {
             return self.context.refuse(send, refusal).await;
         }
         if let Some(Err(refusal)) = parameters(&message).map(without_range_filters) {
             return self.context.refuse(send, refusal).await;
         }
-        let Admitted { rights, .. } = &match self.context.admit(&message)? {
+        let Admitted { rights, .. } = &match admitted {
             Ok(admitted) => admitted,
             Err(refused) => return self.context.refuse(send, refused).await,
         };

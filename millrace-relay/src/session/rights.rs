@@ -1,6 +1,9 @@
 //! The peer before the authoriser: its SETUP, its requests, what follows from them.
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Instant,
+};
 
 use millrace_proto::{
     moq::{
@@ -14,6 +17,7 @@ use millrace_transport::Connection;
 use parking_lot::Mutex;
 use rustls::pki_types::CertificateDer;
 
+use super::bounds::cost;
 use crate::{
     access::{
         self, Access, Peer, Refusal,
@@ -22,6 +26,7 @@ use crate::{
         client::Client,
         grant::{Action, Resource},
         rights::{Rights, Subject},
+        unproven,
     },
     wire::SessionError,
 };
@@ -74,6 +79,16 @@ impl Authority {
         self.access.limits().token_cache
     }
 
+    /// How many subscriptions the session may have to one track at a time.
+    pub fn same_track(&self) -> u64 {
+        self.access.limits().same_track
+    }
+
+    /// Takes what counts as `cost` requests from the budgets of the peer. Returns when they have room for it.
+    pub fn reserve(&self, cost: u64) -> Instant {
+        self.admitted.get().map_or_else(Instant::now, |(subject, _)| subject.reserve(cost))
+    }
+
     /// What the session uses.
     pub fn usage(&self) -> &Usage {
         &self.usage
@@ -123,9 +138,24 @@ impl Authority {
         let usage = Arc::clone(&self.usage);
         let subject = Subject::new(&self.access, peer, tokens, is_upstream, usage);
         let rights = subject.admit().map_err(refused)?;
-        connection.share_receive_window(Arc::clone(&subject.client().receive));
         let _ = self.admitted.set((subject, Arc::clone(&rights))); // there is one SETUP
         Ok(rights)
+    }
+
+    /// Counts `refusal`, which no request has met with.
+    pub fn count(&self, refusal: Refusal) {
+        self.access.count(refusal);
+    }
+
+    /// Waits until the session is to be closed because it has no right: see [`Subject::without_right`].
+    pub async fn without_right(
+        &self,
+        connection: &Connection,
+        place: Option<unproven::Place>,
+    ) -> SessionError {
+        let Some((subject, _)) = self.admitted.get() else { return SessionError::violation("no SETUP") };
+        let share = || connection.share_receive_window(Arc::clone(&subject.client().receive));
+        refused(subject.without_right(place, share).await)
     }
 
     /// A request of the peer; asked before anything is made for it. The inner error is what it is refused with.
@@ -143,7 +173,7 @@ impl Authority {
         let asked = asked(message);
         let holds_track = matches!(message, Message::Fetch(_))
             || asked.as_ref().is_some_and(|(_, resource)| resource.track.is_some());
-        let admitted = subject.request(tokens, holds_track).and_then(|(rights, place)| {
+        let admitted = subject.request(tokens, cost(message), holds_track).and_then(|(rights, place)| {
             if let Some((action, resource)) = asked {
                 rights.ask(action, resource)?;
             }

@@ -141,7 +141,8 @@ impl Streams {
         let connection = self.context.connection();
         let ingress = bound.or_else(|| connection.ingress(recv.id()));
         let subgroup = (header.group, explicit_id(&header));
-        let openings = upstream.openings(|| connection.openings(upstream.alias, subgroup));
+        let places = || self.context.quotas().offloaded_track();
+        let openings = upstream.openings(&places, || connection.openings(upstream.alias, subgroup));
         openings.iter().for_each(|openings| openings.began(subgroup));
         let track = Arc::clone(&published.track);
         let mut arriving = Arriving {

@@ -1,13 +1,21 @@
 //! Requests, as long as they are allowed.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::{Arc, Weak},
+    time::Instant,
+};
 
+use millrace_proto::moq::{Message, message::RequestUpdate};
 use tracing::info;
 
-use super::context::Context;
+use super::{
+    bounds::{Bound, cost},
+    context::Context,
+};
 use crate::{
     access::rights::Rights,
-    wire::{Fate, MessageReader, RequestStream, SessionError},
+    hub::Counters,
+    wire::{Fate, Guard, RequestStream, SessionError},
 };
 
 impl Context {
@@ -23,7 +31,9 @@ impl Context {
     {
         let fate = Fate::default();
         let RequestStream { send, reader } = stream;
-        let reader = self.watched(reader, rights, &fate);
+        let guard =
+            RequestGuard { context: Arc::downgrade(self), rights: Arc::clone(rights), fate: fate.clone() };
+        let reader = reader.guarded(guard);
         let stream = RequestStream { send: send.with(fate.clone()), reader };
         let ended = async {
             let refusal = rights.ended().await;
@@ -43,19 +53,38 @@ impl Context {
             result = serve(stream) => result,
         }
     }
+}
 
-    /// Has the authoriser see what updates a request.
-    fn watched(self: &Arc<Self>, reader: MessageReader, rights: &Arc<Rights>, fate: &Fate) -> MessageReader {
-        let (context, rights, fate) = (Arc::downgrade(self), Arc::clone(rights), fate.clone());
-        reader.on_update(move |update| match context.upgrade() {
-            Some(context) => {
-                let updated = context.authority().update(&rights, update);
-                if let Some(refusal) = rights.over() {
-                    fate.set(refusal.reset_code());
-                }
-                updated
-            }
-            None => Err(SessionError::Lost("the session ended".into())),
-        })
+/// Has the authoriser see what updates a request, and messages wait that count as requests.
+struct RequestGuard {
+    context: Weak<Context>,
+    rights: Arc<Rights>,
+    fate: Fate,
+}
+
+impl Guard for RequestGuard {
+    fn due(&self, message: &Message) -> Option<Instant> {
+        if Bound::of(message) != Bound::Pace {
+            return None;
+        }
+        let context = self.context.upgrade()?;
+        let now = Instant::now();
+        let due = context.authority().reserve(cost(message));
+        if due <= now {
+            return None;
+        }
+        Counters::count(&context.hub().counters.message_waits);
+        Some(due)
+    }
+
+    fn update(&self, update: &RequestUpdate) -> Result<(), SessionError> {
+        let Some(context) = self.context.upgrade() else {
+            return Err(SessionError::Lost("the session ended".into()));
+        };
+        let updated = context.authority().update(&self.rights, update);
+        if let Some(refusal) = self.rights.over() {
+            self.fate.set(refusal.reset_code());
+        }
+        updated
     }
 }

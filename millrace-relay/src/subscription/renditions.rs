@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use millrace_proto::{
-    moq::{Filter, Location},
+    moq::{Filter, Location, code},
     relay::adapt::Choice,
 };
 
@@ -40,6 +40,22 @@ impl Subscription {
         if let Origin::Renditions(choice) = &mut self.state.lock().origin {
             choice.lose(member);
         }
+    }
+
+    /// The subscriber may not have the rendition of this number any more: what is open of it is reset, and nothing more comes
+    /// of it. Never the subscription's own track, whose request ends instead.
+    pub fn give_up(&self, number: u32, now: Instant) {
+        let Some(member) = self.member(number) else { return };
+        let mut state = self.state.lock();
+        let Origin::Renditions(choice) = &mut state.origin else { return };
+        choice.lose(member);
+        if choice.current().member == member {
+            // What the offload has opened is of this one.
+            self.connection.abandon(now, self.owner);
+        }
+        let mut downstream = self.connection.downstream();
+        let of_it = state.open.iter().filter(|(_, (track, _))| *track == number);
+        of_it.for_each(|(key, _)| downstream.reset(*key, code::Reset::CANCELLED.0));
     }
 
     /// Has the groups that have not begun come from the best rendition up to `wanted` that can be had. Returns where they

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use millrace_relay::access::keys;
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -49,8 +50,14 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let identity = Identity::read(&config)?;
     if args.check {
         let complaints = tls::complaints(&identity.certificate).into_iter();
-        let warnings: String = complaints.map(|it| format!("warning: the certificate: {it}\n")).collect();
-        return print(&format!("{warnings}the settings are usable\n"));
+        let complaints = complaints.map(|it| format!("the certificate: {it}"));
+        let warnings = complaints.chain(config.access.shared_trust());
+        let warnings: String = warnings.map(|it| format!("warning: {it}\n")).collect();
+        let keys = match config.access.keys.is_empty() {
+            true => String::new(),
+            false => format!("keys of tokens: {}\n", keys::describe(&identity.policy.tokens.keys)),
+        };
+        return print(&format!("{warnings}{keys}the settings are usable\n"));
     }
     let logs = log::start(&config.log).context("log")?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;

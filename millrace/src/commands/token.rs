@@ -13,7 +13,7 @@ use millrace_relay::access::{
     Requirements, cat,
     grant::{Grant, Match, Scope},
     jwt::{self, Claims, OneOrMany},
-    keys::{self, Signer},
+    keys::{self, KeyError, Signer},
     token,
 };
 
@@ -42,10 +42,14 @@ enum Format {
 }
 
 #[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("signer").required(true).args(["key", "secret"]))]
 struct Make {
-    /// HMAC secret (as it is, or a JWK), or private key in PEM
+    /// Private key in PEM, or an HMAC secret as a JWK
     #[arg(long, value_name = "FILE")]
-    key: PathBuf,
+    key: Option<PathBuf>,
+    /// HMAC secret as it is
+    #[arg(long, value_name = "FILE")]
+    secret: Option<PathBuf>,
     #[arg(long, value_enum, default_value = "jwt")]
     format: Format,
     /// What the paths of --put and --get are below
@@ -74,10 +78,14 @@ struct Make {
 }
 
 #[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("known").required(true).multiple(true).args(["keys", "secrets"]))]
 struct Check {
     /// As a relay's token-keys, repeatable
-    #[arg(long, required = true, value_name = "FILE")]
+    #[arg(long, value_name = "FILE")]
     keys: Vec<PathBuf>,
+    /// As a relay's token-secrets, repeatable
+    #[arg(long, value_name = "FILE")]
+    secrets: Vec<PathBuf>,
     /// As a relay's token-audience
     #[arg(long, value_delimiter = ',')]
     audience: Vec<String>,
@@ -97,8 +105,7 @@ fn make(args: Make) -> anyhow::Result<()> {
     if args.put.is_empty() && args.get.is_empty() {
         bail!("the token would allow nothing: give --put or --get");
     }
-    let name = || args.key.display().to_string();
-    let signer = Signer::read(&std::fs::read(&args.key).with_context(name)?).with_context(name)?;
+    let signer = signer(&args)?;
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
     let text = match args.format {
         Format::Jwt => jwt::make(&jwt_claims(args, now), &signer)?,
@@ -107,6 +114,18 @@ fn make(args: Make) -> anyhow::Result<()> {
     };
     writeln!(std::io::stdout(), "{text}")?;
     Ok(())
+}
+
+fn signer(args: &Make) -> anyhow::Result<Signer> {
+    let read = |path: &PathBuf, what: fn(&[u8]) -> Result<Signer, KeyError>| {
+        let name = || path.display().to_string();
+        what(&std::fs::read(path).with_context(name)?).with_context(name)
+    };
+    match (&args.key, &args.secret) {
+        (Some(key), _) => read(key, Signer::read),
+        (None, Some(secret)) => read(secret, Signer::read_secret),
+        (None, None) => bail!("there is nothing to sign with: give --key or --secret"),
+    }
 }
 
 fn jwt_claims(args: Make, now: u64) -> Claims {
@@ -153,6 +172,10 @@ fn check(args: Check) -> anyhow::Result<()> {
     for path in &args.keys {
         let name = || path.display().to_string();
         required.keys.extend(keys::read(&std::fs::read(path).with_context(name)?).with_context(name)?);
+    }
+    for path in &args.secrets {
+        let name = || path.display().to_string();
+        required.keys.push(keys::read_secret(&std::fs::read(path).with_context(name)?).with_context(name)?);
     }
     let credential = token::of_bytes(&read(&args.token)?);
     let grant = required.check(&credential, SystemTime::now())?;
@@ -206,7 +229,8 @@ mod tests {
 
     fn args(format: Format, key: &Path) -> Make {
         Make {
-            key: key.to_owned(),
+            key: None,
+            secret: Some(key.to_owned()),
             format,
             root: "room".into(),
             put: vec!["alice".into()],
@@ -224,15 +248,15 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let key = dir.path().join("key");
         std::fs::write(&key, [b'k'; 32]).unwrap();
-        let signer = Signer::read(&[b'k'; 32]).unwrap();
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
         let required = Requirements {
-            keys: keys::read(&[b'k'; 32]).unwrap(),
+            keys: vec![keys::read_secret(&[b'k'; 32]).unwrap()],
             audience: vec!["relay".into()],
             ..Requirements::default()
         };
         for format in Format::value_variants() {
             let args = args(*format, &key);
+            let signer = signer(&args).unwrap();
             let text = match format {
                 Format::Jwt => jwt::make(&jwt_claims(args, now), &signer).unwrap(),
                 Format::C4m => {
@@ -253,5 +277,30 @@ mod tests {
                 assert!(said.contains(line), "{format:?}: {line} is not in\n{said}");
             }
         }
+    }
+
+    #[test]
+    fn secret_has_to_be_called_one() {
+        use rcgen::PublicKeyData as _;
+
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str, bytes: &[u8]| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, bytes).unwrap();
+            path
+        };
+        let secret = file("secret", &[b'k'; 32]);
+        let der = file("public.der", &rcgen::KeyPair::generate().unwrap().subject_public_key_info());
+        let as_key =
+            |path: &Path| Make { key: Some(path.to_owned()), secret: None, ..args(Format::Jwt, path) };
+        for (args, path, wanted) in [
+            (as_key(&secret), &secret, "neither PEM nor JSON"),
+            (as_key(&der), &der, "it is DER"),
+            (args(Format::Jwt, &der), &der, "it is DER, and no secret"),
+        ] {
+            let error = format!("{:#}", signer(&args).err().unwrap());
+            assert!(error.contains(wanted) && error.starts_with(path.to_str().unwrap()), "{error}");
+        }
+        assert!(signer(&args(Format::Jwt, &secret)).is_ok());
     }
 }

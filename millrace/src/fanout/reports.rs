@@ -17,10 +17,13 @@ impl Reports {
 }
 
 /// Takes one of the `most` reports of this second for a receiver, of so many. Half of them are for whoever comes first, and the other half is shared
-/// evenly: so whoever reports all the time keeps nobody's from the sender.
+/// evenly: so whoever reports all the time keeps nobody's from the sender. One that is alone has all.
 pub fn take(all: &mut Reports, own: &mut Reports, second: u64, most: u32, receivers: usize) -> bool {
     let first = most.div_ceil(2);
-    let share = (most - first).div_ceil(u32::try_from(receivers).unwrap_or(u32::MAX).max(1));
+    let share = match u32::try_from(receivers).unwrap_or(u32::MAX) {
+        0 | 1 => most,
+        receivers => (most - first).div_ceil(receivers),
+    };
     let (all, own) = (all.in_second(second), own.in_second(second));
     let may = *all < most && (*all < first || *own < share);
     if may {

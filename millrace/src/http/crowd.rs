@@ -5,15 +5,23 @@
 
 use std::{
     collections::BTreeMap,
+    io::{self, IoSlice},
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     task::{Context, Poll},
 };
 
 use axum::body::{Body, Bytes};
-use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use hyper::{
+    body::{Body as HttpBody, Frame, SizeHint},
+    rt::{Read, ReadBufCursor, Write},
+};
+use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
-use tokio::{sync::Notify, task::AbortHandle};
+use tokio::{net::TcpStream, sync::Notify, task::AbortHandle};
 
 #[derive(Default)]
 pub struct Crowd {
@@ -47,11 +55,13 @@ pub struct Member {
     crowd: Arc<Crowd>,
     handle: AbortHandle,
     at: Mutex<Option<u64>>,
+    /// The answer to its request was taken, and some of it may not have been written.
+    is_answered: AtomicBool,
 }
 
 impl Member {
     pub fn new(crowd: Arc<Crowd>, handle: AbortHandle) -> Arc<Self> {
-        let member = Self { crowd, handle, at: Mutex::default() };
+        let member = Self { crowd, handle, at: Mutex::default(), is_answered: AtomicBool::new(false) };
         member.wait();
         Arc::new(member)
     }
@@ -67,10 +77,17 @@ impl Member {
         self.crowd.more.notify_one();
     }
 
-    /// It is not ended until what is returned is dropped.
+    /// It is not ended until what is returned is dropped, and what was to be written by then is written.
     pub fn work(self: &Arc<Self>) -> Work {
         self.leave();
+        self.is_answered.store(false, Relaxed);
         Work(self.clone())
+    }
+
+    fn has_written(&self) {
+        if self.is_answered.swap(false, Relaxed) {
+            self.wait();
+        }
     }
 
     fn leave(&self) {
@@ -91,11 +108,11 @@ pub struct Work(Arc<Member>);
 
 impl Drop for Work {
     fn drop(&mut self) {
-        self.0.wait();
+        self.0.is_answered.store(true, Relaxed);
     }
 }
 
-/// The answer to it, which is given when all of it was taken.
+/// The answer to it, of which no more is wanted when it is dropped.
 pub struct Answer {
     body: Body,
     _work: Option<Work>,
@@ -124,5 +141,61 @@ impl HttpBody for Answer {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+/// A connection's socket, which tells when all is with the kernel that was to be written.
+pub struct Watched {
+    socket: TokioIo<TcpStream>,
+    member: Arc<Member>,
+}
+
+impl Watched {
+    pub fn new(socket: TcpStream, member: Arc<Member>) -> Self {
+        Self { socket: TokioIo::new(socket), member }
+    }
+}
+
+impl Read for Watched {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_read(context, buffer)
+    }
+}
+
+impl Write for Watched {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.socket).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = Pin::new(&mut self.socket).poll_flush(context);
+        if let Poll::Ready(Ok(())) = flushed {
+            self.member.has_written();
+        }
+        flushed
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_shutdown(context)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.is_write_vectored()
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.socket).poll_write_vectored(context, slices)
     }
 }

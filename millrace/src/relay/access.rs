@@ -1,90 +1,166 @@
 //! Who may do what, from files: keys of tokens, revocations and roots of clients, read again when they change.
+//!
+//! Each file stands for itself. One that cannot be read allows nothing: keys that are not there verify nothing, IDs that were
+//! revoked stay revoked, and no certificate is believed without roots. What the others say holds all the same.
 
-use std::{collections::HashSet, path::PathBuf, sync::Arc};
+use std::{
+    collections::HashSet,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use millrace_proto::moq::token::Credential;
-use millrace_relay::access::{Policy, Requirements, keys, token};
+use millrace_relay::access::{
+    Policy, Requirements, Unread,
+    keys::{self, Key},
+    token,
+};
 use rustls::RootCertStore;
 use tracing::warn;
 
 use super::{
-    config::Access,
+    config::{Access, KeyFile, RevokedFile},
     tls::{self, Stamp, stamp},
 };
+
+/// What the files say.
+pub struct Loaded {
+    pub policy: Policy,
+    pub client_roots: Option<Arc<RootCertStore>>,
+    /// The files that could not be read, or used.
+    pub unread: Vec<Unread>,
+}
 
 /// Reads the files that the settings name.
 ///
 /// # Errors
-/// One cannot be read, or has no keys.
-pub fn read(access: &Access) -> anyhow::Result<Policy> {
+/// One cannot be read, or used.
+pub fn read(access: &Access) -> anyhow::Result<Loaded> {
+    let loaded = load(access, &Requirements::default());
+    match loaded.unread.first() {
+        Some(Unread { what, reason }) => bail!("{what}: {reason}"),
+        None => Ok(loaded),
+    }
+}
+
+/// Reads what can be read. `known`: what was so before.
+fn load(access: &Access, known: &Requirements) -> Loaded {
+    let mut unread = Vec::new();
+    let mut or_unread = |what: String, error: anyhow::Error| {
+        unread.push(Unread { what, reason: format!("{error:#}") });
+    };
     let mut tokens = Requirements {
+        wants_keys: !access.keys.is_empty(),
         audience: access.audience.clone(),
         issuers: access.issuers.clone(),
+        bound: access.keys.iter().filter_map(|file| file.issuer.clone()).collect(),
         ..Requirements::default()
     };
-    for path in &access.keys {
-        let name = || format!("token-keys: {}", path.display());
-        let bytes = std::fs::read(path).with_context(name)?;
-        tokens.keys.extend(keys::read(&bytes).with_context(name)?);
+    for file in &access.keys {
+        match read_keys(file) {
+            Ok(keys) => tokens.keys.extend(keys),
+            Err(error) => or_unread(file.to_string(), error),
+        }
     }
-    if let Some(path) = &access.revoked {
-        let text = std::fs::read_to_string(path);
-        tokens.revoked = ids(&text.with_context(|| format!("token-revoked: {}", path.display()))?);
+    for file in &access.revoked {
+        let (own, before) = match &file.issuer {
+            Some(issuer) => {
+                (tokens.revoked_of.entry(issuer.clone()).or_default(), known.revoked_of.get(issuer))
+            }
+            None => (&mut tokens.revoked, Some(&known.revoked)),
+        };
+        match read_ids(file) {
+            Ok(ids) => *own = ids,
+            Err(error) => {
+                own.extend(before.into_iter().flatten().cloned());
+                or_unread(file.to_string(), error);
+            }
+        }
     }
-    Ok(Policy::new(access.rules.clone(), tokens, access.client_ca.is_some()))
+    let client_roots = match client_roots(access) {
+        Ok(roots) => roots,
+        Err(error) => {
+            let path = access.client_ca.as_deref().unwrap_or(Path::new(""));
+            or_unread(format!("client-ca {}", path.display()), error);
+            None
+        }
+    };
+    let mut policy = Policy::new(access.rules.clone(), tokens, access.client_ca.is_some());
+    policy.doubts_certificates = access.client_ca.is_some() && client_roots.is_none();
+    Loaded { policy, client_roots, unread }
 }
 
-/// Reads the roots of clients' certificates, if there are any.
-///
-/// # Errors
-/// They cannot be read.
-pub fn client_roots(access: &Access) -> anyhow::Result<Option<Arc<RootCertStore>>> {
-    let roots = access.client_ca.as_ref().map(|path| tls::roots(path)).transpose();
-    Ok(roots.context("client-ca")?.map(Arc::new))
+fn read_keys(file: &KeyFile) -> anyhow::Result<Vec<Key>> {
+    let bytes = std::fs::read(&file.path)?;
+    let keys = if file.is_secret { vec![keys::read_secret(&bytes)?] } else { keys::read(&bytes)? };
+    Ok(match &file.issuer {
+        Some(issuer) => keys.into_iter().map(|key| key.bound_to(issuer.as_str().into())).collect(),
+        None => keys,
+    })
 }
 
-/// One a line; `#` begins a comment.
-fn ids(text: &str) -> HashSet<String> {
+fn client_roots(access: &Access) -> anyhow::Result<Option<Arc<RootCertStore>>> {
+    let roots = access.client_ca.as_ref().map(|path| tls::roots(path)).transpose()?;
+    Ok(roots.map(Arc::new))
+}
+
+/// One a line; `#` begins a comment. What is no text hides no other line.
+fn read_ids(file: &RevokedFile) -> anyhow::Result<HashSet<String>> {
+    let bytes = std::fs::read(&file.path).context("the IDs that it had stay revoked")?;
+    let text = String::from_utf8_lossy(&bytes);
+    let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
     let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
-    lines.filter(|line| !line.is_empty()).map(str::to_owned).collect()
+    Ok(lines.filter(|line| !line.is_empty()).map(str::to_owned).collect())
 }
 
-/// What the files say now.
-pub struct Changed {
-    pub policy: Policy,
-    pub client_roots: Option<Arc<RootCertStore>>,
-}
-
-/// Notices when the files change. What cannot be used is an error once, not at every look.
+/// Notices when the files change.
 pub struct Watch {
     access: Access,
+    /// Those of before are looked at when a file of revocations cannot be read.
+    tokens: Requirements,
     seen: Vec<Option<Stamp>>,
+    /// Why the settings that name the files were not taken when they were read last.
+    settings: Option<Unread>,
 }
 
 impl Watch {
-    /// Starts from the files as they are.
-    pub fn new(access: &Access) -> Self {
-        let mut watch = Self { access: access.clone(), seen: Vec::new() };
+    /// Starts from the files as they are. `policy`: what they said when they were read.
+    pub fn new(access: &Access, policy: &Policy) -> Self {
+        let tokens = policy.tokens.clone();
+        let mut watch = Self { access: access.clone(), tokens, seen: Vec::new(), settings: None };
         watch.seen = watch.stamps();
         watch
     }
 
+    /// The settings were read again: they name these files, or could not be taken.
+    pub fn change(&mut self, settings: anyhow::Result<Access>) {
+        match settings {
+            Ok(access) => (self.access, self.settings) = (access, None),
+            Err(error) => {
+                let reason = format!("{error:#}");
+                self.settings = Some(Unread { what: "settings".to_owned(), reason });
+            }
+        }
+    }
+
     fn stamps(&self) -> Vec<Option<Stamp>> {
-        let files = self.access.keys.iter().chain(&self.access.revoked).chain(&self.access.client_ca);
-        files.map(|path| stamp(path)).collect()
+        let keys = self.access.keys.iter().map(|file| &file.path);
+        let revoked = self.access.revoked.iter().map(|file| &file.path);
+        keys.chain(revoked).chain(&self.access.client_ca).map(|path| stamp(path)).collect()
     }
 
     /// `Some` if the files have changed since the last look, or `always`.
-    pub fn look(&mut self, always: bool) -> Option<anyhow::Result<Changed>> {
+    pub fn look(&mut self, always: bool) -> Option<Loaded> {
         let now = self.stamps();
         if now == self.seen && !always {
             return None;
         }
         self.seen = now;
-        let changed =
-            || Ok(Changed { policy: read(&self.access)?, client_roots: client_roots(&self.access)? });
-        Some(changed())
+        let mut loaded = load(&self.access, &self.tokens);
+        self.tokens = loaded.policy.tokens.clone();
+        loaded.unread.extend(self.settings.clone());
+        Some(loaded)
     }
 }
 
@@ -103,27 +179,131 @@ pub fn token_file(path: PathBuf) -> Arc<dyn Fn() -> Option<Credential> + Send + 
 mod tests {
     use super::*;
 
+    /// Files of a relay's settings.
+    struct Files(tempfile::TempDir);
+
+    impl Files {
+        fn new() -> Self {
+            Self(tempfile::tempdir().unwrap())
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.0.path().join(name)
+        }
+
+        /// Puts a new file in the place of another, as who is careful does.
+        fn put(&self, name: &str, text: &str) {
+            std::fs::write(self.path("new"), text).unwrap();
+            std::fs::rename(self.path("new"), self.path(name)).unwrap();
+        }
+
+        fn remove(&self, name: &str) {
+            std::fs::remove_file(self.path(name)).unwrap();
+        }
+
+        fn secret(&self, name: &str, issuer: Option<&str>) -> KeyFile {
+            KeyFile { path: self.path(name), is_secret: true, issuer: issuer.map(str::to_owned) }
+        }
+    }
+
+    /// What the last look has said: keys, revoked IDs, roots, and the files that could not be read.
+    fn said(loaded: &Loaded) -> (usize, usize, Option<usize>, Vec<&str>) {
+        let tokens = &loaded.policy.tokens;
+        let unread = loaded.unread.iter().map(|unread| unread.what.split(' ').next().unwrap_or_default());
+        let roots = loaded.client_roots.as_ref().map(|roots| roots.len());
+        (tokens.keys.len(), tokens.revoked_count(), roots, unread.collect())
+    }
+
+    fn root() -> String {
+        rcgen::generate_simple_self_signed(["clients".to_owned()]).unwrap().cert.pem()
+    }
+
     #[test]
-    fn roots_of_clients_are_read_again_when_they_change() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("clients.pem");
-        let put = |text: &str| {
-            let beside = dir.path().join("new");
-            std::fs::write(&beside, text).unwrap();
-            std::fs::rename(beside, &path).unwrap();
+    fn each_file_stands_for_itself_and_none_that_is_gone_allows_anything() {
+        let files = Files::new();
+        files.put("one", &"1".repeat(32));
+        files.put("two", &"2".repeat(32));
+        files.put("revoked", "a # a thief\n");
+        files.put("revoked-x", "b\n");
+        files.put("roots", &root());
+        let access = Access {
+            keys: vec![files.secret("one", None), files.secret("two", Some("x"))],
+            revoked: vec![
+                RevokedFile { path: files.path("revoked"), issuer: None },
+                RevokedFile { path: files.path("revoked-x"), issuer: Some("x".to_owned()) },
+            ],
+            client_ca: Some(files.path("roots")),
+            ..Access::default()
         };
-        let root = || rcgen::generate_simple_self_signed(["clients".to_owned()]).unwrap().cert.pem();
-        put(&root());
-        let access = Access { client_ca: Some(path.clone()), ..Access::default() };
-        let mut watch = Watch::new(&access);
+        let first = read(&access).unwrap();
+        assert_eq!(said(&first), (2, 2, Some(1), vec![]));
+        let mut watch = Watch::new(&access, &first.policy);
         assert!(watch.look(false).is_none());
-        put(&(root() + &root()));
-        let changed = watch.look(false).unwrap().unwrap();
-        assert_eq!(changed.client_roots.map(|roots| roots.len()), Some(2));
-        put("nothing of the kind");
-        assert!(watch.look(false).unwrap().is_err());
-        assert!(watch.look(false).is_none(), "reported once");
-        let none = Watch::new(&Access::default()).look(true).unwrap().unwrap();
-        assert!(none.client_roots.is_none());
+        // A key that is gone verifies nothing, and the relay is not open for that.
+        files.remove("one");
+        let loaded = watch.look(false).unwrap();
+        assert_eq!(said(&loaded), (1, 2, Some(1), vec!["token-secrets"]));
+        assert!(watch.look(false).is_none(), "said once");
+        // A revocation applies meanwhile.
+        files.put("revoked", "a\nc\n");
+        assert_eq!(said(&watch.look(false).unwrap()), (1, 3, Some(1), vec!["token-secrets"]));
+        files.put("two", "");
+        let loaded = watch.look(false).unwrap();
+        assert_eq!(said(&loaded), (0, 3, Some(1), vec!["token-secrets", "[[issuer]]"]));
+        assert!(!loaded.policy.is_open() && loaded.policy.reads_tokens());
+        assert!(loaded.policy.tokens.bound.contains("x"), "nobody else speaks for it");
+        // What was revoked stays so.
+        files.remove("revoked");
+        files.remove("revoked-x");
+        let loaded = watch.look(false).unwrap();
+        assert_eq!((said(&loaded).1, loaded.unread.len()), (3, 4));
+        assert!(!loaded.policy.doubts_certificates);
+        // No certificate is believed without roots.
+        files.put("roots", "nothing of the kind");
+        let loaded = watch.look(false).unwrap();
+        assert!(loaded.policy.doubts_certificates);
+        assert_eq!((said(&loaded).2, loaded.unread.len()), (None, 5));
+        // All of it comes back, each by itself.
+        files.put("roots", &(root() + &root()));
+        files.put("one", &"1".repeat(32));
+        files.put("revoked-x", "b\n");
+        let loaded = watch.look(false).unwrap();
+        assert_eq!(said(&loaded), (1, 3, Some(2), vec!["[[issuer]]", "token-revoked"]));
+        assert!(!loaded.policy.doubts_certificates);
+        assert!(read(&access).is_err(), "a start wants all of them");
+    }
+
+    #[test]
+    fn keys_or_roots_that_are_gone_do_not_open_a_relay() {
+        let files = Files::new();
+        let tokens = Access { keys: vec![files.secret("none", None)], ..Access::default() };
+        let certificates = Access { client_ca: Some(files.path("none")), ..Access::default() };
+        for access in [tokens, certificates] {
+            let loaded = Watch::new(&access, &Policy::default()).look(true).unwrap();
+            assert!(!loaded.policy.is_open(), "{access:?}");
+            assert_eq!(loaded.unread.len(), 1);
+        }
+        let open = Watch::new(&Access::default(), &Policy::default()).look(true).unwrap();
+        assert!(open.policy.is_open() && open.unread.is_empty() && open.client_roots.is_none());
+    }
+
+    #[test]
+    fn revocations_are_read_whatever_stands_between_them() {
+        let files = Files::new();
+        std::fs::write(files.path("revoked"), b"\xef\xbb\xbfa\r\n# gr\xfc\xdfe\nb\xff\n  c # why\n\n")
+            .unwrap();
+        let ids = read_ids(&RevokedFile { path: files.path("revoked"), issuer: None }).unwrap();
+        assert!(["a", "b\u{fffd}", "c"].iter().all(|id| ids.contains(*id)), "{ids:?}");
+    }
+
+    #[test]
+    fn settings_that_are_not_taken_are_told_until_they_are() {
+        let mut watch = Watch::new(&Access::default(), &Policy::default());
+        watch.change(Err(anyhow::anyhow!("line 3")));
+        for _ in 0..2 {
+            assert_eq!(said(&watch.look(true).unwrap()).3, ["settings"]);
+        }
+        watch.change(Ok(Access::default()));
+        assert!(watch.look(true).unwrap().unread.is_empty());
     }
 }

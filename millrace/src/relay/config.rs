@@ -28,7 +28,7 @@ use millrace_relay::{Adaptive, DelayRule, LadderRule, Origins, access::Rule};
 use millrace_transport::{Dscp, kernel::Limits};
 
 pub use self::{
-    access::Access,
+    access::{Access, KeyFile, RevokedFile},
     adaptive::AdaptiveChoice,
     queue::{DropPolicy, MaxDelay, Queue},
     tls::{CipherSuite, Identity, Upstream},
@@ -147,6 +147,7 @@ pub enum Gso {
 }
 
 const PORT: u16 = 4443;
+const MAX_SESSIONS: usize = 10_000;
 
 /// An update takes a round trip. With fewer packets to a key, media would wait for updates all the time.
 const MIN_PACKETS_PER_KEY: u64 = 100;
@@ -160,6 +161,9 @@ macro_rules! settings {
             /// `[[allow]]`, in the file only.
             #[arg(skip)]
             pub allow: Vec<Rule>,
+            /// `[[issuer]]`, in the file only.
+            #[arg(skip)]
+            pub issuer: Vec<access::Issuer>,
             /// `[[delay]]`, in the file only.
             #[arg(skip)]
             pub delay: Vec<DelayRule>,
@@ -192,9 +196,10 @@ macro_rules! settings {
 
             fn or(self, other: Self) -> Self {
                 let allow = if self.allow.is_empty() { other.allow } else { self.allow };
+                let issuer = if self.issuer.is_empty() { other.issuer } else { self.issuer };
                 let delay = if self.delay.is_empty() { other.delay } else { self.delay };
                 let ladder = if self.ladder.is_empty() { other.ladder } else { self.ladder };
-                Self { $($field: self.$field.or(other.$field),)* allow, delay, ladder }
+                Self { $($field: self.$field.or(other.$field),)* allow, issuer, delay, ladder }
             }
         }
     };
@@ -208,19 +213,22 @@ settings! {
         help = "UDP address to serve MoQ on, :PORT for all of them, repeatable [default: 127.0.0.1:4443 and [::1]:4443]"
     )]
     listen: Vec<ListenOn>,
-    /// Serve anyone who reaches an address beyond this machine, without rules, token-keys or client-ca
+    /// Serve anyone who reaches an address beyond this machine, without rules, keys of tokens or client-ca
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     public: bool,
-    /// Keys that tokens are checked with: PEM, JWK, JWKS or an HMAC secret, repeatable; read again when they change
+    /// Keys that tokens are checked with: PEM, JWK or JWKS, repeatable; read again when they change
     #[arg(long, value_name = "FILE")]
     token_keys: Vec<PathBuf>,
+    /// HMAC secrets that tokens are checked with, as they are, repeatable; read again when they change
+    #[arg(long, value_name = "FILE")]
+    token_secrets: Vec<PathBuf>,
     /// IDs of tokens that are not good any more, one a line; read again when it changes
     #[arg(long, value_name = "FILE")]
     token_revoked: PathBuf,
     /// Audiences of which tokens may be for one, if they are for somebody
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     token_audience: Vec<String>,
-    /// Issuers that tokens may be from [default: any that has a key]
+    /// Issuers that token-keys and token-secrets speak for [default: any without an [[issuer]] table in the file]
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     token_issuer: Vec<String>,
     /// Tokens that one session may register, bytes [default: 16KiB]
@@ -229,6 +237,9 @@ settings! {
     /// Roots that clients' certificates have to lead to, PEM; clients may come without one
     #[arg(long, value_name = "FILE")]
     client_ca: PathBuf,
+    /// Sessions that have shown no right yet; beyond, the oldest is closed [default: 1024, or half of max-sessions]
+    #[arg(long, value_name = "N")]
+    unproven_sessions: usize,
     /// Requests per second of one session [default: 1000]
     #[arg(long, value_name = "N")]
     session_requests: u64,
@@ -238,6 +249,9 @@ settings! {
     /// Tracks that the requests of one session hold at a time [default: 10000]
     #[arg(long, value_name = "N")]
     session_tracks: u64,
+    /// Subscriptions of one session to one track at a time [default: 4]
+    #[arg(long, value_name = "N")]
+    session_same_track: u64,
     /// Tracks that the requests of one client hold at a time [default: 100000]
     #[arg(long, value_name = "N")]
     client_tracks: u64,
@@ -434,6 +448,20 @@ impl fmt::Display for Errors {
     }
 }
 
+/// What a running relay keeps until it ends, whatever the settings say, and what they say is judged by.
+#[derive(Clone, Debug)]
+pub struct Running {
+    /// Ports filled in.
+    pub listen: Vec<SocketAddr>,
+    pub max_sessions: usize,
+    pub queue: Queue,
+}
+
+/// Settings that were read again would open a relay to everybody who reaches this address, which it goes on to listen on.
+#[derive(Debug, thiserror::Error)]
+#[error("the relay listens on {0} until it is started anew, and {reason}", reason = access::exposes(.0))]
+pub struct Exposed(SocketAddr);
+
 /// A configuration file: its name and its text.
 pub struct File<'a> {
     pub name: &'a str,
@@ -441,6 +469,21 @@ pub struct File<'a> {
 }
 
 impl Config {
+    /// Returns what a running relay comes to when it takes these settings: what only a start can change stays as it is.
+    ///
+    /// # Errors
+    /// Together they open a relay to everybody that nobody said is public.
+    pub fn in_force(self, running: &Running) -> Result<Self, Exposed> {
+        let Running { listen, max_sessions, queue } = running;
+        if let Some(addr) = self.access.exposed(listen) {
+            return Err(Exposed(addr));
+        }
+        // How long media may wait is said for a drop-policy, and means something else under another.
+        let delays = if self.queue.policy == queue.policy { self.queue.delays } else { queue.delays.clone() };
+        let queue = Queue { delays, ..queue.clone() };
+        Ok(Self { listen: listen.clone(), max_sessions: *max_sessions, queue, ..self })
+    }
+
     /// Merges flags over the file and checks the whole.
     pub fn new(flags: Settings, file: Option<File<'_>>) -> Result<Self, Errors> {
         let mut check = Check { flags: flags.clone(), places: HashMap::new(), problems: Vec::new() };
@@ -473,6 +516,8 @@ impl Check {
             let place = format!("{}:{}: {}", file.name, line(key.span()), key.get_ref());
             if key.get_ref() == access::ALLOW {
                 self.rules(file, value, &mut settings);
+            } else if key.get_ref() == access::ISSUER {
+                self.issuers(file, value, &mut settings);
             } else if key.get_ref() == queue::DELAY {
                 self.delays(file, value, &mut settings);
             } else if key.get_ref() == adaptive::LADDER {
@@ -540,7 +585,7 @@ impl Check {
             receive_bytes: settings.receive_bytes.map_or(1 << 30, |count| count.0),
             cache_age: self.positive("cache-seconds", settings.cache_seconds, 30),
             idle_timeout: self.positive("idle-timeout", settings.idle_timeout, 30),
-            max_sessions: self.at_least_one("max-sessions", settings.max_sessions, 10_000),
+            max_sessions: self.at_least_one("max-sessions", settings.max_sessions, MAX_SESSIONS),
             max_tracks: self.at_least_one("max-tracks", settings.max_tracks, 100_000),
             max_requests: self.at_least_one("max-requests", settings.max_requests, 1000),
             drain_timeout: settings.drain_timeout.map_or(Duration::from_secs(10), |seconds| seconds.0),
@@ -574,7 +619,7 @@ impl Check {
         let given = given.unwrap_or_else(|| vec![ListenOn(both())]);
         let listen: Vec<_> = given.into_iter().flat_map(ListenOn::there).collect();
         if let Some(addr) = access.exposed(&listen) {
-            self.problem("listen", access::exposes(addr));
+            self.problem("listen", access::exposes(&addr));
         }
         if listen.is_empty() {
             self.problem("listen", "needs at least one address");

@@ -65,6 +65,10 @@ impl StatusSource for Counted {
         self.source.draining()
     }
 
+    fn unread(&self) -> usize {
+        self.source.unread()
+    }
+
     fn fingerprint(&self) -> String {
         self.source.fingerprint()
     }

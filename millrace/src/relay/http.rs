@@ -73,8 +73,15 @@ async fn trace(State(tracer): State<Arc<Tracer>>, RawQuery(query): RawQuery) -> 
     }
 }
 
-async fn healthz(State(source): Source) -> (StatusCode, &'static str) {
-    if source.draining() { (StatusCode::SERVICE_UNAVAILABLE, "draining\n") } else { (StatusCode::OK, "ok\n") }
+/// A relay with files that it cannot read serves whom the others allow, so it is in good health, and says so.
+async fn healthz(State(source): Source) -> (StatusCode, String) {
+    match (source.draining(), source.unread()) {
+        (true, _) => (StatusCode::SERVICE_UNAVAILABLE, "draining\n".to_owned()),
+        (false, 0) => (StatusCode::OK, "ok\n".to_owned()),
+        (false, unread) => {
+            (StatusCode::OK, format!("ok\nunread: {unread} of the settings' files, see access in /status\n"))
+        }
+    }
 }
 
 async fn scrape(State(source): Source) -> Response {
@@ -84,7 +91,7 @@ async fn scrape(State(source): Source) -> Response {
 #[cfg(test)]
 mod tests {
     use std::{
-        sync::atomic::{AtomicBool, Ordering},
+        sync::atomic::{AtomicBool, AtomicUsize, Ordering},
         time::Duration,
     };
 
@@ -104,7 +111,7 @@ mod tests {
     };
 
     #[derive(Default)]
-    struct Fake(AtomicBool);
+    struct Fake(AtomicBool, AtomicUsize);
 
     impl StatusSource for Fake {
         fn status(&self) -> Status {
@@ -117,6 +124,9 @@ mod tests {
         }
         fn draining(&self) -> bool {
             self.0.load(Ordering::Relaxed)
+        }
+        fn unread(&self) -> usize {
+            self.1.load(Ordering::Relaxed)
         }
         fn fingerprint(&self) -> String {
             "ab".repeat(32)
@@ -155,6 +165,9 @@ mod tests {
             assert_eq!(ask(path, None).await.0, 401, "{path}");
         }
         assert_eq!(ask("/healthz", None).await, (200, "ok\n".to_owned()));
+        source.1.store(2, Ordering::Relaxed);
+        let (code, body) = ask("/healthz", None).await;
+        assert!(code == 200 && body.starts_with("ok\nunread: 2 "), "{code} {body}");
         for path in page::PUBLIC {
             let (code, body) = ask(path, None).await;
             assert!(code == 200 && !body.is_empty(), "{path}: {code}");

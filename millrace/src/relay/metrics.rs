@@ -95,6 +95,9 @@ impl Snapshot {
         out.gauge("access_rules", "Rules that allow something", None, access.rules)?;
         out.gauge("token_keys", "Keys that tokens are checked with", None, access.keys)?;
         out.gauge("tokens_revoked", "IDs of revoked tokens", None, access.revoked)?;
+        let unread = access.unread.len() as u64;
+        out.gauge("access_unread", "Files of the settings that could not be read", None, unread)?;
+        out.gauge("unproven_sessions", "Sessions that have shown no right", None, access.unproven)?;
         out.gauge("clients", "Clients that have sessions", None, access.clients.len() as u64)?;
         out.gauge("held_tracks", "Tracks that requests hold", None, sum(|s| s.tracks))?;
         out.gauge("sessions", "Open sessions", None, sessions.len() as u64)?;
@@ -142,6 +145,9 @@ impl Snapshot {
         let limited = self.0.receive.limited;
         out.counter("receive_limited", "Windows that a client's share kept small", None, limited)?;
         out.counter("fetch_waits", "FETCH responses held up by a client's rate", None, totals.fetch_waits)?;
+        let (waits, searches) = (totals.message_waits, totals.publisher_searches);
+        out.counter("message_waits", "Messages held up by a client's rate of requests", None, waits)?;
+        out.counter("publisher_searches", "Searches for publishers of tracks that had none", None, searches)?;
         let refused = self.0.receive.refused;
         out.counter("receive_refused", "Connections without room for a receive window", None, refused)?;
         out.counter("sessions_accepted", "Sessions since start", None, totals.sessions)?;

@@ -6,6 +6,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
+use millrace_relay::access::{Policy, keys};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
 
@@ -38,7 +39,8 @@ pub async fn serve(
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut reload = signal(SignalKind::hangup())?;
     let watch = tls::Watch::new(&config.identity, server::names(&config));
-    let watched = access::Watch::new(&config.access);
+    let watched = access::Watch::new(&config.access, &identity.policy);
+    log_access(&identity.policy, &config.access);
     let (http_addr, http_access) = (config.http, config.http_access.clone());
     let made = config.identity.clone();
     if let config::Identity::SelfSigned { .. } = config.identity {
@@ -74,9 +76,7 @@ pub async fn serve(
         }
         None => None,
     };
-    if server.is_open() && server.local_addrs().iter().any(|addr| !addr.ip().is_loopback()) {
-        warn!("anyone who reaches this relay may publish and watch everything");
-    }
+    server.warn_if_public();
     let (engine, reason) = server.engine();
     for addr in server.local_addrs() {
         info!(%addr, engine, reason, "serving");
@@ -103,7 +103,7 @@ async fn keep_up(
     server: &Server,
     (made, mut watch, mut watched): (&config::Identity, tls::Watch, access::Watch),
     reload: &mut Signal,
-    on_reload: impl Fn() -> Option<config::Access>,
+    on_reload: impl Fn() -> anyhow::Result<config::Access>,
 ) -> std::convert::Infallible {
     let mut looks = tokio::time::interval(LOOKS);
     let mut memory = Memory::default();
@@ -112,27 +112,14 @@ async fn keep_up(
             _ = looks.tick() => false,
             _ = reload.recv() => true,
         };
-        if asked && let Some(access) = tokio::task::block_in_place(&on_reload) {
-            watched = access::Watch::new(&access);
+        if asked {
+            watched.change(tokio::task::block_in_place(&on_reload));
         }
         if memory.is_time(Instant::now()) {
             tokio::task::block_in_place(|| memory.look());
         }
-        match watched.look(asked) {
-            Some(Ok(access::Changed { policy, client_roots })) => {
-                info!(
-                    rules = policy.rule_count(),
-                    keys = policy.tokens.keys.len(),
-                    revoked = policy.tokens.revoked.len(),
-                    "who may do what was read again"
-                );
-                server.set_policy(policy);
-                if let Err(error) = server.set_client_roots(client_roots.as_ref()) {
-                    error!(error = format!("{error:#}"), "roots of clients stay as they were");
-                }
-            }
-            Some(Err(error)) => error!(error = format!("{error:#}"), "who may do what stays as it was"),
-            None => {}
+        if let Some(loaded) = watched.look(asked) {
+            server.set_access(loaded);
         }
         match watch.look(asked) {
             Some(Ok(certificate)) => {
@@ -148,25 +135,51 @@ async fn keep_up(
     }
 }
 
-/// Runs with the engine, the gate and on the interfaces that the settings name now.
-fn change(server: &Server, config: anyhow::Result<Config>) -> Option<config::Access> {
-    let access = config.as_ref().ok().map(|config| config.access.clone());
-    if let Ok(config) = &config
-        && let Err(error) = server.change_gate(config)
-    {
+/// Says what tokens are checked with, and whose keys speak for everybody.
+fn log_access(policy: &Policy, access: &config::Access) {
+    if policy.is_open() {
+        return;
+    }
+    let tokens = &policy.tokens;
+    info!(
+        rules = policy.rule_count(),
+        keys = keys::describe(&tokens.keys),
+        revoked = tokens.revoked_count(),
+        "who may do what"
+    );
+    if let Some(warning) = access.shared_trust() {
+        warn!("{warning}");
+    }
+}
+
+/// Runs with the engine, the gate and on the interfaces that the settings name now, as far as a running relay can take them;
+/// returns what they say of who may do what.
+fn change(server: &Server, config: anyhow::Result<Config>) -> anyhow::Result<config::Access> {
+    let (engine, reason) = server.engine();
+    let config = match config.and_then(|config| Ok(config.in_force(&server.running())?)) {
+        Ok(config) => config,
+        Err(error) => {
+            let reason = format!("{error:#}");
+            error!(
+                error = reason,
+                engine, "the settings are not usable now, the relay goes on with those of before"
+            );
+            return Err(error);
+        }
+    };
+    if let Err(error) = server.change_gate(&config) {
         error!(%error, "the settings are not usable now, the gate stays as it is");
     }
-    if let Ok(config) = &config {
-        server.set_delays(config);
-    }
-    let changed = config.and_then(|config| Ok(server.change_engine(&config)?));
-    let (engine, reason) = server.engine();
-    match changed {
-        Ok(()) => info!(engine, reason, "settings read again"),
+    server.set_delays(&config);
+    match server.change_engine(&config) {
+        Ok(()) => {
+            let (engine, reason) = server.engine();
+            info!(engine, reason, "settings read again");
+        }
         Err(error) => error!(
             error = format!("{error:#}"),
             engine, reason, "the settings are not usable now, the engine stays as it is"
         ),
     }
-    access
+    Ok(config.access)
 }

@@ -16,16 +16,17 @@ use millrace_proto::{
 };
 use millrace_relay::{
     Bound,
-    access::{Access, Policy},
+    access::{Access, Policy, Unread, keys},
     trace::Tracer,
 };
 use millrace_transport::{self as transport, BindError, kernel};
 use parking_lot::Mutex;
 use rustls::{KeyLog, RootCertStore, sign::CertifiedKey};
+use tracing::{error, info, warn};
 
 use super::{
     access,
-    config::{self, CipherSuite, Config, CongestionControl, DropPolicy, Gso, Queue},
+    config::{self, CipherSuite, Config, CongestionControl, DropPolicy, Gso, Queue, Running},
     engine::Chosen,
     guard::{self, Follower, Guard},
     status::{Status, StatusSource, Web},
@@ -45,6 +46,8 @@ pub struct Server {
     fingerprint: Mutex<String>,
     is_self_signed: bool,
     has_webtransport: bool,
+    /// What it was started with.
+    started: Running,
 }
 
 /// Secrets and identities that a relay starts with.
@@ -87,12 +90,13 @@ impl Identity {
         let shown = shown.map(|(cert, key)| tls::read(cert, key)).transpose().context("upstream-tls-cert")?;
         let key_log = config.key_log_file.as_ref().map(|path| tls::KeyLogFile::open(path));
         let key_log = key_log.transpose().context("key-log-file")?;
+        let access::Loaded { policy, client_roots, .. } = access::read(&config.access)?;
         Ok(Self {
             certificate,
             upstream_roots,
             upstream_certificate: shown.map(Arc::new),
-            client_roots: access::client_roots(&config.access)?,
-            policy: access::read(&config.access)?,
+            client_roots,
+            policy,
             key_log: key_log.map(|file| Arc::new(file) as Arc<dyn KeyLog>),
         })
     }
@@ -138,6 +142,11 @@ impl Server {
             fingerprint,
             is_self_signed,
             has_webtransport,
+            started: Running {
+                listen: config.listen,
+                max_sessions: config.max_sessions,
+                queue: config.queue,
+            },
         })
     }
 
@@ -172,17 +181,41 @@ impl Server {
         self.relay.set_delays(config.queue.delays.clone());
     }
 
-    /// Who may do what from now on, whatever is open included.
-    pub fn set_policy(&self, policy: Policy) {
+    /// Lets these say who may do what from now on, whatever is open included. Roots of clients' certificates are for new
+    /// sessions; those of open ones count for nothing while there are none.
+    pub fn set_access(&self, loaded: access::Loaded) {
+        let access::Loaded { mut policy, client_roots, mut unread } = loaded;
+        if let Err(error) = self.relay.set_client_roots(client_roots.as_ref()) {
+            let reason = format!("no client's certificate is taken: {error}");
+            unread.push(Unread { what: "client-ca".to_owned(), reason });
+            policy.doubts_certificates = true;
+        }
+        for Unread { what, reason } in &unread {
+            error!(what, reason, "not usable as it is now: what it would allow is not allowed");
+        }
+        let tokens = &policy.tokens;
+        info!(
+            rules = policy.rule_count(),
+            keys = keys::describe(&tokens.keys),
+            revoked = tokens.revoked_count(),
+            unread = unread.len(),
+            "who may do what was read again"
+        );
         self.access.set_policy(policy);
+        self.access.set_unread(unread);
+        self.warn_if_public();
     }
 
-    /// Roots of clients' certificates, for new sessions.
-    ///
-    /// # Errors
-    /// They are of no use; the ones of before stay.
-    pub fn set_client_roots(&self, roots: Option<&Arc<RootCertStore>>) -> anyhow::Result<()> {
-        self.relay.set_client_roots(roots).context("client-ca")
+    /// Says so if anyone may do anything.
+    pub fn warn_if_public(&self) {
+        if self.is_open() && self.local_addrs().iter().any(|addr| !addr.ip().to_canonical().is_loopback()) {
+            warn!("anyone who reaches this relay may publish and watch everything");
+        }
+    }
+
+    /// What stays as it is until the relay ends, whatever its settings say.
+    pub fn running(&self) -> Running {
+        Running { listen: self.local_addrs(), ..self.started.clone() }
     }
 
     /// Anyone may do anything.
@@ -235,11 +268,16 @@ impl StatusSource for Server {
     fn status(&self) -> Status {
         let mut relay = self.relay.status();
         relay.totals.log_lines_dropped = log::dropped();
+        relay.totals.log_lines_suppressed += log::suppressed();
         Status { gate: self.guard.describe(), pid: std::process::id(), ..relay.into() }
     }
 
     fn draining(&self) -> bool {
         self.relay.is_draining()
+    }
+
+    fn unread(&self) -> usize {
+        self.access.unread_count()
     }
 }
 

@@ -14,6 +14,8 @@ pub trait StatusSource: Send + Sync + 'static {
     fn status(&self) -> Status;
     /// Whether the relay is draining; cheaper than a whole snapshot.
     fn draining(&self) -> bool;
+    /// How many files of the settings could not be read when they were read last; cheaper than a whole snapshot.
+    fn unread(&self) -> usize;
     /// SHA-256 of the certificate that new sessions are shown, lower-case hexadecimal.
     fn fingerprint(&self) -> String;
     /// Where browsers connect.

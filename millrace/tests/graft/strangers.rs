@@ -14,7 +14,8 @@ use std::{
     time::Duration,
 };
 
-use millrace_graft::message::{control::Control, wire::Request};
+use millrace_graft::message::control::Control;
+use nix::sys::signal::Signal;
 use quinn::{AsyncUdpSocket, Runtime as _, UdpPoller, udp};
 
 use crate::{
@@ -23,7 +24,7 @@ use crate::{
         CARRIERS, Stops, accepted, at, client, connect, exchange, server, wait_for_ended, wait_for_state,
         warm,
     },
-    messages::{hosts, pair, socket},
+    messages::{Host, hosts, pair, socket},
     site::{CLIENT, CLIENT6, Daemon, PORT, SERVER, SERVER6, Site, inside, ip, wait_for, wait_until},
 };
 
@@ -46,40 +47,50 @@ fn lingering() -> (TcpStream, TcpStream) {
 #[test]
 fn lingering_sockets_of_users_delay_nobody() {
     let Some(site) = Site::new("linger") else { return };
-    let hosts = hosts(&site, "");
+    let [mut near, _far] = hosts(&site, "");
     let mut kept = Vec::new();
-    let pass = |records: usize| {
-        let control = Control::connect(&socket(&site, 0)).unwrap();
-        let (near, far) = lingering();
-        for _ in 0..records {
-            // Garbage, and what nobody reads any more.
-            let _ = control.send(&"garbage", &[near.as_fd()]);
-        }
-        (control, far)
+    // While it is stopped: what it reads is to be the last descriptor, since the sender's would linger else.
+    let pass = |near: &Host<'_>, connections: usize, records: usize| {
+        near.signal(Signal::SIGSTOP);
+        wait_for("it to stop", || {
+            let tasks = std::fs::read_dir(format!("/proc/{}/task", near.process.id())).unwrap();
+            tasks.flatten().all(|task| {
+                let stat = std::fs::read_to_string(task.path().join("stat"));
+                stat.is_ok_and(|stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T')))
+            })
+        });
+        let passed = (0..connections).map(|_| {
+            let control = Control::connect(&socket(&site, 0)).unwrap();
+            let (lingers, far) = lingering();
+            for _ in 0..records {
+                control.send(&"garbage", &[lingers.as_fd()]).unwrap();
+            }
+            (control, far)
+        });
+        let passed: Vec<_> = passed.collect();
+        near.signal(Signal::SIGCONT);
+        passed
     };
+    // Garbage, of which the first record ends the connection and the others are not read.
     for records in [1, 3] {
-        kept.push(pass(records));
+        kept.extend(pass(&near, 2, records));
         for _ in 0..5 {
-            let (done, said) = hosts[0].verb(&["status"]);
+            let (done, said) = near.verb(&["status"]);
             assert!(done, "{said}");
         }
         // Sessions are opened, and carry.
-        let (mut near, mut far) = pair(&site, &["reliability"]);
-        near.send(b"goes on").unwrap();
-        assert_eq!(crate::messages::message(&mut far), b"goes on");
+        let (mut here, mut there) = pair(&site, &["reliability"]);
+        here.send(b"goes on").unwrap();
+        assert_eq!(crate::messages::message(&mut there), b"goes on");
     }
-    // Of this user, many more than it may have.
-    kept.extend((0..100).filter_map(|_| Control::connect(&socket(&site, 0)).ok()).map(|control| {
-        let (near, far) = lingering();
-        let _ = control.send(&Request::Finish { messages: 1 }, &[near.as_fd()]);
-        (control, far)
-    }));
-    let (done, said) = hosts[0].verb(&["status"]);
-    assert!(done, "{said}");
-    // They end when the daemon does.
-    let [near, _far] = hosts;
-    near.signal(nix::sys::signal::Signal::SIGTERM);
-    let mut near = near;
+    // Of this user, more than it may have: some are turned away.
+    for _ in 0..3 {
+        kept.extend(pass(&near, 40, 1));
+        let (done, said) = near.verb(&["status"]);
+        assert!(done, "{said}");
+    }
+    // They end with the daemon.
+    near.signal(Signal::SIGTERM);
     wait_for("the end of the daemon", || near.process.try_wait().unwrap().is_some());
     drop(kept);
 }

@@ -35,13 +35,23 @@ impl Relay {
 
     /// The same, on this address.
     pub fn start_on(listen: &str, dir: TempDir, args: &[&str]) -> Self {
+        Self::start_as(Some(listen), dir, args)
+    }
+
+    /// The same, with the settings of `relay.toml` in the directory, which says where to listen.
+    pub fn start_by_file(dir: TempDir, args: &[&str]) -> Self {
+        Self::start_as(None, dir, &[&["--config={dir}/relay.toml"], args].concat())
+    }
+
+    fn start_as(listen: Option<&str>, dir: TempDir, args: &[&str]) -> Self {
         // Its log says which port it has chosen. Of one that logs elsewhere it has to be known before.
         let is_silent = args.iter().any(|arg| arg.starts_with("--log-file"));
         let anywhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let http =
             if is_silent { TcpListener::bind(anywhere).unwrap().local_addr().unwrap() } else { anywhere };
         let process = millrace()
-            .args(["relay", &format!("--listen={listen}"), &format!("--http={http}"), "--log-format=json"])
+            .args(["relay", &format!("--http={http}"), "--log-format=json"])
+            .args(listen.map(|listen| format!("--listen={listen}")))
             .arg("--max-delay=off")
             .arg(format!("--http-token-file={}", dir.path().join("token").display()))
             .args(args.iter().map(|arg| arg.replace("{dir}", dir.path().to_str().unwrap())))

@@ -5,10 +5,20 @@ use millrace_proto::moq::{
     data::encode_object_header,
     message::{PublishDone, RequestUpdate},
     msf::{Catalog, Track},
+    param::Token,
+    token::{Credential, Form},
 };
-use millrace_relay::{Adaptive, LadderRule};
+use millrace_relay::{
+    Adaptive, LadderRule,
+    access::{
+        Policy, Principal, Requirements, Rule, cat,
+        grant::{Match, Scope},
+        keys::{self, Signer},
+        token::KIND_CAT,
+    },
+};
 
-use millrace::relay::status::Status;
+use millrace::relay::{access::Loaded, status::Status};
 
 use super::peer::{End, Peer, Relay, expect_done, header, patiently, payload, track};
 
@@ -42,14 +52,22 @@ struct Scene {
 
 impl Scene {
     async fn new(adaptive: Adaptive) -> Self {
+        Self::with(Relay::with(|config| config.adaptive = adaptive.clone()), adaptive, Parameters::default())
+            .await
+    }
+
+    /// The subscriber subscribes with these parameters.
+    async fn with(relay: Relay, adaptive: Adaptive, parameters: Parameters) -> Self {
         let from_catalog = matches!(adaptive, Adaptive::Catalogs(_));
-        let relay = Relay::with(|config| config.adaptive = adaptive);
         let mut publisher = relay.peer().await;
         let namespace = publisher.publish_namespace("live/cam").await;
         let subscriber = relay.peer().await;
         let high = track("live/cam", "high");
-        let ((request, ok), (upstream, _)) =
-            tokio::join!(subscriber.subscribe(&high), publisher.accept_subscribe(&high, HIGH_ALIAS));
+        let (subscribed, (upstream, _)) = tokio::join!(
+            subscriber.try_subscribe(&high, parameters),
+            publisher.accept_subscribe(&high, HIGH_ALIAS)
+        );
+        let (request, ok) = subscribed.unwrap();
         let mut requests = vec![namespace, request, upstream];
         if from_catalog {
             requests.push(publish_catalog(&mut publisher).await);
@@ -294,4 +312,68 @@ async fn publish_catalog(publisher: &mut Peer) -> millrace_client::session::Requ
     subgroup.stream.write_all(&bytes).await.unwrap();
     subgroup.finish();
     upstream
+}
+
+const SECRET: [u8; 32] = [b's'; 32];
+
+/// A token for one track, of which the name is its ID.
+fn token_for(name: &'static str) -> Token {
+    let scope = Scope {
+        actions: cat::actions(false, true),
+        namespace: vec![],
+        closed: false,
+        track: Some(Match::Exact(name.into())),
+    };
+    let namespace = vec![Match::Exact("live".into()), Match::Exact("cam".into())];
+    let scopes = vec![Scope { namespace, ..scope }];
+    let claims = cat::Claims { id: Some(name.to_owned()), scopes, ..cat::Claims::default() };
+    let value = cat::make(&claims, &Signer::read_secret(&SECRET).unwrap(), false).unwrap();
+    Form::UseValue(Credential { kind: KIND_CAT, value: value.into() }).encode()
+}
+
+/// Everybody may publish, and subscribe with tokens that are not among these.
+fn revoking(ids: &[&str]) -> Loaded {
+    let tokens = Requirements {
+        keys: vec![keys::read_secret(&SECRET).unwrap()],
+        revoked: ids.iter().map(|id| (*id).to_owned()).collect(),
+        ..Requirements::default()
+    };
+    let rule = Rule {
+        namespace: "live/**".parse().unwrap(),
+        publish: vec![Principal::Anyone],
+        subscribe: vec![Principal::Token],
+        path: None,
+        authority: None,
+    };
+    Loaded { policy: Policy::new(vec![rule], tokens, false), client_roots: None, unread: vec![] }
+}
+
+/// Each rendition is the subscriber's as long as it has the right to it, whichever it was when the subscription began.
+#[tokio::test]
+async fn a_rendition_ends_with_the_right_to_it() {
+    let relay = Relay::with(|config| config.adaptive = ladder(ENDLESS));
+    relay.server.set_access(revoking(&[]));
+    let authorization_tokens = vec![token_for("high"), token_for("low")];
+    let parameters = Parameters { authorization_tokens, ..Parameters::default() };
+    let mut scene = Scene::with(relay, ladder(ENDLESS), parameters).await;
+    scene.choke().await;
+    let first = scene.subscriber.next_subgroup().await;
+    assert_eq!(first.all().await.0.len(), 1);
+    scene.publish(1).await;
+    assert_eq!(scene.next().await, (1, LOW), "less is chosen");
+    // Of the next group some is there, and more would come.
+    let mut open = scene.publisher.subgroup(header(LOW_ALIAS, 2)).await;
+    open.object(0, 100).await;
+    let begun = scene.subscriber.next_subgroup().await;
+    assert_eq!(begun.header.group, 2);
+    scene.relay.server.set_access(revoking(&["low"]));
+    assert_eq!(begun.all().await.1, End::Reset, "what is open of it is cut short");
+    scene.relay.until("nobody listens to it", |status| listeners(status, "low") == 0).await;
+    scene.relay.until("the other is chosen", |status| status.totals.renditions_up == 1).await;
+    let mut subgroup = scene.publisher.subgroup(header(HIGH_ALIAS, 3)).await;
+    for id in 0..HIGH {
+        subgroup.object(id, 100).await;
+    }
+    subgroup.finish();
+    assert_eq!(scene.next().await, (3, HIGH), "the subscription goes on with what it asked for");
 }

@@ -2,7 +2,10 @@
 
 use std::{fs, path::Path};
 
-use millrace::relay::{config::Upstream, status::Status};
+use millrace::relay::{
+    config::{KeyFile, Upstream},
+    status::Status,
+};
 use millrace_proto::moq::{Parameters, code};
 use millrace_relay::access::{
     Principal, Rule,
@@ -39,7 +42,7 @@ enum Outcome {
 
 fn token(secret: usize, namespace: &str) -> String {
     let claims = Claims { get: OneOrMany::Many(vec![namespace.to_owned()]), ..Claims::default() };
-    jwt::make(&claims, &Signer::read(SECRETS[secret]).unwrap()).unwrap()
+    jwt::make(&claims, &Signer::read_secret(SECRETS[secret]).unwrap()).unwrap()
 }
 
 /// Who signs certificates, and its own as PEM.
@@ -64,7 +67,7 @@ fn origin(dir: &Path, authority: &str) -> Relay {
             path: None,
             authority: None,
         }];
-        config.access.keys = vec![secret];
+        config.access.keys = vec![KeyFile { path: secret, is_secret: true, issuer: None }];
         config.access.client_ca = Some(roots);
     })
 }

@@ -380,6 +380,17 @@ impl Received {
         }
     }
 
+    /// Reads until so many bytes of objects have come, or the stream is reset: well-formed ones, whatever their payloads are.
+    pub async fn well_formed(&mut self, len: usize) {
+        while self.bytes.len() < len {
+            match patiently(self.stream.chunk()).await {
+                Ok(chunk) => self.take(&chunk.expect("more bytes"), &mut Vec::new()),
+                Err(Error::Cancelled) => return,
+                Err(error) => panic!("the session ended: {error}"),
+            }
+        }
+    }
+
     fn take(&mut self, chunk: &Bytes, found: &mut Vec<millrace_proto::moq::ObjectStart>) {
         self.bytes.extend_from_slice(chunk);
         let mut rest = &chunk[..];

@@ -71,6 +71,7 @@ fn first_bytes_of_a_packet_are_kept() {
 }
 
 #[test]
+#[allow(clippy::single_range_in_vec_init, reason = "some cases have one range, others several")]
 fn every_kind_of_overlap_leaves_what_is_new() {
     let bytes: Vec<u8> = (0..100).collect();
     let frame = |range: Range<usize>, fin| stream_frame(6, range.start as u64, &bytes[range], fin);

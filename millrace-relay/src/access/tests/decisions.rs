@@ -1,10 +1,17 @@
-use std::sync::Arc;
+use std::{
+    pin::pin,
+    sync::Arc,
+    task::{Context, Waker},
+};
 
 use super::*;
 use crate::access::{
+    Access, Limits, cat,
+    grant::{Actions, Scope},
     jwt,
-    policy::{Basis, Identity, Policy, Presented},
+    policy::{Basis, Holder, Identity, Policy, Presented, Standing},
     refusal::Refusal,
+    rights::{Rights, Subject},
     rules::{Certificate, Peer, Rule},
 };
 
@@ -112,10 +119,11 @@ fn rules_by_principal() {
 fn tokens_go_as_far_as_rules_let_them() {
     let policy = Policy::new(vec![rule("live/**", &["token"], &["anyone"])], tokens(), false);
     let good = token(&jwt::Claims { sub: Some("alice".into()), ..putting("live/a") });
+    let alice = Identity::Token { issuer: None, holder: Holder::Subject("alice".into()) };
     let wide = token(&putting(""));
     let expired = token(&jwt::Claims { exp: Some(1000.0), ..putting("live") });
     let table = [
-        ("good", vec![good.clone()], "live/a", Ok(Identity::Token("alice".into()))),
+        ("good", vec![good.clone()], "live/a", Ok(alice)),
         ("outside the token", vec![good], "live/b", Err(Refusal::NotAllowed)),
         ("outside the rule", vec![wide], "vod", Err(Refusal::NotAllowed)),
         ("none", vec![], "live/a", Err(Refusal::NotAllowed)),
@@ -150,13 +158,14 @@ fn a_certificate_authority_without_rules_lets_every_certificate_in() {
 fn sessions_are_for_those_who_could_do_something() {
     let with_tokens = Policy::new(vec![], tokens(), false);
     let good = token(&jwt::Claims { exp: Some(2000.0), ..putting("a") });
-    let basis = with_tokens.decide_session(&peer(), &[Arc::clone(&good)], at(1000)).unwrap();
-    assert_eq!(basis.until, Some(at(2000)));
+    let (basis, standing) = with_tokens.decide_session(&peer(), &[Arc::clone(&good)], at(1000)).unwrap();
+    assert_eq!((basis.until, standing), (Some(at(2000)), Standing::Proven));
     // What it relied on is over.
     let late = with_tokens.decide_session(&peer(), &[good], at(2000));
     assert_eq!(late, Err(Refusal::Token(TokenError::Expired)));
     // Its requests may bring tokens.
-    assert!(with_tokens.decide_session(&peer(), &[], at(1000)).is_ok());
+    let (_, standing) = with_tokens.decide_session(&peer(), &[], at(1000)).unwrap();
+    assert_eq!(standing, Standing::Unproven);
     let lan = Policy::new(vec![rule("**", &[], &["cidr:10.0.0.0/8"])], Requirements::default(), false);
     assert_eq!(lan.decide_session(&peer(), &[], at(0)), Err(Refusal::NotAllowed));
 }
@@ -183,4 +192,204 @@ fn bad_and_repeated_tokens_are_refused_before_anything_is_decided() {
     assert_eq!(policy.check_tokens(&[Arc::clone(&good), other], now), Ok(()));
     assert_eq!(policy.check_tokens(&[Arc::clone(&good), good], now), Err(Refusal::Repeated));
     assert_eq!(policy.check_tokens(&[bad], now).unwrap_err().name(), "token_malformed");
+}
+
+/// A relay whose settings name keys or roots is not open because these are gone.
+#[test]
+fn policy_without_readable_keys_or_roots_allows_nothing() {
+    let tokens = Requirements { wants_keys: true, ..Requirements::default() };
+    let without_keys = Policy::new(vec![], tokens, false);
+    assert!(!without_keys.is_open() && without_keys.reads_tokens());
+    assert_eq!(decide(&without_keys, &peer(), &[], Action::Publish, "a"), Err(Refusal::NotAllowed));
+    let shown = [token(&putting("a"))];
+    let refused = decide(&without_keys, &peer(), &shown, Action::Publish, "a");
+    assert_eq!(refused, Err(Refusal::Token(TokenError::Signature)));
+
+    let certificate = Some(Certificate { names: vec!["cam".into()], not_after: None });
+    let known = Peer { certificate, ..peer() };
+    for rules in [vec![], vec![rule("**", &["cert:cam"], &[])]] {
+        let mut policy = Policy::new(rules, Requirements::default(), true);
+        assert!(decide(&policy, &known, &[], Action::Publish, "a").is_ok());
+        policy.doubts_certificates = true;
+        assert_eq!(decide(&policy, &known, &[], Action::Publish, "a"), Err(Refusal::NotAllowed));
+        assert!(policy.decide_session(&known, &[], at(0)).is_err());
+    }
+}
+
+fn key_of(secret: u8, issuer: Option<&str>) -> Key {
+    let key = keys::read_secret(&[secret; 32]).unwrap();
+    match issuer {
+        Some(issuer) => key.bound_to(issuer.into()),
+        None => key,
+    }
+}
+
+fn token_by(secret: u8, claims: &jwt::Claims) -> Arc<Presented> {
+    let signer = Signer::read_secret(&[secret; 32]).unwrap();
+    Presented::new(token::of_text(&jwt::make(claims, &signer).unwrap()))
+}
+
+fn said_by(issuer: Option<&str>, subject: &str) -> jwt::Claims {
+    let issuer = issuer.map(str::to_owned);
+    jwt::Claims { iss: issuer, sub: Some(subject.into()), jti: Some("1".into()), ..putting("a") }
+}
+
+/// Keys 1 and 2 are of studios a and b, 3 of nobody in particular, and 4 of both.
+#[test]
+fn key_speaks_for_its_issuer_only() {
+    let tokens = Requirements {
+        keys: vec![
+            key_of(1, Some("studio-a")),
+            key_of(2, Some("studio-b")),
+            key_of(3, None),
+            key_of(4, Some("studio-a")),
+            key_of(4, Some("studio-b")),
+        ],
+        // The last one's keys are gone.
+        bound: ["studio-a", "studio-b", "studio-c"].map(str::to_owned).into(),
+        ..Requirements::default()
+    };
+    let policy = Policy::new(vec![], tokens.clone(), false);
+    let listed = Requirements { issuers: vec!["studio-d".into()], ..tokens };
+    let listed = Policy::new(vec![], listed, false);
+    let table = [
+        (&policy, 1, Some("studio-a"), true),
+        (&policy, 1, Some("studio-b"), false),
+        (&policy, 1, None, false),
+        (&policy, 2, Some("studio-a"), false),
+        (&policy, 3, Some("studio-a"), false),
+        (&policy, 3, Some("studio-c"), false),
+        (&policy, 3, Some("studio-d"), true),
+        (&policy, 3, None, true),
+        (&policy, 4, Some("studio-a"), true),
+        (&policy, 4, Some("studio-b"), true),
+        (&policy, 4, Some("studio-d"), false),
+        (&listed, 1, Some("studio-a"), true),
+        (&listed, 1, Some("studio-d"), false),
+        (&listed, 3, Some("studio-d"), true),
+        (&listed, 3, Some("studio-e"), false),
+        (&listed, 3, None, false),
+    ];
+    for (policy, secret, issuer, wanted) in table {
+        let shown = [token_by(secret, &said_by(issuer, "alice"))];
+        let found = decide(policy, &peer(), &shown, Action::Publish, "a");
+        assert_eq!(found.is_ok(), wanted, "{secret} {issuer:?}: {found:?}");
+    }
+}
+
+#[test]
+fn token_is_revoked_for_its_issuer_or_for_all() {
+    let revoked = |all: &[&str], of: &[(&str, &str)]| Requirements {
+        keys: vec![key_of(3, None)],
+        revoked: all.iter().map(|id| (*id).to_owned()).collect(),
+        revoked_of: of.iter().map(|(issuer, id)| ((*issuer).to_owned(), [(*id).to_owned()].into())).collect(),
+        ..Requirements::default()
+    };
+    let table = [
+        (revoked(&["1"], &[]), Some("x"), true),
+        (revoked(&["2"], &[]), Some("x"), false),
+        (revoked(&[], &[("x", "1")]), Some("x"), true),
+        (revoked(&[], &[("y", "1")]), Some("x"), false),
+        (revoked(&[], &[("x", "1")]), None, false),
+    ];
+    for (tokens, issuer, wanted) in table {
+        let policy = Policy::new(vec![], tokens, false);
+        let shown = [token_by(3, &said_by(issuer, "alice"))];
+        let found = decide(&policy, &peer(), &shown, Action::Publish, "a");
+        let expected = Err(Refusal::Token(TokenError::Revoked));
+        assert_eq!(found == expected, wanted, "{issuer:?}: {found:?}");
+    }
+}
+
+fn subject(access: &Arc<Access>) -> Arc<Subject> {
+    Subject::new(access, peer(), Vec::new(), false, access.session())
+}
+
+fn may(action: Action, id: &str) -> Credential {
+    let scope = Scope {
+        actions: Actions::of(&[action, Action::RequestUpdate]),
+        namespace: vec![],
+        closed: false,
+        track: None,
+    };
+    let claims = cat::Claims { id: Some(id.into()), scopes: vec![scope], ..cat::Claims::default() };
+    Credential { kind: KIND_CAT, value: cat::make(&claims, &signer(), false).unwrap().into() }
+}
+
+fn revoking(ids: &[&str]) -> Policy {
+    let revoked = ids.iter().map(|id| (*id).to_owned()).collect();
+    Policy::new(vec![], Requirements { revoked, ..tokens() }, false)
+}
+
+fn is_over(rights: &Rights) -> bool {
+    pin!(rights.ended()).poll(&mut Context::from_waker(Waker::noop())).is_ready()
+}
+
+/// What follows from a request has a right of its own, for which the request's tokens serve, renewed ones too.
+#[tokio::test]
+async fn derived_right_leaves_the_one_that_it_comes_from() {
+    let access = Access::new(revoking(&[]), Limits::default());
+    let track = || resource("a", Some("t"));
+    let subject = subject(&access);
+    let brought = vec![may(Action::Subscribe, "s"), may(Action::Fetch, "f")];
+    let (request, _) = subject.request(brought, 1, false).unwrap();
+    request.ask(Action::Subscribe, track()).unwrap();
+    let fetch = request.derive(Action::Fetch, track()).unwrap();
+    let low = request.derive(Action::Subscribe, resource("a", Some("low"))).unwrap();
+    assert_eq!(request.derive(Action::Publish, track()).err(), Some(Refusal::NotAllowed));
+    assert_eq!(request.ask(Action::Fetch, track()), Err(Refusal::NotAllowed), "a request asks once");
+    assert!(![&request, &fetch, &low].into_iter().any(|rights| is_over(rights)));
+    access.set_policy(revoking(&["f"]));
+    assert_eq!([is_over(&request), is_over(&fetch), is_over(&low)], [false, true, false]);
+    // With a newer token both go on, and the one before may be revoked.
+    request.update(vec![may(Action::Subscribe, "s2")]).unwrap();
+    access.set_policy(revoking(&["f", "s"]));
+    assert_eq!([is_over(&request), is_over(&low)], [false, false]);
+    // What updates the one leaves the other.
+    low.update(vec![may(Action::Subscribe, "low")]).unwrap();
+    access.set_policy(revoking(&["s2"]));
+    assert_eq!([is_over(&request), is_over(&low)], [true, false]);
+}
+
+/// What is not decided, or refused, is never what a right is judged by.
+#[tokio::test]
+async fn refused_move_changes_nothing() {
+    let policy = Policy::new(vec![rule("a/**", &[], &["anyone"])], Requirements::default(), false);
+    let access = Access::new(policy, Limits::default());
+    let (request, _) = subject(&access).request(vec![], 1, false).unwrap();
+    assert_eq!(request.move_to(resource("a", None)), Err(Refusal::NotAllowed), "it has asked for nothing");
+    request.ask(Action::SubscribeNamespace, resource("a", None)).unwrap();
+    assert_eq!(request.move_to(resource("b", None)), Err(Refusal::NotAllowed));
+    assert!(!is_over(&request));
+    request.move_to(resource("a/b", None)).unwrap();
+    access.set_policy(Policy::new(vec![rule("a", &[], &["anyone"])], Requirements::default(), false));
+    assert!(is_over(&request), "it is about a/b now");
+}
+
+/// Of names that are put together, one can be made that looks like another.
+#[test]
+fn identities_differ_and_so_do_their_texts() {
+    let policy =
+        Policy::new(vec![], Requirements { keys: vec![key_of(3, None)], ..Requirements::default() }, false);
+    let of = |claims: &jwt::Claims| {
+        decide(&policy, &peer(), &[token_by(3, claims)], Action::Publish, "a").unwrap()
+    };
+    let without_subject = jwt::Claims { sub: None, ..said_by(None, "") };
+    let identities = [
+        of(&said_by(Some("a"), "b/c")),
+        of(&said_by(Some("a/b"), "c")),
+        of(&said_by(None, "a/b/c")),
+        of(&said_by(Some(""), "a/b/c")),
+        of(&said_by(Some("a"), "b%2Fc")),
+        of(&without_subject),
+        of(&said_by(None, "#1")),
+        of(&jwt::Claims { jti: None, ..without_subject.clone() }),
+        of(&jwt::Claims { iss: Some("a".into()), ..without_subject }),
+    ];
+    for (nth, one) in identities.iter().enumerate() {
+        for other in &identities[nth + 1..] {
+            assert!(one != other && one.to_string() != other.to_string(), "{one} {other}");
+        }
+    }
+    assert_eq!(of(&said_by(Some("https://a.example"), "alice")).to_string(), "token:https://a.example/alice");
 }

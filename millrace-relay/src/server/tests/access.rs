@@ -1,5 +1,7 @@
 //! Who may do what, over real connections.
 
+mod standing;
+
 use std::{net::IpAddr, time::SystemTime};
 
 use bytes::BytesMut;
@@ -43,7 +45,7 @@ struct Asked {
 }
 
 fn tokens_only() -> Policy {
-    let tokens = Requirements { keys: keys::read(SECRET).unwrap(), ..Requirements::default() };
+    let tokens = Requirements { keys: vec![keys::read_secret(SECRET).unwrap()], ..Requirements::default() };
     Policy::new(vec![], tokens, false)
 }
 
@@ -59,7 +61,7 @@ fn claims(put: &[&str], get: &[&str]) -> Claims {
 }
 
 fn jwt(claims: &Claims) -> String {
-    jwt::make(claims, &Signer::read(SECRET).unwrap()).unwrap()
+    jwt::make(claims, &Signer::read_secret(SECRET).unwrap()).unwrap()
 }
 
 fn credential(claims: &Claims) -> Credential {
@@ -474,7 +476,7 @@ async fn a_new_policy_is_for_what_is_under_way_too() {
     until("its session is over", || relay.server.status().sessions.len() == 1).await;
     assert_eq!(relay.server.status().access.revoked, 1); // exact: the policy has been set
     // Keys that are gone take with them what they signed.
-    let tokens = Requirements { keys: keys::read(&[7; 32]).unwrap(), ..Requirements::default() };
+    let tokens = Requirements { keys: vec![keys::read_secret(&[7; 32]).unwrap()], ..Requirements::default() };
     access.set_policy(Policy::new(vec![], tokens, false));
     assert_eq!(other.closed().await, code::Session::UNAUTHORIZED);
 }

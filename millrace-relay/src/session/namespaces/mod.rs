@@ -18,6 +18,7 @@ use millrace_proto::moq::{
     param::Scope,
 };
 use parking_lot::Mutex;
+use tokio::time::Instant as Clock;
 use tracing::{debug, info};
 
 use self::claim::{Claim, Claims};
@@ -86,6 +87,7 @@ impl Namespaces {
         let _publishing = self.context.authority().publishing(&namespace, rights);
         // Before the answer: after it, everybody finds the publisher.
         let publication = self.context.hub().publish(namespace.clone(), &self.publisher, false);
+        self.context.hub().subscribe_existing(&namespace, &self.publisher, || self.pace()).await;
         wire::send(&mut stream.send, RequestOk::default()).await?;
         if let Some(line) = self.context.hub().log.line(Instant::now()) {
             info!(session, namespace = %namespace.typed(), suppressed = line.suppressed, "namespace published");
@@ -99,6 +101,11 @@ impl Namespaces {
         }
         let _ = stream.send.finish(); // stopped or reset by the peer
         result
+    }
+
+    /// When the peer may cause as much work as one more request does.
+    fn pace(&self) -> Clock {
+        self.context.authority().reserve(1).into()
     }
 
     fn forget(&self, namespace: &Namespace) {
@@ -156,7 +163,7 @@ impl Namespaces {
         let mut reading = true;
         loop {
             tokio::select! {
-                event = watch.events.recv() => match event {
+                event = watch.next(|| self.pace()) => match event {
                     Some(event) if rights.permit(Action::SubscribeNamespace, &about(&event)) => {
                         watched.tell(event, &mut send).await?;
                     }
@@ -165,7 +172,7 @@ impl Namespaces {
                 },
                 incoming = reader.next(), if reading => match self.next_prefix(incoming)? {
                     Next::Same(_) => wire::send(&mut send, RequestOk::default()).await?,
-                    Next::Prefix(prefix, _) => match move_to(&mut watched.claim, prefix, rights, Action::SubscribeNamespace) {
+                    Next::Prefix(prefix, _) => match move_to(&mut watched.claim, prefix, rights) {
                         Ok(()) => {
                             wire::send(&mut send, RequestOk::default()).await?;
                             watched.announced.clear();
@@ -229,7 +236,7 @@ impl Namespaces {
         let mut reading = true;
         loop {
             tokio::select! {
-                track = watch.events.recv() => match track {
+                track = watch.next(|| self.pace()) => match track {
                     Some(track) => self.offer(track, rights, &asked, claim.prefix(), &mut send).await?,
                     None => return overloaded(send),
                 },
@@ -238,7 +245,7 @@ impl Namespaces {
                         asked = forwarding(&asked, forward);
                         wire::send(&mut send, RequestOk::default()).await?;
                     }
-                    Next::Prefix(prefix, forward) => match move_to(&mut claim, prefix, rights, Action::SubscribeTracks) {
+                    Next::Prefix(prefix, forward) => match move_to(&mut claim, prefix, rights) {
                         Ok(()) => {
                             asked = forwarding(&asked, forward);
                             wire::send(&mut send, RequestOk::default()).await?;
@@ -267,9 +274,10 @@ impl Namespaces {
         prefix: &Namespace,
         send: &mut Answers,
     ) -> Result<(), SessionError> {
-        if self.publications.contains(&track) || self.subscriptions.contains(track.name()) {
+        if self.publications.contains(&track) {
             return Ok(());
         }
+        let Some(part) = self.subscriptions.first_part(track.name()) else { return Ok(()) };
         let Ok(rights) = rights.derive(Action::Subscribe, Resource::track(track.name())) else {
             return Ok(());
         };
@@ -281,7 +289,7 @@ impl Namespaces {
             let (subscriptions, asked) = (Arc::clone(&self.subscriptions), Arc::clone(asked));
             let context = Arc::clone(&self.context);
             self.context.spawn(async move {
-                let publish = |stream| subscriptions.publish(track, &asked, stream, &rights);
+                let publish = |stream| subscriptions.publish((track, part), &asked, stream, &rights);
                 context.within(&rights, stream, publish).await
             });
             return Ok(());
@@ -325,13 +333,8 @@ fn about(event: &NamespaceEvent) -> Resource {
 }
 
 /// Watches another prefix from now on, if that is allowed.
-fn move_to(
-    claim: &mut Claim,
-    prefix: Namespace,
-    rights: &Rights,
-    action: Action,
-) -> Result<(), RequestError> {
-    rights.ask(action, Resource::namespace(&prefix)).map_err(request_error)?;
+fn move_to(claim: &mut Claim, prefix: Namespace, rights: &Rights) -> Result<(), RequestError> {
+    rights.move_to(Resource::namespace(&prefix)).map_err(request_error)?;
     claim.move_to(prefix)
 }
 

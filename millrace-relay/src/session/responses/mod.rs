@@ -77,7 +77,7 @@ impl Responses {
     }
 
     /// Sends `range` on a stream of its own, in the name of the request that has asked for it beside something else; returns when that
-    /// is over. What cannot be sent is told by a reset.
+    /// is over. What cannot be sent is told by a reset. It has a right of its own: that of the request stays what it was.
     pub async fn fill(self: Arc<Self>, request_id: u64, range: Range, subscriber: u8, rights: &Rights) {
         let mut failures = range.track.failures();
         let resource = Resource::track(range.track.name());
@@ -89,10 +89,17 @@ impl Responses {
                 }
             }
         };
+        let own = rights.derive(Action::Fetch, resource);
+        let ended = async {
+            match &own {
+                Ok(own) => own.ended().await,
+                Err(_) => std::future::pending().await,
+            }
+        };
         let work = async {
-            let begun = match rights.ask(Action::Fetch, resource) {
-                Ok(()) => under_way.begin().await,
-                Err(refusal) => Err(request_error(refusal)),
+            let begun = match &own {
+                Ok(_) => under_way.begin().await,
+                Err(refusal) => Err(request_error(*refusal)),
             };
             match begun {
                 Ok((_, start)) => under_way.fill_and_wait(start).await,
@@ -111,6 +118,7 @@ impl Responses {
             () = over => {}
             () = work => {}
             _ = failures.changed() => under_way.abort(code::Reset::MALFORMED_TRACK),
+            refusal = ended => under_way.abort(refusal.reset_code()),
         }
     }
 

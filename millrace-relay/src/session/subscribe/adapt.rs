@@ -10,7 +10,7 @@ use millrace_proto::{
     relay::adapt::{Decider, Ladder, Sample},
 };
 use millrace_transport::Connection;
-use tokio::time::sleep;
+use tokio::{task::JoinSet, time::sleep};
 use tracing::debug;
 
 use super::Entry;
@@ -62,35 +62,45 @@ impl Entry {
             return;
         }
         let Some(rungs) = ladder.up_to(asked) else { return };
-        let mut found = Vec::new();
+        let (mut found, mut lent) = (Vec::new(), Vec::new());
         for rung in rungs.rungs() {
-            if let Some(track) = self.rendition(&rung.track, rights).await {
+            if let Some((track, right)) = self.rendition(&rung.track, rights).await {
+                lent.extend(right.map(|right| (Arc::clone(&track), right)));
                 found.push((track, rung.bitrate));
             }
         }
         let (tracks, bitrates): (Vec<_>, Vec<_>) = found.into_iter().unzip();
         if tracks.len() > 1 {
-            self.keep_choosing(tracks, bitrates).await;
+            self.keep_choosing(tracks, bitrates, lent).await;
         }
     }
 
-    /// A track that may stand for the one that was asked for, or that one itself.
-    async fn rendition(&self, name: &TrackName, rights: &Rights) -> Option<Arc<LiveTrack>> {
+    /// A track that may stand for the one that was asked for, and the right to it; or that one itself, to which the request has
+    /// the right.
+    async fn rendition(
+        &self,
+        name: &TrackName,
+        rights: &Rights,
+    ) -> Option<(Arc<LiveTrack>, Option<Arc<Rights>>)> {
         if name == self.track().name() {
-            return Some(Arc::clone(self.track()));
+            return Some((Arc::clone(self.track()), None));
         }
-        if !rights.permit(Action::Subscribe, &Resource::track(name)) {
-            return None;
-        }
+        let right = rights.derive(Action::Subscribe, Resource::track(name)).ok()?;
         let (hub, requester) = (self.context().hub(), self.context().requester());
         let track = hub.established(name, requester, Duration::ZERO, None).await.ok()?;
         // The subscriber was told those of its own.
         let alike = track.data.properties() == self.track().data.properties();
-        alike.then_some(track)
+        alike.then_some((track, Some(right)))
     }
 
-    /// Looks at the path again and again. The track that was asked for is the last of `tracks`.
-    async fn keep_choosing(&self, tracks: Vec<Arc<LiveTrack>>, bitrates: Vec<u64>) {
+    /// Looks at the path again and again. The track that was asked for is the last of `tracks`. `lent`: the others, each as long
+    /// as there is a right to it.
+    async fn keep_choosing(
+        &self,
+        tracks: Vec<Arc<LiveTrack>>,
+        bitrates: Vec<u64>,
+        lent: Vec<(Arc<LiveTrack>, Arc<Rights>)>,
+    ) {
         let (subscription, top) = (self.subscription(), tracks.len() - 1);
         subscription.adapt(tracks.iter().map(|track| track.reference()).collect(), top);
         let tracks = self.renditions.get_or_init(|| tracks);
@@ -98,9 +108,19 @@ impl Entry {
             track.join(subscription);
         }
         debug!(session = self.context().id(), track = %self.track().name().typed(), renditions = tracks.len(), "adapted");
+        let mut ends = JoinSet::new();
+        for (track, right) in lent {
+            ends.spawn(async move {
+                right.ended().await;
+                track
+            });
+        }
         let mut decider = Decider::new(bitrates, top);
         loop {
-            sleep(LOOK).await;
+            tokio::select! {
+                () = sleep(LOOK) => {}
+                Some(Ok(track)) = ends.join_next() => self.give_up(&track),
+            }
             let now = Instant::now();
             let fits = decider.look(&sample(self.context().connection(), now));
             let chooses = self.family.state.lock().asked.chooses;
@@ -110,6 +130,19 @@ impl Entry {
                 self.context().hub().counters.count_switch(before, after);
             }
         }
+    }
+
+    /// Nothing more of a rendition goes to the subscriber: the right to it is over.
+    fn give_up(&self, track: &LiveTrack) {
+        let now = Instant::now();
+        track.unsubscribe(self.subscription(), now);
+        self.subscription().give_up(track.number, now);
+        self.context().connection().transmit_now();
+        debug!(
+            session = self.context().id(),
+            track = %track.name().typed(),
+            "the right to a rendition is over: the subscription goes on with others"
+        );
     }
 }
 

@@ -3,6 +3,7 @@
 mod adapt;
 mod fills;
 mod follow;
+mod parts;
 mod publish;
 mod switching;
 
@@ -22,19 +23,22 @@ use millrace_proto::{
     relay::filter::{OutOfRange, Window},
 };
 use parking_lot::Mutex;
-use tokio::{
-    sync::Notify,
-    time::{Instant as Clock, timeout_at},
-};
+use tokio::time::{Instant as Clock, timeout_at};
 use tracing::debug;
 
-use self::{adapt::Asked, fills::Fills, switching::Sets};
-use super::{context::Context, responses::Responses};
+use self::{
+    adapt::Asked,
+    fills::Fills,
+    parts::{Part, Parts},
+    switching::Sets,
+};
+use super::{context::Context, responses::Responses, rights::request_error};
 use crate::{
-    access::rights::Rights,
+    access::{Refusal, rights::Rights},
     live::LiveTrack,
     outbox::Outbox,
     subscription::{Options, Subscription},
+    waiters::Waiters,
     wire::{self, RequestStream, SessionError},
 };
 
@@ -51,16 +55,17 @@ pub struct Subscriptions {
     responses: Arc<Responses>,
     state: Mutex<State>,
     sets: Sets,
-    /// A SUBSCRIBE is no longer pending.
-    decided: Notify,
+    parts: Parts,
+    /// FETCHes that wait for the SUBSCRIBE of this ID to come, or to be decided.
+    decided: Waiters<u64>,
 }
 
 #[derive(Default)]
 struct State {
     /// By the ID of the peer's SUBSCRIBE or of our PUBLISH.
     by_request: HashMap<u64, Subscribed>,
-    /// SUBSCRIBEs of the peer that have no answer yet, by request ID.
-    pending: HashMap<u64, TrackName>,
+    /// Request IDs of the peer's SUBSCRIBEs that have no answer yet.
+    pending: HashSet<u64>,
     /// By the tag of their streams in the data plane.
     by_owner: HashMap<u64, Arc<Subscription>>,
     /// Aliases that we gave out.
@@ -95,8 +100,8 @@ impl Subscribed {
 
 impl Subscriptions {
     pub fn new(context: Arc<Context>, responses: Arc<Responses>) -> Arc<Self> {
-        let (state, sets, decided) = (Mutex::default(), Sets::default(), Notify::new());
-        Arc::new(Self { context, responses, state, sets, decided })
+        let (state, sets, parts) = (Mutex::default(), Sets::default(), Parts::default());
+        Arc::new(Self { context, responses, state, sets, parts, decided: Waiters::default() })
     }
 
     /// Serves SUBSCRIBE until the subscription ends.
@@ -114,9 +119,9 @@ impl Subscriptions {
             return self.context.refuse(stream.send, refused).await;
         }
         let rendezvous = Duration::from_millis(parameters.rendezvous_timeout.unwrap_or(0));
-        let Some(pending) = self.begin(request_id, &name) else {
-            let reason = "already subscribed".into();
-            return refuse(stream.send, code::Request::DUPLICATE_SUBSCRIPTION, reason).await;
+        let pending = match self.begin(request_id, &name) {
+            Ok(pending) => pending,
+            Err(error) => return self.context.refuse(stream.send, error).await,
         };
         let (hub, requester) = (self.context.hub(), self.context.requester());
         let established = tokio::select! {
@@ -133,7 +138,7 @@ impl Subscriptions {
             Err(error) => return refuse(stream.send, code::Request::INVALID_RANGE, error.to_string()).await,
         };
         let options = Options::new(&parameters, window, &track.data);
-        let entry = self.add(request_id, track, options, largest);
+        let entry = self.add(request_id, (track, Arc::clone(&pending.part)), options, largest);
         drop(pending);
         if let Err(refused) = entry.assign(parameters.assignment.as_ref()) {
             drop(entry);
@@ -166,40 +171,52 @@ impl Subscriptions {
         Ok(window)
     }
 
-    /// Whether the peer is subscribed to this track, or has asked to be.
-    pub fn contains(&self, name: &TrackName) -> bool {
-        self.state.lock().contains(name)
+    /// The peer's place in a track that it neither is subscribed to nor has asked for; `None` if it is or has.
+    pub fn first_part(&self, name: &TrackName) -> Option<Part> {
+        self.parts.take(name, 1)
     }
 
-    /// A SUBSCRIBE of the peer is pending from now on; `None` if there is one for the track already, and may be one only.
-    fn begin(self: &Arc<Self>, request_id: u64, name: &TrackName) -> Option<Pending> {
-        let mut state = self.state.lock();
-        if !self.context.draft().repeats_subscriptions() && state.contains(name) {
-            return None;
-        }
-        state.pending.insert(request_id, name.clone());
-        Some(Pending { family: Arc::clone(self), request_id })
+    /// A SUBSCRIBE of the peer is pending from now on.
+    ///
+    /// # Errors
+    /// There are as many for the track already as there may be.
+    fn begin(self: &Arc<Self>, request_id: u64, name: &TrackName) -> Result<Pending, RequestError> {
+        let authority = self.context.authority();
+        let part = match self.context.draft().repeats_subscriptions() {
+            true => self.parts.take(name, authority.same_track()).ok_or_else(|| {
+                authority.count(Refusal::SameTrack);
+                request_error(Refusal::SameTrack)
+            }),
+            false => self.parts.take(name, 1).ok_or_else(|| {
+                RequestError::new(code::Request::DUPLICATE_SUBSCRIPTION, "already subscribed")
+            }),
+        };
+        let part = Arc::new(part?);
+        self.state.lock().pending.insert(request_id);
+        self.decided.wake(&request_id);
+        Ok(Pending { family: Arc::clone(self), request_id, part })
     }
 
     /// The subscription by this request, once that is decided; `None` if there is none.
     pub async fn wait(&self, request_id: u64) -> Option<Subscribed> {
         let began = Clock::now();
         loop {
-            let decided = self.decided.notified();
-            let patience = {
+            let waiter = self.decided.wait(&request_id);
+            let (patience, looks) = {
                 let state = self.state.lock();
                 if let Some(subscribed) = state.by_request.get(&request_id) {
                     return Some(subscribed.clone());
                 }
-                match state.pending.contains_key(&request_id) {
-                    true => self.context.hub().limits.request_timeout,
-                    // It may be behind on another stream.
-                    false if !self.context.has_seen(request_id) => LATE_SUBSCRIBE,
+                match state.pending.contains(&request_id) {
+                    true => (self.context.hub().limits.request_timeout, None),
+                    // It may be behind on another stream. If it is refused there, nobody says so.
+                    false if !self.context.has_seen(request_id) => (LATE_SUBSCRIBE, Some(LOOKS)),
                     false => return None,
                 }
             };
-            let look = (began + patience).min(Clock::now() + LOOKS);
-            if timeout_at(look, decided).await.is_err() && began.elapsed() >= patience {
+            let until = began + patience;
+            let look = looks.map_or(until, |looks| until.min(Clock::now() + looks));
+            if timeout_at(look, waiter.woken()).await.is_err() && began.elapsed() >= patience {
                 return None;
             }
         }
@@ -235,7 +252,7 @@ impl Subscriptions {
     fn add(
         self: &Arc<Self>,
         request_id: u64,
-        track: Arc<LiveTrack>,
+        (track, part): (Arc<LiveTrack>, Arc<Part>),
         options: Options,
         joining: Option<Location>,
     ) -> Entry {
@@ -250,7 +267,7 @@ impl Subscriptions {
         let subscribed = Subscribed { track, subscription: Arc::new(subscription) };
         state.by_request.insert(request_id, subscribed.clone());
         state.by_owner.insert(owner, Arc::clone(&subscribed.subscription));
-        Entry { family: Arc::clone(self), request_id, subscribed, renditions: OnceLock::new() }
+        Entry { family: Arc::clone(self), request_id, subscribed, renditions: OnceLock::new(), _part: part }
     }
 
     fn remove(&self, request_id: u64, Subscribed { track, subscription }: &Subscribed) {
@@ -274,23 +291,19 @@ impl State {
         }
         self.retired.push_back(alias);
     }
-
-    fn contains(&self, name: &TrackName) -> bool {
-        self.pending.values().any(|pending| pending == name)
-            || self.by_request.values().any(|subscribed| subscribed.track.name() == name)
-    }
 }
 
 /// A SUBSCRIBE without an answer, until dropped.
 struct Pending {
     family: Arc<Subscriptions>,
     request_id: u64,
+    part: Arc<Part>,
 }
 
 impl Drop for Pending {
     fn drop(&mut self) {
         self.family.state.lock().pending.remove(&self.request_id);
-        self.family.decided.notify_waiters();
+        self.family.decided.wake(&self.request_id);
     }
 }
 
@@ -301,6 +314,7 @@ struct Entry {
     subscribed: Subscribed,
     /// Of an adapted subscription: what it is served from, with its own track.
     renditions: OnceLock<Vec<Arc<LiveTrack>>>,
+    _part: Arc<Part>,
 }
 
 impl Drop for Entry {

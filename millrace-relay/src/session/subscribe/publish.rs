@@ -8,7 +8,7 @@ use millrace_proto::{
 };
 use tokio::time::timeout;
 
-use super::{Entry, Subscriptions, fills::Fills};
+use super::{Entry, Subscriptions, fills::Fills, parts::Part};
 use crate::{
     access::rights::Rights,
     live::LiveTrack,
@@ -17,11 +17,11 @@ use crate::{
 };
 
 impl Subscriptions {
-    /// Publishes `track` to the peer until either side ends it. `asked` is of its SUBSCRIBE_TRACKS, and what the subscription begins
-    /// with.
+    /// Publishes `track`, in which the peer has this part, until either side ends it. `asked` is of its SUBSCRIBE_TRACKS, and what the
+    /// subscription begins with.
     pub async fn publish(
         self: &Arc<Self>,
-        track: Arc<LiveTrack>,
+        (track, part): (Arc<LiveTrack>, Part),
         asked: &Parameters,
         mut stream: RequestStream,
         rights: &Arc<Rights>,
@@ -31,7 +31,7 @@ impl Subscriptions {
         let window = Window::resolve(asked.filter.as_ref(), largest);
         let options = Options::new(asked, window, &track.data);
         let properties = track.data.properties_for(asked);
-        let entry = self.add(request_id, track, options, largest);
+        let entry = self.add(request_id, (track, Arc::new(part)), options, largest);
         let publish = Publish {
             request_id,
             track: entry.track().name().clone(),

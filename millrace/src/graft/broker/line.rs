@@ -111,16 +111,15 @@ mod tests {
     use super::{super::places::Places, *};
     use crate::closer::{LINGER, lingering};
 
-    fn line(places: &Places, user: u32) -> (Control, Line) {
-        let (theirs, own) = Control::pair().unwrap();
-        let line = Line::start(own.into(), places.enter(user).unwrap()).map_err(|(_, error)| error).unwrap();
-        (theirs, line)
+    fn begin(own: Control, places: &Places, user: u32) -> Line {
+        Line::start(own.into(), places.enter(user).unwrap()).map_err(|(_, error)| error).unwrap()
     }
 
     #[test]
     fn records_come_in_order_and_then_the_end() {
         let places = Places::of_users(1);
-        let (theirs, line) = line(&places, 7);
+        let (theirs, own) = Control::pair().unwrap();
+        let line = begin(own, &places, 7);
         for messages in 0..20 {
             wait_for("room", || theirs.send(&Request::Finish { messages }, &[]).is_ok());
         }
@@ -146,23 +145,24 @@ mod tests {
     #[test]
     fn lingering_socket_holds_up_its_own_connection_alone() {
         let places = Places::of_users(1);
-        let (hostile, held_up) = line(&places, 7);
-        let (other, heard) = line(&places, 8);
+        let (hostile, own) = Control::pair().unwrap();
         let (near, far) = lingering();
-        hostile.send(&Request::Finish { messages: 1 }, &[near.as_fd()]).unwrap();
+        hostile.send(&Request::Finish { messages: 1 }, &[]).unwrap();
         hostile.send(&Request::Finish { messages: 2 }, &[near.as_fd()]).unwrap();
+        // What is in the record is the last descriptor: this one would linger else.
         drop(near);
-        // The last descriptor of it is in the second record.
+        let held_up = begin(own, &places, 7);
+        let (other, own) = Control::pair().unwrap();
+        let heard = begin(own, &places, 8);
         wait_for("the first record", || matches!(held_up.receive(), Received::Record(..)));
         other.send(&Request::Finish { messages: 3 }, &[]).unwrap();
         wait_for("another's record", || matches!(heard.receive(), Received::Record(..)));
         drop(hostile);
-        let begin = Instant::now();
+        let before = Instant::now();
         drop(held_up);
-        assert!(begin.elapsed() < LINGER / 2);
+        assert!(before.elapsed() < LINGER / 2);
         assert!(places.enter(7).is_none(), "it lingers");
         drop(far);
         wait_for("the place to be free", || places.enter(7).is_some());
-        let _ = (other, heard);
     }
 }

@@ -1,31 +1,98 @@
 //! Settings about who may do what.
 
-use std::{collections::HashSet, net::SocketAddr, path::PathBuf, str::FromStr};
+use std::{collections::HashSet, fmt, net::SocketAddr, path::PathBuf, str::FromStr};
 
-use millrace_relay::access::{Authority, Budget, Limits, Principal, Rule, Share, pattern::Pattern};
+use millrace_relay::access::{
+    Authority, Budget, Limits, Principal, Rule, Share, pattern::Pattern, unproven::Bounds,
+};
 use serde::Deserialize;
 use toml::{
     Spanned,
     de::{DeValue, ValueDeserializer},
 };
 
-use super::{Check, File, Problem, Settings};
+use super::{Check, File, MAX_SESSIONS, Problem, Settings};
 
 /// The key of the rules, in the file only.
 pub const ALLOW: &str = "allow";
+/// The key of the issuers, in the file only.
+pub const ISSUER: &str = "issuer";
 
 /// Who may do what.
 #[derive(Clone, Debug, Default)]
 pub struct Access {
     pub rules: Vec<Rule>,
-    pub keys: Vec<PathBuf>,
-    pub revoked: Option<PathBuf>,
+    pub keys: Vec<KeyFile>,
+    pub revoked: Vec<RevokedFile>,
     pub audience: Vec<String>,
     pub issuers: Vec<String>,
     pub client_ca: Option<PathBuf>,
     pub limits: Limits,
     /// Anyone is meant, wherever the relay listens.
     pub public: bool,
+}
+
+/// Where keys of tokens are, and for whom they speak.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyFile {
+    pub path: PathBuf,
+    /// It is an HMAC secret as it is; else PEM, a JWK or a JWK set.
+    pub is_secret: bool,
+    /// The issuer that the keys are bound to.
+    pub issuer: Option<String>,
+}
+
+/// Where IDs of tokens are that are not good any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RevokedFile {
+    pub path: PathBuf,
+    /// The issuer whose tokens are meant; `None`: everybody's.
+    pub issuer: Option<String>,
+}
+
+/// An issuer of tokens, and its files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Issuer {
+    name: String,
+    keys: Vec<PathBuf>,
+    secrets: Vec<PathBuf>,
+    revoked: Option<PathBuf>,
+}
+
+/// Writes the setting and its file.
+impl fmt::Display for KeyFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = self.path.display();
+        match (&self.issuer, self.is_secret) {
+            (Some(issuer), false) => write!(f, "[[issuer]] {issuer}: keys {path}"),
+            (Some(issuer), true) => write!(f, "[[issuer]] {issuer}: secrets {path}"),
+            (None, false) => write!(f, "token-keys {path}"),
+            (None, true) => write!(f, "token-secrets {path}"),
+        }
+    }
+}
+
+/// Writes the setting and its file.
+impl fmt::Display for RevokedFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = self.path.display();
+        match &self.issuer {
+            Some(issuer) => write!(f, "[[issuer]] {issuer}: revoked {path}"),
+            None => write!(f, "token-revoked {path}"),
+        }
+    }
+}
+
+impl Issuer {
+    fn key_files(self) -> impl Iterator<Item = KeyFile> {
+        let Self { name, keys, secrets, .. } = self;
+        let keys = keys.into_iter().map(|path| (path, false));
+        keys.chain(secrets.into_iter().map(|path| (path, true))).map(move |(path, is_secret)| KeyFile {
+            path,
+            is_secret,
+            issuer: Some(name.clone()),
+        })
+    }
 }
 
 impl Access {
@@ -35,13 +102,24 @@ impl Access {
         let exposed = listen.iter().find(|addr| !addr.ip().to_canonical().is_loopback());
         exposed.filter(|_| !says && !self.public).copied()
     }
+
+    /// A warning if several files of keys are bound to no issuer: whoever has a key of one speaks for the issuers of all.
+    pub fn shared_trust(&self) -> Option<String> {
+        let unbound = self.keys.iter().filter(|file| file.issuer.is_none()).count();
+        (unbound > 1).then(|| {
+            format!(
+                "token-keys and token-secrets are {unbound} files, and each speaks for the same issuers and subjects: if they \
+                 are of several parties, name the keys of each by [[issuer]]"
+            )
+        })
+    }
 }
 
 /// What to do about such an address.
-pub fn exposes(addr: SocketAddr) -> String {
+pub fn exposes(addr: &SocketAddr) -> String {
     format!(
         "whoever reaches {addr} could publish and watch everything: say who may (`[[allow]]` in the settings file, \
-         token-keys, client-ca), or --public if anyone is meant"
+         token-keys, token-secrets, client-ca), or --public if anyone is meant"
     )
 }
 
@@ -56,6 +134,18 @@ struct Allow {
     subscribe: Vec<Text<Principal>>,
     path: Option<Text<Pattern>>,
     authority: Option<Text<Authority>>,
+}
+
+/// `[[issuer]]` as it stands in the file.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct IssuerTable {
+    name: String,
+    #[serde(default)]
+    keys: Vec<PathBuf>,
+    #[serde(default)]
+    secrets: Vec<PathBuf>,
+    revoked: Option<PathBuf>,
 }
 
 /// What is written as text.
@@ -78,7 +168,7 @@ impl Check {
             let line = file.text[..rule.span().start].matches('\n').count() + 1;
             match Allow::deserialize(ValueDeserializer::from(rule.clone())) {
                 Ok(Allow { publish, subscribe, .. }) if publish.is_empty() && subscribe.is_empty() => {
-                    self.wrong_rule(file, line, "allows nothing: give publish or subscribe".into());
+                    self.wrong(file, line, ALLOW, "allows nothing: give publish or subscribe".into());
                 }
                 Ok(allow) => settings.allow.push(Rule {
                     namespace: allow.namespace.0,
@@ -87,13 +177,43 @@ impl Check {
                     path: allow.path.map(|text| text.0),
                     authority: allow.authority.map(|text| text.0),
                 }),
-                Err(error) => self.wrong_rule(file, line, error.message().to_owned()),
+                Err(error) => self.wrong(file, line, ALLOW, error.message().to_owned()),
             }
         }
     }
 
-    fn wrong_rule(&mut self, file: &File<'_>, line: usize, message: String) {
-        self.problems.push(Problem { place: format!("{}:{line}: {ALLOW}", file.name), message });
+    /// Reads `[[issuer]]`.
+    pub(super) fn issuers(&mut self, file: &File<'_>, value: Spanned<DeValue<'_>>, settings: &mut Settings) {
+        let DeValue::Array(issuers) = value.get_ref() else {
+            return self.problem(ISSUER, "is a list of tables: [[issuer]]");
+        };
+        for issuer in issuers.iter() {
+            let line = file.text[..issuer.span().start].matches('\n').count() + 1;
+            match IssuerTable::deserialize(ValueDeserializer::from(issuer.clone())) {
+                Ok(IssuerTable { name, .. }) if name.is_empty() => {
+                    self.wrong(
+                        file,
+                        line,
+                        ISSUER,
+                        "name is empty: give what its tokens have as `iss`".into(),
+                    );
+                }
+                Ok(IssuerTable { keys, secrets, .. }) if keys.is_empty() && secrets.is_empty() => {
+                    self.wrong(file, line, ISSUER, "has no key: give keys or secrets".into());
+                }
+                Ok(IssuerTable { name, .. }) if settings.issuer.iter().any(|other| other.name == name) => {
+                    self.wrong(file, line, ISSUER, format!("{name} is given twice"));
+                }
+                Ok(IssuerTable { name, keys, secrets, revoked }) => {
+                    settings.issuer.push(Issuer { name, keys, secrets, revoked });
+                }
+                Err(error) => self.wrong(file, line, ISSUER, error.message().to_owned()),
+            }
+        }
+    }
+
+    fn wrong(&mut self, file: &File<'_>, line: usize, key: &str, message: String) {
+        self.problems.push(Problem { place: format!("{}:{line}: {key}", file.name), message });
     }
 
     pub(super) fn access(&mut self, settings: &mut Settings) -> Access {
@@ -121,6 +241,7 @@ impl Check {
                 ),
                 tracks: some("client-tracks", settings.client_tracks, defaults.client.tracks),
             },
+            same_track: some("session-same-track", settings.session_same_track, defaults.same_track),
             share: Share {
                 cache_bytes: some(
                     "client-cache-bytes",
@@ -139,11 +260,25 @@ impl Check {
                 ),
             },
             token_cache: settings.token_cache_bytes.map_or(defaults.token_cache, |count| count.0),
+            unproven: self.unproven(settings),
         };
+        let issuers = std::mem::take(&mut settings.issuer);
+        let unbound = |files: Option<Vec<PathBuf>>, is_secret| {
+            let files = files.unwrap_or_default().into_iter();
+            files.map(move |path| KeyFile { path, is_secret, issuer: None })
+        };
+        let of_issuers = issuers.iter().filter_map(|issuer| {
+            let path = issuer.revoked.clone()?;
+            Some(RevokedFile { path, issuer: Some(issuer.name.clone()) })
+        });
+        let revoked = settings.token_revoked.take().map(|path| RevokedFile { path, issuer: None });
         let access = Access {
             rules: std::mem::take(&mut settings.allow),
-            keys: settings.token_keys.take().unwrap_or_default(),
-            revoked: settings.token_revoked.take(),
+            revoked: revoked.into_iter().chain(of_issuers).collect(),
+            keys: unbound(settings.token_keys.take(), false)
+                .chain(unbound(settings.token_secrets.take(), true))
+                .chain(issuers.into_iter().flat_map(Issuer::key_files))
+                .collect(),
             audience: settings.token_audience.take().unwrap_or_default(),
             issuers: settings.token_issuer.take().unwrap_or_default(),
             client_ca: settings.client_ca.take(),
@@ -154,26 +289,59 @@ impl Check {
         access
     }
 
+    fn unproven(&mut self, settings: &Settings) -> Bounds {
+        let defaults = Bounds::default();
+        // The others are for whoever has a right.
+        let most = (settings.max_sessions.unwrap_or(MAX_SESSIONS) / 2).max(1);
+        let sessions = settings.unproven_sessions.unwrap_or(defaults.sessions.min(most));
+        if !(1..=most).contains(&sessions) {
+            let message = format!("must be 1 to {most}, half of max-sessions");
+            self.problem("unproven-sessions", message);
+        }
+        Bounds { sessions, ..defaults }
+    }
+
     /// What could never allow anything, or is never looked at, was meant otherwise.
     fn without_effect(&mut self, access: &Access) {
         let all = || access.rules.iter().flat_map(|rule| rule.publish.iter().chain(&rule.subscribe));
         if access.keys.is_empty() {
             let given = [
-                ("token-revoked", access.revoked.is_some()),
+                ("token-revoked", !access.revoked.is_empty()),
                 ("token-audience", !access.audience.is_empty()),
                 ("token-issuer", !access.issuers.is_empty()),
                 (ALLOW, all().any(|one| *one == Principal::Token)),
             ];
             for (key, _) in given.into_iter().filter(|(_, given)| *given) {
-                self.problem(key, "needs token-keys as well");
+                self.problem(key, "needs token-keys or token-secrets as well");
             }
         }
         if access.client_ca.is_none() && all().any(|one| matches!(one, Principal::Certificate(_))) {
             self.problem(ALLOW, "`cert:` needs client-ca as well");
         }
         let mut seen = HashSet::new();
-        if let Some(twice) = access.keys.iter().find(|file| !seen.insert(*file)) {
-            self.problem("token-keys", format!("{} is given twice", twice.display()));
+        if let Some(twice) = access.keys.iter().find(|file| !seen.insert((&file.path, &file.issuer))) {
+            self.problem("token-keys", format!("{} is given twice", twice.path.display()));
+        }
+        self.unbound(access);
+    }
+
+    /// Keys that are bound to no issuer speak for all that are left: several issuers with keys of their own are to say so.
+    fn unbound(&mut self, access: &Access) {
+        let unbound = access.keys.iter().filter(|file| file.issuer.is_none()).count();
+        if unbound > 1 && access.issuers.len() > 1 {
+            let issuers = access.issuers.len();
+            let message = format!(
+                "each of {unbound} files of keys would speak for each of {issuers} issuers: name the keys of each by \
+                 [[issuer]] in the settings file"
+            );
+            self.problem("token-issuer", message);
+        }
+        let is_bound = |name: &&String| access.keys.iter().any(|file| file.issuer.as_ref() == Some(*name));
+        if let Some(name) = access.issuers.iter().find(is_bound) {
+            self.problem("token-issuer", format!("{name} has its keys by [[issuer]]: leave it out here"));
+        }
+        if unbound == 0 && !access.issuers.is_empty() && !access.keys.is_empty() {
+            self.problem("token-issuer", "is about token-keys and token-secrets, of which there are none");
         }
     }
 }

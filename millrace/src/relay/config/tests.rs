@@ -200,6 +200,8 @@ fn beyond_this_machine_somebody_has_to_say_who_may_do_what() {
         ("192.0.2.1:1", "public = false\n", false),
         ("192.0.2.1:1", "public = true\n", true),
         ("192.0.2.1:1", "token-keys = ['k']\n", true),
+        ("192.0.2.1:1", "token-secrets = ['k']\n", true),
+        ("192.0.2.1:1", "[[issuer]]\nname = 'a'\nkeys = ['k']\n", true),
         ("192.0.2.1:1", "client-ca = 'c'\n", true),
         ("192.0.2.1:1", rule, true),
     ];
@@ -239,6 +241,20 @@ fn rules_are_read_with_their_lines() {
         ("token-revoked = 'r'", "needs token-keys"),
         ("token-audience = ['a']", "needs token-keys"),
         ("token-issuer = ['a']", "needs token-keys"),
+        ("issuer = 'a'", "a list of tables"),
+        ("[[issuer]]\nname = ''\nkeys = ['k']", "name is empty"),
+        ("[[issuer]]\nname = 'a'\nrevoked = 'r'", "has no key"),
+        ("[[issuer]]\nname = 'a'\nkey = ['k']", "unknown field `key`"),
+        ("[[issuer]]\nname = 'a'\nkeys = ['k']\n[[issuer]]\nname = 'a'\nkeys = ['l']", "a is given twice"),
+        ("[[issuer]]\nname = 'a'\nkeys = ['k', 'k']", "k is given twice"),
+        ("token-keys = ['k']\ntoken-secrets = ['s']\ntoken-issuer = ['a', 'b']", "each of 2 files of keys"),
+        (
+            "token-keys = ['k']\ntoken-issuer = ['a']\n[[issuer]]\nname = 'a'\nkeys = ['l']",
+            "leave it out here",
+        ),
+        ("token-issuer = ['b']\n[[issuer]]\nname = 'a'\nkeys = ['l']", "of which there are none"),
+        ("unproven-sessions = 0", "must be 1 to 5000"),
+        ("max-sessions = 300\nunproven-sessions = 151", "must be 1 to 150, half of max-sessions"),
         ("session-requests = 0", "must be at least 1"),
         ("upstream-token = 't'", "needs upstream"),
         ("upstream = 'moqt://a'\nupstream-tls-cert = 'c'", "need each other"),
@@ -350,4 +366,57 @@ fn ladders_are_read_and_checked() {
         let places = places(&["--adaptive=catalog"], &format!("[[ladder]]\n{bad}"));
         assert_eq!(places, ["relay.toml:1: ladder"], "{bad}");
     }
+}
+
+#[test]
+fn issuers_have_keys_of_their_own() {
+    let text = "token-keys = ['k']\ntoken-secrets = ['s']\ntoken-revoked = 'r'\n\
+                [[issuer]]\nname = 'a'\nkeys = ['ka']\nrevoked = 'ra'\n\
+                [[issuer]]\nname = 'b'\nsecrets = ['sb']\n";
+    let access = config(&[], text).unwrap().access;
+    let keys: Vec<_> = access.keys.iter().map(ToString::to_string).collect();
+    let wanted = ["token-keys k", "token-secrets s", "[[issuer]] a: keys ka", "[[issuer]] b: secrets sb"];
+    assert_eq!(keys, wanted);
+    let revoked: Vec<_> = access.revoked.iter().map(ToString::to_string).collect();
+    assert_eq!(revoked, ["token-revoked r", "[[issuer]] a: revoked ra"]);
+    assert!(access.shared_trust().is_some_and(|warning| warning.contains("[[issuer]]")));
+    let one = "token-keys = ['k']\n[[issuer]]\nname = 'a'\nkeys = ['ka']\n";
+    assert_eq!(config(&[], one).unwrap().access.shared_trust(), None);
+    // Several keys of one party, or one key of several.
+    assert!(config(&[], "token-keys = ['k', 'l']\ntoken-issuer = ['a']").is_ok());
+    assert!(config(&[], "token-keys = ['k']\ntoken-issuer = ['a', 'b']").is_ok());
+}
+
+#[test]
+fn sessions_without_a_right_have_half_of_all_places_at_most() {
+    let of = |text: &str| config(&[], text).unwrap().access.limits.unproven.sessions;
+    assert_eq!(of(""), 1024);
+    assert_eq!(of("max-sessions = 300"), 150);
+    assert_eq!(of("max-sessions = 1"), 1);
+    assert_eq!(of("unproven-sessions = 7"), 7);
+}
+
+/// What a reload does not change is what the settings are judged by.
+#[test]
+fn settings_are_judged_by_what_is_in_force() {
+    let queue = config(&[], "").unwrap().queue;
+    let running = |listen: &str| Running {
+        listen: vec![listen.parse().unwrap()],
+        max_sessions: 7,
+        queue: queue.clone(),
+    };
+    let (public, local) = (running("192.0.2.1:1"), running("127.0.0.1:1"));
+    let loopback = |text: &str| config(&["--listen=127.0.0.1:9"], text).unwrap();
+    let refused = loopback("").in_force(&public).unwrap_err().to_string();
+    assert!(refused.contains("192.0.2.1:1") && refused.contains("--public"), "{refused}");
+    assert!(loopback("").in_force(&local).is_ok());
+    for text in ["token-keys = ['k']", "client-ca = 'c'", "public = true"] {
+        let taken = loopback(&format!("max-sessions = 9\n{text}")).in_force(&public).unwrap();
+        assert_eq!((taken.listen, taken.max_sessions), (public.listen.clone(), 7), "{text}");
+    }
+    // Delays of another drop-policy are not for the one that holds.
+    let delay = |text: &str| loopback(text).in_force(&local).unwrap().queue.delays.default;
+    assert_eq!(delay("max-delay = 3"), Some(Duration::from_secs(3)));
+    assert_eq!(delay("drop-policy = 'tail'"), queue.delays.default);
+    assert!(queue.delays.default.is_some());
 }

@@ -1,0 +1,76 @@
+//! What bounds the work that control messages cause.
+//!
+//! | bound | messages | what holds |
+//! | --- | --- | --- |
+//! | [`Bound::Admission`] | those that open a request | refused once the session, or all of its client's, has sent `session-requests` or `client-requests` in a second |
+//! | [`Bound::Pace`] | REQUEST_UPDATE, PUBLISH_STATE_NOTIFY | taken from the same budgets, but never refused: the message, and all behind it in its stream, waits until there is room |
+//! | [`Bound::Once`] | SETUP, GOAWAY, UNSUBSCRIBE, PUBLISH_DONE | a second one on the stream is a violation, or nobody reads it |
+//! | [`Bound::Answer`] | answers | one for each request and update of the relay's own; another is a violation |
+//! | [`Bound::Upstream`] | NAMESPACE, NAMESPACE_DONE, PUBLISH_SKIPPED | only the configured upstream relay is asked for them; of others they are violations |
+//!
+//! Each token beyond the first counts as one more request: its signature is checked. So does each further [page](crate::hub) of what is
+//! there already, for SUBSCRIBE_NAMESPACE, SUBSCRIBE_TRACKS and PUBLISH_NAMESPACE.
+
+use millrace_proto::moq::Message;
+
+use super::rights::parameters;
+
+/// What bounds the work that a message of a peer causes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bound {
+    Admission,
+    Pace,
+    Once,
+    Answer,
+    Upstream,
+}
+
+impl Bound {
+    /// Returns the bound of a message. There is none without.
+    pub fn of(message: &Message) -> Self {
+        match message {
+            Message::Subscribe(_)
+            | Message::Publish(_)
+            | Message::Fetch(_)
+            | Message::TrackStatus(_)
+            | Message::PublishNamespace(_)
+            | Message::SubscribeNamespace(_)
+            | Message::SubscribeTracks(_) => Self::Admission,
+            Message::RequestUpdate(_) | Message::PublishStateNotify(_) => Self::Pace,
+            Message::Setup(_) | Message::GoAway(_) | Message::Unsubscribe(_) | Message::PublishDone(_) => {
+                Self::Once
+            }
+            Message::SubscribeOk(_)
+            | Message::FetchOk(_)
+            | Message::RequestOk(_)
+            | Message::RequestError(_) => Self::Answer,
+            Message::Namespace(_) | Message::NamespaceDone(_) | Message::PublishSkipped(_) => Self::Upstream,
+        }
+    }
+}
+
+/// Returns how many requests a message counts as.
+pub fn cost(message: &Message) -> u64 {
+    let tokens = match message {
+        Message::RequestUpdate(update) => update.parameters.authorization_tokens.len(),
+        other => parameters(other).map_or(0, |parameters| parameters.authorization_tokens.len()),
+    };
+    tokens.max(1) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use millrace_proto::moq::{Parameters, message::RequestUpdate, param::Token};
+
+    use super::*;
+
+    #[test]
+    fn each_further_token_counts_as_a_request() {
+        for (tokens, expected) in [(0, 1), (1, 1), (2, 2), (8, 8)] {
+            let authorization_tokens = vec![Token(Bytes::new()); tokens];
+            let parameters = Parameters { authorization_tokens, ..Parameters::default() };
+            assert_eq!(cost(&RequestUpdate { request_id: 2, parameters }.into()), expected);
+        }
+    }
+}
