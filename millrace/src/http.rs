@@ -26,7 +26,10 @@ use hyper::{
     server::conn::http1,
     service::{Service as _, service_fn},
 };
-use hyper_util::{rt::TokioTimer, service::TowerToHyperService};
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
 use millrace_lab::address;
 use nix::{
     errno::Errno,
@@ -41,7 +44,7 @@ use tokio::{
 
 use self::{
     access::Access,
-    crowd::{Answer, Crowd, Member, Watched},
+    crowd::{Crowd, Member},
 };
 use crate::openmetrics::CONTENT_TYPE;
 
@@ -185,25 +188,19 @@ fn bound(stream: &TcpStream, limits: Limits) -> nix::Result<()> {
     setsockopt(stream, sockopt::SndBuf, &limits.unread_bytes)
 }
 
-async fn converse(
-    stream: TcpStream,
-    router: Router,
-    access: Arc<Access>,
-    member: &Arc<Member>,
-    head: Duration,
-) {
+async fn converse(stream: TcpStream, router: Router, access: Arc<Access>, member: &Member, head: Duration) {
     let mut server = http1::Builder::new();
     server.timer(TokioTimer::new()).header_read_timeout(head);
     let router = TowerToHyperService::new(router);
     let answer = service_fn(|request: Request<Incoming>| {
-        let work = access.is_shown(request.headers()).then(|| member.work());
-        if work.is_none() {
+        if access.is_shown(request.headers()) {
+            member.leave();
+        } else {
             member.wait();
         }
-        let answer = router.call(request);
-        async move { answer.await.map(|answer| answer.map(|body| Answer::new(body, work))) }
+        router.call(request)
     });
-    if let Err(error) = server.serve_connection(Watched::new(stream, member.clone()), answer).await {
+    if let Err(error) = server.serve_connection(TokioIo::new(stream), answer).await {
         tracing::debug!(%error, "an http connection ended");
     }
 }

@@ -11,16 +11,19 @@ use super::{Ended, Origin, Place, Subscription, TrackRef};
 
 impl Subscription {
     /// From now on groups may come from any of `tracks`, of which its own is the one at `base`. Each of them has to tell
-    /// the subscription of what comes from when on: [`Self::join`]. Said once.
-    pub fn adapt(&self, tracks: Vec<TrackRef>, base: usize) {
+    /// the subscription of what comes from when on: [`Self::join`]. Returns false, and changes nothing, if this was said before or
+    /// a switching set chooses by now.
+    pub fn adapt(&self, tracks: Vec<TrackRef>, base: usize) -> bool {
         let mut state = self.state.lock();
         let mut choice = Choice::new(tracks.len(), base);
-        choice.join(base, self.track.data.largest().map(|largest| largest.group));
-        if self.renditions.set(tracks).is_ok() {
-            state.origin = Origin::Renditions(choice);
-            // Of another rendition they would be other datagrams.
-            state.delegated = None;
+        if !matches!(state.origin, Origin::Own) || self.renditions.set(tracks).is_err() {
+            return false;
         }
+        choice.join(base, self.track.data.largest().map(|largest| largest.group));
+        state.origin = Origin::Renditions(choice);
+        // Of another rendition they would be other datagrams.
+        state.delegated = None;
+        true
     }
 
     /// The track of this number tells of its groups from now on; `newest` is there already.

@@ -1,5 +1,7 @@
 //! Subscribers that name tracks of the same content, of which the relay forwards the one that their path has room for.
 
+use std::time::Duration;
+
 use millrace_client::{
     session::{Remote, Request},
     tls::Trust,
@@ -226,6 +228,16 @@ async fn a_track_that_leaves_makes_room_for_the_others() {
 
 #[tokio::test]
 async fn who_was_adapted_gets_what_a_set_chooses_and_nothing_else() {
+    adapted_gets_what_a_set_chooses(false).await;
+}
+
+/// The relay may hear of the set while it waits for the other rendition.
+#[tokio::test]
+async fn who_is_about_to_be_adapted_gets_what_a_set_chooses_and_nothing_else() {
+    adapted_gets_what_a_set_chooses(true).await;
+}
+
+async fn adapted_gets_what_a_set_chooses(is_late: bool) {
     let tracks = vec![("high".to_owned(), ENDLESS), ("low".to_owned(), 1)];
     let rule = LadderRule { namespace: "live/*".parse().unwrap(), tracks };
     let relay = Relay::with(|config| {
@@ -238,13 +250,22 @@ async fn who_was_adapted_gets_what_a_set_chooses_and_nothing_else() {
     let (low, high) = (track("live/cam", "low"), track("live/cam", "high"));
     let ((mut request, ok), _high) =
         tokio::join!(subscriber.subscribe(&high), publisher.accept_subscribe(&high, TRACKS[1].1));
-    let _low = publisher.accept_subscribe(&low, TRACKS[0].1).await;
-    relay.until("both are listened to", |status| status.tracks.len() == 2).await;
+    let mut _low = None;
+    if !is_late {
+        _low = Some(publisher.accept_subscribe(&low, TRACKS[0].1).await);
+        relay.until("both are listened to", |status| status.tracks.len() == 2).await;
+    }
     let request_id = subscriber.session.next_request_id();
     let assignment = Assignment { set: 1, algorithm: 0, threshold: 0, weight: 1, activate: 1, rank: 0 };
     let parameters = Parameters { assignment: Some(assignment), ..Parameters::default() };
     request.send(RequestUpdate { request_id, parameters }).await.unwrap();
     let Message::RequestOk(_) = patiently(request.answer()).await.unwrap() else { panic!("no answer") };
+    if is_late {
+        _low = Some(publisher.accept_subscribe(&low, TRACKS[0].1).await);
+        relay.until("both are listened to", |status| status.tracks.len() == 2).await;
+        // exact: several times as long as an adapted subscription waits for its first choice
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
     let mut scene = Scene {
         relay,
         publisher,

@@ -102,7 +102,9 @@ impl Entry {
         lent: Vec<(Arc<LiveTrack>, Arc<Rights>)>,
     ) {
         let (subscription, top) = (self.subscription(), tracks.len() - 1);
-        subscription.adapt(tracks.iter().map(|track| track.reference()).collect(), top);
+        if !subscription.adapt(tracks.iter().map(|track| track.reference()).collect(), top) {
+            return;
+        }
         let tracks = self.renditions.get_or_init(|| tracks);
         for track in &tracks[..top] {
             track.join(subscription);
