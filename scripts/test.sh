@@ -59,7 +59,7 @@ build() {
 jobs_test() {
     jobs=(--job docs/README.md "scripts/walk.py target/debug/millrace README.md")
     local part
-    for part in dashboard pace relay-user relay-kernel; do jobs+=(--job "web/$part" "scripts/web.sh test $part"); done
+    for part in dashboard pace relay-user relay-kernel; do jobs+=(--job "web/$part" "MILLRACE=$ROOT/target/debug/millrace scripts/web.sh test $part"); done
 }
 
 jobs_rest() {

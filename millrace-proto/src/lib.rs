@@ -5,9 +5,10 @@
 //!
 //! | module | what it is | uses |
 //! | --- | --- | --- |
-//! | [`quic`] | QUIC version 1 on the wire: packets, frames, keys, and packet numbers that several senders share | |
+//! | [`ranges`] | sets of byte offsets | |
+//! | [`quic`] | QUIC version 1 on the wire: packets, frames, keys, and packet numbers that several senders share | `ranges` |
 //! | [`moq`] | MoQ Transport, drafts 18 to 22, on the wire: messages, stream headers, objects, datagrams | |
-//! | [`plane`] | the data plane: the send side of one QUIC connection, with recovery and congestion control | `quic` |
+//! | [`plane`] | the data plane: the send side of one QUIC connection, with recovery and congestion control | `quic`, `ranges` |
 //! | [`relay`] | what a relay keeps and serves: tracks, their cache, the bytes of each stream | `moq`, `plane` |
 //! | [`fanout`] | RTP from one sender to many receivers: leases, reports, when a receiver is cut off | |
 //! | [`networks`] | whom an address stands for, and how many places each network gets | |
@@ -26,4 +27,5 @@ pub mod moq;
 pub mod networks;
 pub mod plane;
 pub mod quic;
+pub mod ranges;
 pub mod relay;

@@ -47,6 +47,11 @@ pub fn levels(address: IpAddr) -> impl Iterator<Item = (Network, usize)> {
     levels.iter().map(move |(length, times)| (Network::of(address, *length), *times))
 }
 
+/// Returns the address that stands for a client: that of the narrowest network.
+pub fn client(address: IpAddr) -> IpAddr {
+    levels(address).next().map_or(address, |(network, _)| network.address)
+}
+
 /// Places that clients hold, counted in each of their networks.
 #[derive(Clone, Debug)]
 pub struct Places {
@@ -96,6 +101,18 @@ mod tests {
 
     fn address(text: &str) -> IpAddr {
         text.parse().expect("an address")
+    }
+
+    #[test]
+    fn clients_are_addresses_or_networks() {
+        let table = [
+            ("192.0.2.1", "192.0.2.1"),
+            ("::ffff:192.0.2.1", "192.0.2.1"),
+            ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
+        ];
+        for (given, wanted) in table {
+            assert_eq!(client(address(given)), address(wanted));
+        }
     }
 
     #[test]

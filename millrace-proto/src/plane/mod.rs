@@ -6,7 +6,7 @@
 //!
 //! [`downstream::Downstream`] is the entry. The other modules, from the lowest up; each uses only those before it:
 //!
-//! * [`types`], [`source`], [`ranges`]: keys and priorities, what a stream reads from, sets of offsets;
+//! * [`types`], [`source`]: keys and priorities, what a stream reads from;
 //! * [`congestion`], [`ecn`], [`pacing`], [`recovery`]: RFC 9002, over the packets of all senders;
 //! * [`estimate`]: what the path is thought to carry, and when that is news;
 //! * [`policy`]: what goes when the peer does not keep up;
@@ -21,7 +21,6 @@ pub mod estimate;
 pub mod pacing;
 pub mod policy;
 mod queues;
-pub mod ranges;
 pub mod recovery;
 mod slots;
 pub mod source;

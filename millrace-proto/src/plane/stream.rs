@@ -6,10 +6,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::ranges::Ranges;
+
 use super::{
     policy::Reason,
     queues::Place,
-    ranges::Ranges,
     source::{End, Extent, Source},
     types::{Label, Priority, StreamKey},
 };

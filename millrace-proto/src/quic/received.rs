@@ -7,7 +7,7 @@
 use std::{collections::BTreeMap, ops::Range};
 
 use super::frame::{self, Stream};
-use crate::plane::ranges::Ranges;
+use crate::ranges::Ranges;
 
 /// Packet numbers below the largest one that can still be told apart, as many as quinn's.
 const WINDOW: u64 = 128;

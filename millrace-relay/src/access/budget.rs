@@ -1,7 +1,6 @@
 //! What a session, and all sessions of a client, may use.
 
 use std::{
-    net::{IpAddr, Ipv6Addr},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -79,17 +78,6 @@ impl Default for Limits {
             token_cache: 16 << 10,
             unproven: unproven::Bounds::default(),
         }
-    }
-}
-
-/// Whom an address stands for: itself, or its /64.
-pub fn client(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) => {
-            let network = address.to_bits() & !u128::from(u64::MAX);
-            Ipv6Addr::from_bits(network).into()
-        }
-        address => address,
     }
 }
 
@@ -252,17 +240,5 @@ mod tests {
         assert_eq!((session.tracks(), client.tracks()), (1, 1));
         drop(place);
         assert_eq!((session.tracks(), client.tracks()), (0, 0));
-    }
-
-    #[test]
-    fn clients_are_addresses_or_networks() {
-        let table = [
-            ("192.0.2.1", "192.0.2.1"),
-            ("::ffff:192.0.2.1", "192.0.2.1"),
-            ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
-        ];
-        for (address, wanted) in table {
-            assert_eq!(client(address.parse().unwrap()), wanted.parse::<IpAddr>().unwrap());
-        }
     }
 }

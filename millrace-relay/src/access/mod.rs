@@ -36,7 +36,7 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use millrace_proto::relay::account;
+use millrace_proto::{networks, relay::account};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
@@ -138,7 +138,7 @@ impl Access {
 
     /// What the sessions of this client use together.
     fn client(&self, address: IpAddr) -> Arc<Client> {
-        let address = budget::client(address);
+        let address = networks::client(address);
         let Clients { present, cache } = &mut *self.clients.lock();
         if let Some(client) = present.get(&address).and_then(Weak::upgrade) {
             return client;

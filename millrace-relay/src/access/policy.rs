@@ -7,11 +7,10 @@ use std::{
     time::SystemTime,
 };
 
-use millrace_proto::moq::token::Credential;
+use millrace_proto::{moq::token::Credential, networks};
 use parking_lot::Mutex;
 
 use super::{
-    budget,
     grant::{Action, Grant, Resource},
     pattern::{self, Pattern},
     refusal::{Refusal, TokenError},
@@ -228,7 +227,7 @@ impl Policy {
         tokens: &[Arc<Presented>],
         now: SystemTime,
     ) -> Result<(Basis, Standing), Refusal> {
-        let client = || Basis { identity: Identity::Client(budget::client(peer.address)), until: None };
+        let client = || Basis { identity: Identity::Client(networks::client(peer.address)), until: None };
         if self.is_open() {
             return Ok((client(), Standing::Proven));
         }
@@ -265,7 +264,7 @@ impl Policy {
         now: SystemTime,
     ) -> Result<Basis, Refusal> {
         if self.is_open() {
-            return Ok(Basis { identity: Identity::Client(budget::client(peer.address)), until: None });
+            return Ok(Basis { identity: Identity::Client(networks::client(peer.address)), until: None });
         }
         let applies = |rule: &&Rule| rule.is_for(peer) && rule.namespace.matches(&resource.namespace);
         let principals: Vec<&Principal> = match action {
@@ -295,7 +294,7 @@ impl Policy {
                 let until = peer.certificate.as_ref().and_then(|certificate| certificate.not_after);
                 Basis { identity: Identity::Certificate(name), until }
             }
-            None => Basis { identity: Identity::Client(budget::client(peer.address)), until: None },
+            None => Basis { identity: Identity::Client(networks::client(peer.address)), until: None },
         }
     }
 

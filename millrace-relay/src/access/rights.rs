@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use millrace_proto::moq::token::Credential;
+use millrace_proto::{moq::token::Credential, networks};
 use parking_lot::Mutex;
 use tokio::{
     sync::watch,
@@ -263,7 +263,7 @@ impl Subject {
 
     /// Decides on what is asked for with these tokens, and those of the session.
     fn decide(&self, policy: &Policy, tokens: &[Arc<Presented>], asked: &Asked) -> Result<Basis, Refusal> {
-        let address = budget::client(self.peer.address);
+        let address = networks::client(self.peer.address);
         match asked {
             _ if self.trusted => Ok(Basis { identity: Identity::Upstream, until: None }),
             Asked::Nothing => Ok(Basis { identity: Identity::Client(address), until: None }),
@@ -302,7 +302,7 @@ impl Subject {
 
 impl Rights {
     fn new(subject: &Arc<Subject>, bearer: Arc<Bearer>, asked: Asked) -> Arc<Self> {
-        let address = budget::client(subject.peer.address);
+        let address = networks::client(subject.peer.address);
         let identity = if subject.trusted { Identity::Upstream } else { Identity::Client(address) };
         Arc::new(Self {
             subject: Arc::clone(subject),

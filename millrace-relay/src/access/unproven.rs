@@ -11,10 +11,9 @@ use std::{
     time::Duration,
 };
 
+use millrace_proto::networks;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
-
-use super::budget;
 
 /// Bounds of sessions without a right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +78,7 @@ impl Unproven {
 
     /// Gives a session of this address a place. Where there are as many as there may be, another loses its own.
     pub fn enter(self: &Arc<Self>, address: IpAddr) -> Place {
-        let client = budget::client(address);
+        let client = networks::client(address);
         let mut waiting = self.waiting.lock();
         if waiting.of_client.get(&client).is_some_and(|count| *count >= self.bounds.of_client) {
             waiting.displace(client);

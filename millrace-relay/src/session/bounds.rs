@@ -11,9 +11,7 @@
 //! Each token beyond the first counts as one more request: its signature is checked. So does each further [page](crate::hub) of what is
 //! there already, for SUBSCRIBE_NAMESPACE, SUBSCRIBE_TRACKS and PUBLISH_NAMESPACE.
 
-use millrace_proto::moq::Message;
-
-use super::rights::parameters;
+use millrace_proto::moq::{Message, Parameters};
 
 /// What bounds the work that a message of a peer causes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +47,20 @@ impl Bound {
     }
 }
 
+/// Returns the parameters of a message that opens a request.
+pub fn parameters(message: &Message) -> Option<&Parameters> {
+    Some(match message {
+        Message::Subscribe(message) => &message.parameters,
+        Message::Publish(message) => &message.parameters,
+        Message::Fetch(message) => &message.parameters,
+        Message::TrackStatus(message) => &message.parameters,
+        Message::PublishNamespace(message) => &message.parameters,
+        Message::SubscribeNamespace(message) => &message.parameters,
+        Message::SubscribeTracks(message) => &message.parameters,
+        _ => return None,
+    })
+}
+
 /// Returns how many requests a message counts as.
 pub fn cost(message: &Message) -> u64 {
     let tokens = match message {
@@ -61,7 +73,7 @@ pub fn cost(message: &Message) -> u64 {
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use millrace_proto::moq::{Parameters, message::RequestUpdate, param::Token};
+    use millrace_proto::moq::{message::RequestUpdate, param::Token};
 
     use super::*;
 

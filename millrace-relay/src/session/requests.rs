@@ -11,14 +11,8 @@ use millrace_webtransport::{RecvStream, SendStream};
 use tracing::debug;
 
 use super::{
-    context::Context,
-    fetch::Fetches,
-    filters::without_range_filters,
-    namespaces::Namespaces,
-    publish::Publications,
-    rights::{Admitted, parameters},
-    subscribe::Subscriptions,
-    track_status,
+    bounds::parameters, context::Context, fetch::Fetches, filters::without_range_filters,
+    namespaces::Namespaces, publish::Publications, rights::Admitted, subscribe::Subscriptions, track_status,
 };
 use crate::{
     access::rights::Rights,

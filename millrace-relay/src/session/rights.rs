@@ -17,7 +17,7 @@ use millrace_transport::Connection;
 use parking_lot::Mutex;
 use rustls::pki_types::CertificateDer;
 
-use super::bounds::cost;
+use super::bounds::{cost, parameters};
 use crate::{
     access::{
         self, Access, Peer, Refusal,
@@ -237,20 +237,6 @@ fn refused(refusal: Refusal) -> SessionError {
 /// The session's right is over.
 pub fn session_over(refusal: Refusal) -> SessionError {
     refused(refusal)
-}
-
-/// Those of a request.
-pub fn parameters(message: &Message) -> Option<&Parameters> {
-    Some(match message {
-        Message::Subscribe(message) => &message.parameters,
-        Message::Publish(message) => &message.parameters,
-        Message::Fetch(message) => &message.parameters,
-        Message::TrackStatus(message) => &message.parameters,
-        Message::PublishNamespace(message) => &message.parameters,
-        Message::SubscribeNamespace(message) => &message.parameters,
-        Message::SubscribeTracks(message) => &message.parameters,
-        _ => return None,
-    })
 }
 
 /// What a request is about; `None` for a joining FETCH, which says so by its subscription.

@@ -7,11 +7,12 @@ use std::{
 };
 
 use crate::{
-    plane::{ranges::Ranges, types::Ack},
+    plane::types::Ack,
     quic::{
         ack::EcnCounts,
         frame::{Frame, Walker},
     },
+    ranges::Ranges,
 };
 
 use super::Codepoint;
