@@ -126,7 +126,7 @@ pub struct Engine {
     /// Changes of sessions that the kernel engine was told.
     #[serde(default)]
     pub commands: u64,
-    /// Of these, changes that newer ones of the same session have replaced before they were carried out.
+    /// Changes that newer ones of the same session have replaced before they were carried out.
     #[serde(default)]
     pub commands_coalesced: u64,
     /// How full the kernel engine's tables are: `downstreams` has all sessions, `upstreams` those of publishers, `egresses` streams to

@@ -92,8 +92,8 @@ fn close(connection: &Connection, reason: &str) {
     connection.quic.close(VarInt::from_u32(0), reason.as_bytes());
 }
 
-/// Until quinn has heard from the peer at its new address, or has gone back to the old one. Of each connection there is one, however
-/// often its peer moves on meanwhile.
+/// Asks quinn where the peer is until it has answered from there, or quinn has gone back to the old address. A connection has one such
+/// task, however often its peer moves on meanwhile.
 async fn follow_address(connection: Weak<Connection>) {
     loop {
         tokio::time::sleep(INTERVAL).await;

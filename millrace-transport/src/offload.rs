@@ -454,9 +454,9 @@ pub struct Status {
     pub commands_waiting: u64,
     /// Changes of connections so far.
     pub commands: u64,
-    /// Of these, changes that newer ones have replaced before they were carried out.
+    /// Changes that newer ones have replaced before they were carried out.
     pub commands_coalesced: u64,
-    /// Of each table its name, how many of its entries are in use, and how many it has.
+    /// Tables: the name, the entries in use, and all entries.
     pub records: Vec<(&'static str, u32, u32)>,
     /// What became of packets that arrived; `None`: it does not say.
     pub received: Option<Counts>,

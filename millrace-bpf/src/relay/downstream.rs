@@ -59,7 +59,7 @@ pub struct Downstream {
 #[derive(Default)]
 struct Changes {
     path: Option<Moment>,
-    /// By parity of the generation.
+    /// The keys', by parity of the generation.
     keys: [Option<Moment>; 2],
 }
 
@@ -124,7 +124,7 @@ impl Downstream {
         Ok(())
     }
 
-    /// Has the program stop using the keys that those of `generation` will replace. Returns whether runs have to be waited for
+    /// Stops the program's use of the keys that those of `generation` will replace. Returns whether runs have to be waited for
     /// before [`set_keys`](Self::set_keys), which otherwise does so itself.
     pub fn retire_keys(&self, generation: u16) -> bool {
         let moment = self.retire(&mut lock(&self.changing), generation);

@@ -30,7 +30,7 @@ pub const MIN_INITIAL: usize = 1200;
 pub struct Keys {
     ours: (Secret, PacketKey, HeaderKey),
     theirs: (Secret, PacketKey, HeaderKey),
-    /// Of ours, and of theirs.
+    /// Generations of our keys and of theirs.
     generations: [u16; 2],
 }
 

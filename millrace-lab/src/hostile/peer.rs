@@ -122,9 +122,11 @@ pub struct Peer {
     pub acks: Acks,
     /// Whether it answers from where it is (PATH_RESPONSE).
     pub answers_challenges: bool,
-    /// Of the relay's IDs, the one in use by its number, and those that may be used next.
+    /// The sequence number of the relay's ID that is in use.
     remote_sequence: u64,
+    /// The relay's IDs that may be used next.
     next_ids: VecDeque<(u64, ConnectionId)>,
+    /// The sequence number of this end's newest ID.
     local_sequence: u64,
     /// Of the streams and datagrams that are MoQ's.
     pub binding: Binding,

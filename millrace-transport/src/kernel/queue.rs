@@ -1,4 +1,4 @@
-//! What waits for the engine's thread.
+//! Commands that wait for the engine's thread.
 //!
 //! Peers cause most of it: they move from port to port, and update keys, as often as they like. So a connection has one place for what
 //! it wants, in which what is newer replaces what is older, and the queue is one of connections. Whatever peers do it is never longer than
@@ -22,7 +22,7 @@ use crate::offload::{Delegation, Path};
 pub(super) trait Subject {
     fn place(&self) -> &Place;
 
-    /// Has the program stop using the keys that those of `generation` replace. Returns whether its runs have to be waited for before
+    /// Stops the program's use of the keys that those of `generation` replace. Returns whether its runs have to be waited for before
     /// [`Self::set_keys`].
     fn retire_keys(&self, generation: u16) -> bool;
 
@@ -40,7 +40,7 @@ pub(super) trait Subject {
     fn on_gone(&self, tags: &[u64]);
 }
 
-/// What a connection wants to be done.
+/// The commands of one connection.
 #[derive(Default)]
 pub(super) struct Place(Mutex<Pending>);
 
@@ -48,15 +48,15 @@ pub(super) struct Place(Mutex<Pending>);
 struct Pending {
     is_queued: bool,
     path: Option<Box<Path>>,
-    /// By parity of the generation: a generation, and its keys.
+    /// A generation and its keys, by parity of the generation.
     keys: [Option<(u16, Box<QuicKeys>)>; 2],
-    /// As many as the connection has streams, at most.
+    /// The streams that are taken back; at most as many as the connection has.
     recalled: Vec<(StreamKey, Option<Box<dyn Delegation>>)>,
-    /// As many as it has streams prepared, at most.
+    /// Tags of prepared streams; at most as many as the connection has.
     gone: Vec<u64>,
 }
 
-/// `O`: what the operator wants.
+/// Commands of connections (`C`), and of the operator (`O`).
 pub(super) struct Queue<C, O> {
     waiting: Mutex<Waiting<C, O>>,
     changed: Condvar,
@@ -72,7 +72,7 @@ struct Waiting<C, O> {
     is_closed: bool,
 }
 
-/// What is carried out together.
+/// Commands that are carried out together.
 pub(super) struct Batch<C, O> {
     pub orders: Vec<O>,
     connections: Vec<(Arc<C>, Pending)>,
@@ -93,27 +93,27 @@ impl<C, O> Queue<C, O> {
         (Arc::clone(&queue), Taker(queue))
     }
 
-    /// Connections that wait.
+    /// Returns the number of connections that wait.
     pub fn len(&self) -> usize {
         self.waiting.lock().connections.len()
     }
 
-    /// Commands of connections so far.
+    /// Returns the number of commands of connections so far.
     pub fn commands(&self) -> u64 {
         self.commands.load(Ordering::Relaxed)
     }
 
-    /// Of these, commands that newer ones have replaced.
+    /// Returns the number of commands that newer ones have replaced.
     pub fn coalesced(&self) -> u64 {
         self.coalesced.load(Ordering::Relaxed)
     }
 
-    /// Puts what the operator wants in front of everything else. If nobody takes commands any more it is dropped.
+    /// Puts a command of the operator in front of everything else; drops it if the queue is closed.
     pub fn order(&self, order: O) {
         self.change(|waiting| waiting.orders.push(order));
     }
 
-    /// Has the thread look at what is not in the queue.
+    /// Wakes the thread for something that is not in the queue.
     pub fn wake(&self) {
         self.change(|waiting| waiting.wakes = true);
     }
@@ -168,7 +168,7 @@ impl<C: Subject, O> Queue<C, O> {
         });
     }
 
-    /// What a stream was prepared for, or has been opened for, is gone.
+    /// Says that the ingress is gone for which a stream was prepared, or has been opened.
     pub fn gone(&self, connection: Arc<C>, tag: u64) {
         self.put(connection, |pending| {
             pending.gone.push(tag);

@@ -1,4 +1,4 @@
-//! Tables of the program that are full, and who is told.
+//! Tables of the program that are full: the log says so once.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -14,12 +14,12 @@ const TABLES: [(&str, &str, &str); 5] = [
     ("tracks", "tracks that it opens streams for", "kernel-tracks"),
 ];
 
-/// By table: whether it was found full.
+/// Tables that were found full, in the order of [`TABLES`].
 #[derive(Default)]
 pub(super) struct Room([AtomicBool; TABLES.len()]);
 
 impl Room {
-    /// Says why something stays in userspace. The operator is told once of each table that is full.
+    /// Logs why something stays in userspace, and warns once of each table that is full.
     pub fn explain(&self, error: &Error, what: &str) {
         debug!(%error, "{what}");
         if let Some((_, holds, setting)) = self.found_full(error) {

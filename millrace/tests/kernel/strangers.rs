@@ -1,4 +1,4 @@
-//! Clients with a handshake and nothing else, which change all the time, and who comes beside them.
+//! Clients with a handshake and nothing else that change ports, IDs or keys all the time, and newcomers meanwhile.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -28,7 +28,7 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// The stranger's, the newcomer's, and one of the stranger's that the relay has just closed.
 const CONNECTIONS: u64 = 3;
 
-/// A client that changes until it is told to stop, on a thread in a node of its own.
+/// A client that changes until `stops` is set, on a thread in a node of its own.
 struct Stranger<'a> {
     net: &'a Net,
     target: Target,
@@ -97,7 +97,7 @@ fn a_newcomer_is_served(net: &Net) {
     net.until("the kernel may send to the newcomer", is_served);
 }
 
-/// Only quinn sends to an address that has not answered: the kernel is told of none of them.
+/// Only quinn sends to an address that has not answered: none of them is a command to the kernel.
 #[test]
 fn ports_that_never_answer_change_nothing_in_the_kernel() {
     needs_root!(ports_that_never_answer_change_nothing_in_the_kernel);
@@ -115,7 +115,7 @@ fn ports_that_never_answer_change_nothing_in_the_kernel() {
     });
 }
 
-/// Each of these ports answers, so the kernel is told of them, as fast as it takes them.
+/// Each of these ports answers, so each is a command to the kernel, until a newer one replaces it.
 #[test]
 fn who_goes_from_port_to_port_keeps_nobody_off_the_kernel() {
     needs_root!(who_goes_from_port_to_port_keeps_nobody_off_the_kernel);

@@ -8,7 +8,7 @@ use millrace_testkit::wait_for;
 use super::*;
 use crate::offload::{Ingress, Opener};
 
-/// What has been done to a connection of a kernel that is none.
+/// A call to a connection of a kernel that is none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Done {
     Keys(u16),
@@ -258,7 +258,7 @@ fn a_thread_that_waits_is_told_and_of_the_end_too() {
     assert!(queue.waiting.lock().orders.is_empty(), "nobody would ever take it");
 }
 
-/// From several threads at once the last path of each connection is the one that it has in the end.
+/// The last path of each connection is the one that it has in the end, if several threads set some at once.
 #[test]
 fn the_last_path_is_the_one_that_stays() {
     const LAST: u16 = 2000;
