@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, ProgramInput, ProgramMut};
 
@@ -19,13 +19,26 @@ const FRAME: [u8; 14] = [0; 14];
 pub(crate) struct Barrier {
     barrier: MapHandle,
     nothing: MapHandle,
+    /// Waits so far.
+    begun: AtomicU64,
+    /// The last of them that is over.
+    ended: AtomicU64,
 }
+
+/// A moment, told by the first wait that begins after it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moment(u64);
 
 impl Barrier {
     /// # Errors
     /// Also where the kernel does not wait as it should: keys would be reused while they are in use.
     pub fn new(object: &mut Loaded) -> Result<Self, Error> {
-        let barrier = Self { barrier: object.handle("barrier")?, nothing: object.handle("nothing")? };
+        let barrier = Self {
+            barrier: object.handle("barrier")?,
+            nothing: object.handle("nothing")?,
+            begun: AtomicU64::new(0),
+            ended: AtomicU64::new(0),
+        };
         let states = object.handle("barrier_states")?;
         let program = object.program("barrier_run")?;
         match outlasts(&program, &states, || barrier.wait_for_runs())? {
@@ -37,8 +50,27 @@ impl Barrier {
     /// Returns when every run of a program has ended that had begun before: an update of a map of maps waits for them
     /// (`maybe_wait_bpf_programs` in the kernel).
     pub fn wait_for_runs(&self) -> Result<(), Error> {
+        let number = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
         let fd = self.nothing.as_fd().as_raw_fd();
-        write(&self.barrier, "barrier", &0u32.to_ne_bytes(), &fd.to_ne_bytes())
+        write(&self.barrier, "barrier", &0u32.to_ne_bytes(), &fd.to_ne_bytes())?;
+        self.ended.fetch_max(number, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Returns this moment, behind all that the calling thread has written.
+    pub fn now(&self) -> Moment {
+        fence(Ordering::SeqCst);
+        Moment(self.begun.load(Ordering::SeqCst) + 1)
+    }
+
+    /// Returns whether every run has ended that had begun before: some wait since was for them.
+    pub fn is_over(&self, moment: Moment) -> bool {
+        self.ended.load(Ordering::SeqCst) >= moment.0
+    }
+
+    /// Waits for the runs that had begun before, unless somebody has done so since.
+    pub fn wait_since(&self, moment: Moment) -> Result<(), Error> {
+        if self.is_over(moment) { Ok(()) } else { self.wait_for_runs() }
     }
 }
 
@@ -80,6 +112,24 @@ mod tests {
 
     use super::*;
     use crate::object::embedded;
+
+    #[test]
+    fn one_wait_serves_all_moments_before_it() {
+        if !nix::unistd::geteuid().is_root() {
+            println!("SKIP one_wait_serves_all_moments_before_it: needs root");
+            return;
+        }
+        let mut object = embedded!("relay.bpf.o").open().expect("open").load().expect("loaded");
+        let barrier = Barrier::new(&mut object).expect("the kernel waits");
+        let before = [barrier.now(), barrier.now()];
+        assert!(before.iter().all(|moment| !barrier.is_over(*moment)));
+        let waits = || barrier.begun.load(Ordering::SeqCst);
+        let count = waits();
+        before.iter().for_each(|moment| barrier.wait_since(*moment).expect("a wait"));
+        assert_eq!(waits(), count + 1, "the second moment has nothing left to wait for");
+        assert!(before.iter().all(|moment| barrier.is_over(*moment)));
+        assert!(!barrier.is_over(barrier.now()));
+    }
 
     /// The kernel's own barrier passes, whatever else runs; what does not wait is found out.
     #[test]

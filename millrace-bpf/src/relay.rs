@@ -240,6 +240,22 @@ impl Relay {
         !lock(&self.shared.free).keystreams.retired.is_empty()
     }
 
+    /// Returns each table's name, how many of its entries are in use, and how many it has.
+    pub fn fill(&self) -> [(&'static str, u32, u32); 5] {
+        let free = lock(&self.shared.free);
+        [
+            ("upstreams", &free.upstreams),
+            ("downstreams", &free.downstreams),
+            ("tracks", &free.tracks),
+            ("ingresses", &free.ingresses),
+            ("egresses", &free.egresses),
+        ]
+        .map(|(name, slab)| {
+            let (used, len) = slab.fill();
+            (name, used, len)
+        })
+    }
+
     pub fn counters(&self) -> Result<Counters, Error> {
         let raw = lock(&self.object).counters("outcomes")?;
         Counters::new(&raw).ok_or(Error::Missing { object: OBJECT, what: "counter for each outcome" })

@@ -279,6 +279,10 @@ impl Sources<'_> {
             deferred: offload.deferred,
             deferred_dropped: offload.deferred_dropped,
             ticks: offload.ticks,
+            commands_waiting: offload.commands_waiting,
+            commands: offload.commands,
+            commands_coalesced: offload.commands_coalesced,
+            records: offload.records.into_iter().map(fill).collect(),
             received: offload.received.map(outcomes),
             frames: offload.frames.map(outcomes),
             openings: offload.openings.map(outcomes),
@@ -344,6 +348,10 @@ fn keystreams(offload: &ConnectionStatus) -> status::Keystreams {
 
 fn unread(unread: Unread) -> status::Unread {
     status::Unread { what: unread.what, reason: unread.reason }
+}
+
+fn fill((table, used, max): (&str, u32, u32)) -> (String, status::Fill) {
+    (table.to_owned(), status::Fill { used: used.into(), max: max.into() })
 }
 
 fn interface(interface: &Interface) -> status::Interface {

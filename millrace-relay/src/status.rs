@@ -132,6 +132,19 @@ pub struct Engine {
     /// Times that the kernel engine has looked what the kernel did, where no packet had it look.
     #[serde(default)]
     pub ticks: u64,
+    /// Sessions whose changes (path, keys, streams to be given back) wait for the kernel engine's thread.
+    #[serde(default)]
+    pub commands_waiting: u64,
+    /// Changes of sessions that the kernel engine was told.
+    #[serde(default)]
+    pub commands: u64,
+    /// Changes that newer ones of the same session have replaced before they were carried out.
+    #[serde(default)]
+    pub commands_coalesced: u64,
+    /// How full the kernel engine's tables are: `downstreams` has all sessions, `upstreams` those of publishers, `egresses` streams to
+    /// subscribers.
+    #[serde(default)]
+    pub records: BTreeMap<String, Fill>,
     /// What became of packets that arrived on the kernel engine's interfaces, by reason.
     #[serde(default)]
     pub received: Option<BTreeMap<String, u64>>,
@@ -148,6 +161,13 @@ pub struct Engine {
     /// Runs that went on with a packet which becomes more copies than fit one run, by how they ended.
     #[serde(default)]
     pub further_runs: Option<BTreeMap<String, u64>>,
+}
+
+/// Entries of a table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fill {
+    pub used: u64,
+    pub max: u64,
 }
 
 /// An interface that media is forwarded from.

@@ -69,7 +69,8 @@ fn fire(connection: &Connection, alarm: &Alarm, batch: &mut Batch) -> u64 {
 
 fn attend(connection: &Arc<Connection>) {
     let wanted = connection.shared.take_attention();
-    if wanted & attention::ADDRESS != 0 && connection.look_up_address() {
+    if wanted & attention::ADDRESS != 0 && connection.look_up_address() && connection.shared.begin_following()
+    {
         tokio::spawn(follow_address(Arc::downgrade(connection)));
     }
     if wanted & attention::WINDOW != 0 {
@@ -91,13 +92,16 @@ fn close(connection: &Connection, reason: &str) {
     connection.quic.close(VarInt::from_u32(0), reason.as_bytes());
 }
 
-/// Until quinn has heard from the peer at its new address, or has gone back to the old one.
+/// Asks quinn where the peer is until it has answered from there, or quinn has gone back to the old address. A connection has one such
+/// task, however often its peer moves on meanwhile.
 async fn follow_address(connection: Weak<Connection>) {
     loop {
         tokio::time::sleep(INTERVAL).await;
-        match connection.upgrade() {
-            Some(connection) if connection.look_up_address() => {}
-            _ => return,
+        let Some(connection) = connection.upgrade() else { return };
+        // Before quinn is asked: if the peer moves on behind that, another one begins.
+        connection.shared.end_following();
+        if !connection.look_up_address() || !connection.shared.begin_following() {
+            return;
         }
     }
 }

@@ -450,6 +450,14 @@ pub struct Status {
     pub deferred_dropped: u64,
     /// Times that it has looked for something to tell, where nothing else had it look.
     pub ticks: u64,
+    /// Connections whose changes (path, keys, streams to be returned) wait to be carried out.
+    pub commands_waiting: u64,
+    /// Changes of connections so far.
+    pub commands: u64,
+    /// Changes that newer ones have replaced before they were carried out.
+    pub commands_coalesced: u64,
+    /// Tables: the name, the entries in use, and all entries.
+    pub records: Vec<(&'static str, u32, u32)>,
     /// What became of packets that arrived; `None`: it does not say.
     pub received: Option<Counts>,
     /// What became of frames of streams that may be forwarded.

@@ -96,6 +96,8 @@ pub(crate) struct Shared {
     /// The data plane may send: quinn has opened its streams, and the connection is open.
     open: AtomicBool,
     attention: AtomicU8,
+    /// A task waits for the peer to answer from a new address.
+    follows: AtomicBool,
     /// When [`Shared::on_timeout`] is due, in the driver's time.
     pub deadline: AtomicU64,
     pub alarm: Arc<Alarm>,
@@ -167,6 +169,7 @@ impl Shared {
             state: Mutex::new(state),
             open: AtomicBool::new(false),
             attention: AtomicU8::new(0),
+            follows: AtomicBool::new(false),
             deadline: AtomicU64::new(u64::MAX),
             alarm,
             secrets,
@@ -219,6 +222,15 @@ impl Shared {
     /// What the driver has to do, once.
     pub fn take_attention(&self) -> u8 {
         self.attention.swap(0, Ordering::AcqRel)
+    }
+
+    /// Returns whether nobody waits yet for the peer to answer from a new address: the caller does from now on.
+    pub fn begin_following(&self) -> bool {
+        !self.follows.swap(true, Ordering::AcqRel)
+    }
+
+    pub fn end_following(&self) {
+        self.follows.store(false, Ordering::Release);
     }
 
     fn request(&self, what: u8) {

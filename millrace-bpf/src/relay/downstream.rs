@@ -13,6 +13,7 @@ use super::keystream::{self, Compute, Refill, Ring, Want};
 use super::outcome::{EgressOutcome, Lookup};
 use super::shared::{Shared, lock};
 use crate::Error;
+use crate::barrier::Moment;
 use crate::crypto::QuicKeys;
 use crate::fan::NetPath;
 use crate::object::write;
@@ -50,8 +51,16 @@ pub struct Downstream {
     /// This end's, as the peer uses them.
     ids: Ids,
     ring: Mutex<Ring>,
-    /// Held while keys or the path are changed: whether the path ever was.
-    changing: Mutex<bool>,
+    /// Held while keys or the path are changed.
+    changing: Mutex<Changes>,
+}
+
+/// When runs of the program could last begin to use what is replaced next; `None`: none ever did.
+#[derive(Default)]
+struct Changes {
+    path: Option<Moment>,
+    /// The keys', by parity of the generation.
+    keys: [Option<Moment>; 2],
 }
 
 impl Downstream {
@@ -101,18 +110,34 @@ impl Downstream {
 
     /// Installs the send keys of a generation, in place of those of the last but one. To be called before the
     /// number word moves to `generation`. From the third generation on it waits for program runs, which blocks
-    /// the thread for some 10 ms: best done well ahead, and where nobody else has to wait.
+    /// the thread for some 10 ms, unless [`settle`](super::Relay::settle) was called since
+    /// [`retire_keys`](Self::retire_keys).
     pub fn set_keys(&self, generation: u16, keys: &QuicKeys) -> Result<(), Error> {
-        let _changing = lock(&self.changing);
-        let parity = u32::from(generation & 1);
-        let installed = &self.entry().generations[parity as usize];
-        if installed.swap(0, Ordering::SeqCst) != 0 {
-            self.shared.barrier.wait_for_runs()?;
+        let mut changing = lock(&self.changing);
+        if let Some(moment) = self.retire(&mut changing, generation) {
+            self.shared.barrier.wait_since(moment)?;
         }
+        let parity = u32::from(generation & 1);
         let index = 2 * self.id.index + parity;
         write(&self.shared.seal_keys, "seal_keys", &index.to_ne_bytes(), keys.as_bytes())?;
-        installed.store(u32::from(generation) + 1, Ordering::Release);
+        self.entry().generations[parity as usize].store(u32::from(generation) + 1, Ordering::Release);
         Ok(())
+    }
+
+    /// Stops the program's use of the keys that those of `generation` will replace. Returns whether runs have to be waited for
+    /// before [`set_keys`](Self::set_keys), which otherwise does so itself.
+    pub fn retire_keys(&self, generation: u16) -> bool {
+        let moment = self.retire(&mut lock(&self.changing), generation);
+        moment.is_some_and(|moment| !self.shared.barrier.is_over(moment))
+    }
+
+    /// Returns when runs could last begin that use the keys which those of `generation` replace.
+    fn retire(&self, changing: &mut Changes, generation: u16) -> Option<Moment> {
+        let parity = usize::from(generation & 1);
+        if self.entry().generations[parity].swap(0, Ordering::SeqCst) != 0 {
+            changing.keys[parity] = Some(self.shared.barrier.now());
+        }
+        changing.keys[parity]
     }
 
     /// The packet number that is drawn next.
@@ -134,20 +159,27 @@ impl Downstream {
         self.entry().lookups[lookup as usize].load(Ordering::Relaxed)
     }
 
-    /// Changes addresses or connection ID. From the second call on it waits for program runs, some 10 ms.
+    /// Changes addresses or connection ID. From the second call on it waits for program runs, some 10 ms, unless
+    /// [`settle`](super::Relay::settle) was called since the one before.
     pub fn set_path(&self, path: &Path) -> Result<(), Error> {
         let path = raw_path(path)?;
-        let mut changed = lock(&self.changing);
+        let mut changing = lock(&self.changing);
         let entry = self.entry();
         let other = 1 - (entry.path.load(Ordering::Relaxed) & 1);
-        if std::mem::replace(&mut *changed, true) {
-            self.shared.barrier.wait_for_runs()?;
+        if let Some(moment) = changing.path {
+            self.shared.barrier.wait_since(moment)?;
         }
         // SAFETY: the lock excludes other writers. Before the first change no run has used the other path, and since
         // the last one every program run that may have used it has ended.
         unsafe { (&raw mut (*entry.paths.get())[other as usize]).write(path) };
         entry.path.store(other, Ordering::Release);
+        changing.path = Some(self.shared.barrier.now());
         Ok(())
+    }
+
+    /// Returns whether runs have to be waited for before [`set_path`](Self::set_path), which otherwise does so itself.
+    pub fn path_waits(&self) -> bool {
+        lock(&self.changing).path.is_some_and(|moment| !self.shared.barrier.is_over(moment))
     }
 
     /// Largest UDP payload that the path takes, bytes.

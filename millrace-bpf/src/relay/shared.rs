@@ -171,6 +171,7 @@ impl Free {
 
 /// Hands out indexes.
 pub(super) struct Slab {
+    len: u32,
     untouched: std::ops::Range<u32>,
     free: Vec<u32>,
     /// Unlinked: free once the program runs that have begun have ended.
@@ -179,11 +180,16 @@ pub(super) struct Slab {
 
 impl Slab {
     fn new(len: u32) -> Self {
-        Self { untouched: 0..len, free: Vec::new(), retired: Vec::new() }
+        Self { len, untouched: 0..len, free: Vec::new(), retired: Vec::new() }
     }
 
     fn take(&mut self) -> Option<u32> {
         self.free.pop().or_else(|| self.untouched.next())
+    }
+
+    /// Returns how many entries are in use, or may still be, and how many there are.
+    pub fn fill(&self) -> (u32, u32) {
+        (self.len - (self.free.len() + self.untouched.len()) as u32, self.len)
     }
 
     /// Whether more entries wait to become free than are free.

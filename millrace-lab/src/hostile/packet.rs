@@ -30,7 +30,8 @@ pub const MIN_INITIAL: usize = 1200;
 pub struct Keys {
     ours: (Secret, PacketKey, HeaderKey),
     theirs: (Secret, PacketKey, HeaderKey),
-    generation: u16,
+    /// Generations of our keys and of theirs.
+    generations: [u16; 2],
 }
 
 impl Keys {
@@ -39,13 +40,27 @@ impl Keys {
             let keys = (secret.packet_key(), secret.header_key());
             (secret, keys.0, keys.1)
         };
-        Self { ours: of(ours), theirs: of(theirs), generation: 0 }
+        Self { ours: of(ours), theirs: of(theirs), generations: [0; 2] }
     }
 
     /// Of Initial packets to this connection ID.
     pub fn initial(id: &[u8]) -> Self {
         let (client, server) = initial_secrets(id);
         Self::new(client, server)
+    }
+
+    /// Seals with the next keys from now on, if the peer has come to those that are in use (RFC 9001, section 6.5).
+    pub fn update(&mut self) {
+        let [ours, theirs] = self.generations;
+        if ours == theirs {
+            self.advance();
+        }
+    }
+
+    fn advance(&mut self) {
+        self.generations[0] += 1;
+        self.ours.0 = self.ours.0.next();
+        self.ours.1 = self.ours.0.packet_key();
     }
 
     /// Opens a packet without its header protection. A 1-RTT packet of the other key phase may be of the next keys, which
@@ -58,16 +73,18 @@ impl Keys {
             payload.truncate(len);
             Some(payload)
         };
-        if level != Level::OneRtt || phase == packet::key_phase(self.generation) {
+        let [ours, theirs] = self.generations;
+        if level != Level::OneRtt || phase == packet::key_phase(theirs) {
             return open(&self.theirs.1);
         }
         let next = self.theirs.0.next();
         let opened = open(&next.packet_key())?;
-        self.generation += 1;
+        self.generations[1] = theirs + 1;
         self.theirs.1 = next.packet_key();
         self.theirs.0 = next;
-        self.ours.0 = self.ours.0.next();
-        self.ours.1 = self.ours.0.packet_key();
+        if ours == theirs {
+            self.advance();
+        }
         Some(opened)
     }
 }
@@ -130,7 +147,7 @@ pub fn seal(level: Level, route: &Route<'_>, number: u64, frames: &[u8], keys: &
     if level == Level::OneRtt {
         packet::start(route.to, &mut out);
         out.extend_from_slice(frames);
-        packet::finish(&mut out, 0, route.to.len(), (keys.generation, number), key, header_key);
+        packet::finish(&mut out, 0, route.to.len(), (keys.generations[0], number), key, header_key);
         return out;
     }
     let kind = if level == Level::Initial { 0 } else { 2 };
@@ -264,6 +281,13 @@ pub fn write_ack(numbers: &BTreeSet<u64>, out: &mut Vec<u8>) {
 /// Appends frames whose fields are all variable-length integers, the type first.
 pub fn write_fields(fields: &[u64], out: &mut Vec<u8>) {
     fields.iter().for_each(|field| varint::encode(*field, out));
+}
+
+/// Appends a NEW_CONNECTION_ID frame, which has all IDs before it retired.
+pub fn write_new_id(sequence: u64, id: &ConnectionId, out: &mut Vec<u8>) {
+    write_fields(&[0x18, sequence, sequence, id.len() as u64], out);
+    out.extend_from_slice(id);
+    out.extend_from_slice(&[0; 16]); // stateless reset token
 }
 
 /// Appends a CRYPTO frame.

@@ -5,7 +5,7 @@ mod stream;
 pub mod web;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     io::ErrorKind,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     sync::Arc,
@@ -120,6 +120,14 @@ pub struct Peer {
     spaces: [Space; 3],
     level: Level,
     pub acks: Acks,
+    /// Whether it answers from where it is (PATH_RESPONSE).
+    pub answers_challenges: bool,
+    /// The sequence number of the relay's ID that is in use.
+    remote_sequence: u64,
+    /// The relay's IDs that may be used next.
+    next_ids: VecDeque<(u64, ConnectionId)>,
+    /// The sequence number of this end's newest ID.
+    local_sequence: u64,
     /// Of the streams and datagrams that are MoQ's.
     pub binding: Binding,
     credit: Credit,
@@ -172,12 +180,7 @@ impl Peer {
 
     /// Sends the first packet of a handshake.
     pub fn start(target: &Target, params: Params) -> Result<Self> {
-        let local: IpAddr = match target.addr {
-            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-        };
-        let socket = UdpSocket::bind((local, 0))?;
-        socket.connect(target.addr)?;
+        let socket = socket_to(target.addr)?;
         let secrets = SharedSecrets::default();
         let alpn = match target.transport {
             Transport::Raw => DRAFT.alpn(),
@@ -200,6 +203,10 @@ impl Peer {
             spaces: Default::default(),
             level: Level::Initial,
             acks: Acks::Honest,
+            answers_challenges: true,
+            remote_sequence: 0,
+            next_ids: VecDeque::new(),
+            local_sequence: 0,
             binding: Binding::Bare,
             credit: Credit::default(),
             stream_credit: HashMap::new(),
@@ -420,6 +427,14 @@ impl Peer {
             Frame::MaxStreams(Direction::Unidirectional, limit) => {
                 self.credit.streams_uni = self.credit.streams_uni.max(limit);
             }
+            Frame::NewConnectionId { sequence, id, .. } => {
+                let newest = self.next_ids.back().map_or(self.remote_sequence, |(sequence, _)| *sequence);
+                if sequence > newest {
+                    let id = ConnectionId::new(id).context("a connection ID is too long")?;
+                    self.next_ids.push_back((sequence, id));
+                }
+            }
+            Frame::PathChallenge(_) if !self.answers_challenges => {}
             Frame::PathChallenge(data) => {
                 let mut frames = vec![0x1b];
                 frames.extend_from_slice(&data);
@@ -480,6 +495,38 @@ impl Peer {
         lost.into_iter().try_for_each(|(_, frames)| self.send_at(level, frames, true))
     }
 
+    /// Goes on from another port, as behind a NAT that has forgotten the one before.
+    pub fn hop(&mut self) -> Result<()> {
+        self.socket = socket_to(self.socket.peer_addr()?)?;
+        self.ping()
+    }
+
+    /// Goes on with the next keys, if the relay has come to those that are in use.
+    pub fn update_keys(&mut self) -> Result<()> {
+        self.keys[Level::OneRtt as usize].iter_mut().for_each(Keys::update);
+        self.ping()
+    }
+
+    /// Goes on to another ID of the relay's, if there is one, and has the relay go on to another of its own; both retire those that they
+    /// have used.
+    pub fn change_ids(&mut self) -> Result<()> {
+        let mut frames = Vec::new();
+        if let Some((sequence, id)) = self.next_ids.pop_front() {
+            let retired = std::mem::replace(&mut self.remote_sequence, sequence);
+            self.remote = id;
+            packet::write_fields(&[0x19, retired], &mut frames);
+        }
+        self.local_sequence += 1;
+        packet::write_new_id(self.local_sequence, &random_id(), &mut frames);
+        self.send(frames, true)
+    }
+
+    fn ping(&mut self) -> Result<()> {
+        let mut frames = Vec::new();
+        frame::write_ping(&mut frames);
+        self.send(frames, false)
+    }
+
     /// Closes the connection.
     pub fn close(mut self) -> Result<Counts> {
         let mut frames = Vec::new();
@@ -496,6 +543,17 @@ impl Peer {
         self.pump(PATIENCE, |peer| peer.spaces[Level::OneRtt as usize].unacked.is_empty());
         Ok(())
     }
+}
+
+/// A socket of a port of its own.
+fn socket_to(addr: SocketAddr) -> Result<UdpSocket> {
+    let local: IpAddr = match addr {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((local, 0))?;
+    socket.connect(addr)?;
+    Ok(socket)
 }
 
 fn random_id() -> ConnectionId {

@@ -9,7 +9,7 @@ use millrace_bpf::relay::{self as bpf, Forwarded};
 use millrace_proto::quic::webtransport::Binding;
 use parking_lot::Mutex;
 
-use super::{Kernel, deferred::Deferred, keystream::Ahead};
+use super::{Kernel, deferred::Deferred, keystream::Ahead, queue::Place};
 use crate::offload::{Ingress, Owner, Seen};
 
 /// A connection that the kernel may send on, and whose packets it may open.
@@ -27,6 +27,8 @@ pub(super) struct Connection {
     binding: OnceLock<Binding>,
     /// Of tracks of the peer.
     pub openings: Mutex<Vec<Weak<dyn Binds>>>,
+    /// Commands to the engine's thread.
+    pub place: Place,
     pub inbox: Mutex<Vec<Forwarded>>,
     /// The inbox is not empty.
     pub waiting: AtomicBool,
@@ -51,6 +53,7 @@ impl Connection {
             owner: OnceLock::new(),
             binding: OnceLock::new(),
             openings: Mutex::default(),
+            place: Place::default(),
             inbox: Mutex::default(),
             waiting: AtomicBool::new(false),
         }

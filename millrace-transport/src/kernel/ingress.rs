@@ -77,6 +77,7 @@ impl Egress {
                 if matches!(error, millrace_bpf::Error::Unsettled { .. }) {
                     to.kernel.settle();
                 }
+                to.kernel.room.explain(&error, "userspace sends a stream");
                 return Err(Declined(error.to_string()));
             }
         };

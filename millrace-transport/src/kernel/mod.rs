@@ -4,8 +4,8 @@
 //! [`Kernel`] is the engine; each connection that it sends on has a record in the kernel (`connection`). The kernel says
 //! afterwards what it sent, for all connections in one ring: whoever looks there puts what belongs to others into their
 //! inboxes, where each connection finds its own under its own lock. Where nobody looks, a task does (`ticker`). What has to
-//! wait for the kernel is done by one thread (`worker`), which calls the connection back. Another one computes keystreams
-//! (`computer`).
+//! wait for the kernel is done by one thread (`worker`), which calls the connection back, and waits its turn in `queue`. Another
+//! one computes keystreams (`computer`).
 
 mod clock;
 mod computer;
@@ -16,6 +16,8 @@ mod interfaces;
 mod keystream;
 mod offloading;
 mod openings;
+mod queue;
+mod room;
 mod socket;
 mod ticker;
 mod worker;
@@ -42,7 +44,7 @@ use tracing::debug;
 
 use self::{
     clock::Clock, computer::Computer, connection::Connection, deferred::Deferred, interfaces::Interfaces,
-    socket::Socket, ticker::Ticker, worker::Command,
+    queue::Queue, room::Room, socket::Socket, ticker::Ticker, worker::SetInterfaces,
 };
 use crate::{
     offload::{self, Attached, Delegation, Offload, Path, Status},
@@ -106,6 +108,8 @@ pub struct Limits {
     pub sessions: u32,
     /// Streams to subscribers at a time.
     pub streams: u32,
+    /// Tracks for whose streams it may open streams to subscribers.
+    pub tracks: u32,
     /// Packets that one received packet may become in one run of the program.
     pub copies_per_run: u32,
     /// Runs that one received packet may take.
@@ -114,7 +118,14 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { publishers: 256, sessions: 4096, streams: 1 << 15, copies_per_run: 64, runs: 64 }
+        Self {
+            publishers: 256,
+            sessions: 4096,
+            streams: 1 << 15,
+            tracks: 1 << 10,
+            copies_per_run: 64,
+            runs: 64,
+        }
     }
 }
 
@@ -125,7 +136,7 @@ pub struct Kernel {
     /// By index of the downstream.
     connections: RwLock<Vec<Weak<Connection>>>,
     clock: Clock,
-    commands: mpsc::Sender<Command>,
+    commands: Arc<Queue<Connection, SetInterfaces>>,
     computer: Computer,
     ticker: Ticker,
     deferred: RwLock<Vec<Weak<Deferred>>>,
@@ -136,6 +147,7 @@ pub struct Kernel {
     max_streams: u32,
     /// Registrations that no connection wanted any more.
     orphans: AtomicU64,
+    room: Room,
 }
 
 impl Kernel {
@@ -150,6 +162,7 @@ impl Kernel {
             max_downstreams: limits.sessions,
             max_slots: limits.streams,
             max_egresses: limits.streams,
+            max_tracks: limits.tracks,
             max_copies_per_run: limits.copies_per_run,
             max_runs: limits.runs,
             ..bpf::Config::default()
@@ -158,7 +171,7 @@ impl Kernel {
             .map_err(|error| if error.is_denied() { Error::Denied(error) } else { Error::Load(error) })?;
         let interfaces = Interfaces::new(reattach);
         interfaces.set(&relay, names)?;
-        let (commands, todo) = mpsc::channel();
+        let (commands, taker) = Queue::new();
         let kernel = Arc::new(Self {
             relay,
             interfaces,
@@ -172,11 +185,12 @@ impl Kernel {
             prepared: AtomicUsize::new(0),
             max_streams: limits.streams,
             orphans: AtomicU64::new(0),
+            room: Room::default(),
         });
         let weak = Arc::downgrade(&kernel);
         std::thread::Builder::new()
             .name("kernel-engine".to_owned())
-            .spawn(move || worker::work(&weak, &todo))
+            .spawn(move || worker::work(&weak, &taker))
             .map_err(Error::Thread)?;
         Computer::start(&kernel)?;
         Ok(kernel)
@@ -194,7 +208,7 @@ impl Kernel {
     /// One of them cannot be attached to; then nothing has changed.
     pub fn set_interfaces(&self, names: Vec<String>) -> Result<(), Error> {
         let (done, result) = mpsc::sync_channel(1);
-        self.send(Command::Interfaces { names, done });
+        self.commands.order(SetInterfaces { names, done });
         result.recv().unwrap_or(Err(Error::Stopped))
     }
 
@@ -280,30 +294,26 @@ impl Kernel {
 
     /// Has the thread wait for entries that cannot be handed out yet.
     fn settle(&self) {
-        self.send(Command::Settle);
+        self.commands.wake();
     }
 
     fn install_keys(&self, connection: Arc<Connection>, generation: u16, keys: QuicKeys) {
-        self.send(Command::Keys { connection, generation, keys: Box::new(keys) });
+        self.commands.set_keys(connection, generation, keys);
     }
 
     fn change_path(&self, connection: Arc<Connection>, path: Path) {
-        self.send(Command::Path { connection, path: Box::new(path) });
+        self.commands.set_path(connection, path);
     }
 
     /// Takes the delegation back, and tells the connection when no run of the program can use it any more.
     fn recall(&self, connection: Arc<Connection>, key: StreamKey, delegation: Option<Box<dyn Delegation>>) {
-        self.send(Command::Recall { connection, key, delegation });
+        self.commands.recall(connection, key, delegation);
     }
 
     /// What streams were prepared for, or have been opened for, is gone.
     fn gone(&self, prepared: Vec<(Weak<Connection>, u64)>) {
-        self.send(Command::Gone(prepared));
-    }
-
-    fn send(&self, command: Command) {
-        // The thread lives as long as the engine.
-        let _ = self.commands.send(command);
+        let owners = prepared.into_iter().filter_map(|(connection, tag)| Some((connection.upgrade()?, tag)));
+        owners.for_each(|(connection, tag)| self.commands.gone(connection, tag));
     }
 
     /// Tells connections what was sent on them, where nothing else has done so. Returns whether there was anything.
@@ -332,7 +342,7 @@ impl offload::Engine for Kernel {
         self.ticker.start(&self);
         let connect = move |remote| {
             let connection = self.connect(remote, deferred.clone());
-            connection.inspect_err(|error| debug!(%error, "served from userspace")).ok()
+            connection.inspect_err(|error| self.room.explain(error, "served from userspace")).ok()
         };
         Ok(Attached { socket, connect: Box::new(connect) })
     }
@@ -350,6 +360,10 @@ impl offload::Engine for Kernel {
             deferred: self.sum_deferred(Deferred::packets),
             deferred_dropped: self.sum_deferred(Deferred::dropped),
             ticks: self.ticker.ticks(),
+            commands_waiting: self.commands.len() as u64,
+            commands: self.commands.commands(),
+            commands_coalesced: self.commands.coalesced(),
+            records: self.relay.fill().to_vec(),
             received: counters.map(|all| Outcome::ALL.map(|one| (one.name(), all.packets(one))).to_vec()),
             frames: counters.map(|all| FrameOutcome::ALL.map(|one| (one.name(), all.frames(one))).to_vec()),
             openings: counters.map(|all| Opening::ALL.map(|one| (one.name(), all.openings(one))).to_vec()),
@@ -387,6 +401,7 @@ fn described(event: &bpf::Event) -> trace::Event {
 
 impl Drop for Kernel {
     fn drop(&mut self) {
+        self.commands.close();
         self.computer.wake();
         self.ticker.wake();
     }

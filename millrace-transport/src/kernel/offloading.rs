@@ -165,8 +165,8 @@ impl Offload for Connection {
         held: Arc<dyn Any + Send + Sync>,
     ) -> Option<Arc<dyn offload::Ingress>> {
         let upstream = self.open_from(seen);
-        let upstream =
-            upstream.inspect_err(|error| debug!(%error, "packets are opened in userspace")).ok()?;
+        let explain = |error: &_| self.kernel.room.explain(error, "packets are opened in userspace");
+        let upstream = upstream.inspect_err(explain).ok()?;
         let slot = match origin {
             Origin::Stream(id) => upstream.slot(id),
             Origin::Datagrams(alias) => upstream.datagrams(alias),
@@ -182,7 +182,8 @@ impl Offload for Connection {
         held: Arc<dyn Any + Send + Sync>,
     ) -> Option<Arc<dyn offload::Openings>> {
         let made = Openings::new(Arc::clone(&self), (alias, last), seen, held);
-        let made = made.inspect_err(|error| debug!(%error, "streams are opened in userspace")).ok()?;
+        let explain = |error: &_| self.kernel.room.explain(error, "streams are opened in userspace");
+        let made = made.inspect_err(explain).ok()?;
         let mut openings = self.openings.lock();
         openings.retain(|one| one.strong_count() > 0);
         openings.push(Arc::downgrade(&made) as Weak<dyn Binds>);

@@ -10,7 +10,6 @@ use std::{
 
 use millrace_bpf::relay as bpf;
 use parking_lot::Mutex;
-use tracing::debug;
 
 use super::{
     connection::{Binds, Connection},
@@ -88,7 +87,8 @@ impl offload::Openings for Openings {
 
     fn make(&self) -> Option<Arc<dyn offload::Ingress>> {
         let slot = self.connection.upstream()?.opening();
-        let slot = slot.inspect_err(|error| debug!(%error, "streams are opened in userspace")).ok()?;
+        let room = &self.connection.kernel.room;
+        let slot = slot.inspect_err(|error| room.explain(error, "streams are opened in userspace")).ok()?;
         Some(Ingress::new(Arc::clone(&self.connection), slot, Arc::clone(&self.held)))
     }
 

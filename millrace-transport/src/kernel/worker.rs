@@ -1,7 +1,7 @@
 //! The engine's thread: what has to wait for runs of the program, and the look at interfaces.
 
 use std::{
-    sync::{Arc, Weak, mpsc},
+    sync::{Weak, mpsc},
     time::{Duration, Instant},
 };
 
@@ -9,8 +9,12 @@ use millrace_bpf::{crypto::QuicKeys, relay as bpf};
 use millrace_proto::plane::downstream::StreamKey;
 use tracing::{debug, warn};
 
-use super::{Error, Kernel, connection::Connection};
-use crate::offload::{Delegation, Path};
+use super::{
+    Error, Kernel,
+    connection::Connection,
+    queue::{Place, Subject, Taker},
+};
+use crate::offload::Path;
 
 /// How often interfaces are looked at: a system call each.
 const LOOK: Duration = Duration::from_secs(1);
@@ -18,51 +22,23 @@ const LOOK: Duration = Duration::from_secs(1);
 /// How often keys of connections that have ended are erased, at most.
 const ERASE: Duration = Duration::from_millis(500);
 
-/// What is done on the engine's thread, since it waits for runs of the program.
-pub(super) enum Command {
-    /// Also since the thread is in the network namespace that the engine was started in.
-    Interfaces {
-        names: Vec<String>,
-        done: mpsc::SyncSender<Result<(), Error>>,
-    },
-    /// Entries may have to be waited for.
-    Settle,
-    Recall {
-        connection: Arc<Connection>,
-        key: StreamKey,
-        delegation: Option<Box<dyn Delegation>>,
-    },
-    /// Streams may have been opened under these tags, for nothing.
-    Gone(Vec<(Weak<Connection>, u64)>),
-    Path {
-        connection: Arc<Connection>,
-        path: Box<Path>,
-    },
-    Keys {
-        connection: Arc<Connection>,
-        generation: u16,
-        keys: Box<QuicKeys>,
-    },
+/// The operator wants these interfaces. It is done on the engine's thread since that is in the network namespace that the engine was
+/// started in.
+pub(super) struct SetInterfaces {
+    pub names: Vec<String>,
+    pub done: mpsc::SyncSender<Result<(), Error>>,
 }
 
 /// The engine's thread, until the engine is gone.
-pub(super) fn work(kernel: &Weak<Kernel>, todo: &mpsc::Receiver<Command>) {
+pub(super) fn work(kernel: &Weak<Kernel>, commands: &Taker<Connection, SetInterfaces>) {
     let (mut looked, mut erased) = (Instant::now(), Instant::now());
-    loop {
-        let first = match todo.recv_timeout(LOOK) {
-            Ok(command) => Some(command),
-            Err(mpsc::RecvTimeoutError::Timeout) => None,
-            Err(mpsc::RecvTimeoutError::Disconnected) => return,
-        };
+    while let Some(mut batch) = commands.take(Instant::now() + LOOK) {
         let Some(kernel) = kernel.upgrade() else { return };
-        let mut returned = Vec::new();
-        first.into_iter().chain(todo.try_iter()).for_each(|command| run(&kernel, command, &mut returned));
-        let erases = erased.elapsed() >= ERASE && kernel.relay.has_old_keys();
-        if !returned.is_empty() {
-            give_back(&kernel, returned);
-        } else if erases || kernel.relay.needs_settling() {
-            settle(&kernel);
+        for SetInterfaces { names, done } in std::mem::take(&mut batch.orders) {
+            let _ = done.send(kernel.interfaces.set(&kernel.relay, &names)); // nobody waits any more
         }
+        let erases = erased.elapsed() >= ERASE && kernel.relay.has_old_keys();
+        batch.carry_out(erases || kernel.relay.needs_settling(), || settle(&kernel));
         if erases {
             erased = Instant::now();
         }
@@ -73,54 +49,45 @@ pub(super) fn work(kernel: &Weak<Kernel>, todo: &mpsc::Receiver<Command>) {
     }
 }
 
-fn run(kernel: &Kernel, command: Command, returned: &mut Vec<(Arc<Connection>, StreamKey)>) {
-    match command {
-        Command::Settle => {}
-        Command::Interfaces { names, done } => {
-            let _ = done.send(kernel.interfaces.set(&kernel.relay, &names)); // nobody waits any more
-        }
-        Command::Recall { connection, key, delegation } => {
-            drop(delegation);
-            returned.push((connection, key));
-        }
-        Command::Gone(prepared) => {
-            let owners = prepared.iter().filter_map(|(connection, tag)| Some((connection.upgrade()?, tag)));
-            for (connection, tag) in owners {
-                connection.owner().into_iter().for_each(|owner| owner.on_gone(Instant::now(), &[*tag]));
-            }
-        }
-        Command::Path { connection, path } => set_path(&connection, &path),
-        Command::Keys { connection, generation, keys } => {
-            if let Err(error) = connection.downstream.set_keys(generation, &keys) {
-                warn!(%error, "keys cannot be installed: this connection is served from userspace");
-            }
-        }
-    }
-}
-
-fn set_path(connection: &Connection, path: &Path) {
-    let &Path { local, remote, id, traffic_class } = path;
-    let to = bpf::Path { local, remote, id: id.to_vec(), traffic_class, flow_label: 0 };
-    match connection.downstream.set_path(&to) {
-        Ok(()) => connection.owner().into_iter().for_each(|owner| owner.on_path(Instant::now(), path)),
-        Err(error) => debug!(?path, %error, "the kernel cannot send there"),
-    }
-}
-
 fn settle(kernel: &Kernel) {
     if let Err(error) = kernel.relay.settle() {
         warn!(%error, "cannot wait for the kernel");
     }
 }
 
-/// Waits once for all of them.
-fn give_back(kernel: &Kernel, mut returned: Vec<(Arc<Connection>, StreamKey)>) {
-    settle(kernel);
-    returned.sort_by_key(|(connection, _)| connection.downstream.id().index);
-    for group in returned.chunk_by(|(one, _), (other, _)| Arc::ptr_eq(one, other)) {
-        let keys: Vec<_> = group.iter().map(|(_, key)| *key).collect();
-        if let Some(owner) = group.first().and_then(|(connection, _)| connection.owner()) {
-            owner.on_returned(Instant::now(), &keys);
+impl Subject for Connection {
+    fn place(&self) -> &Place {
+        &self.place
+    }
+
+    fn retire_keys(&self, generation: u16) -> bool {
+        self.downstream.retire_keys(generation)
+    }
+
+    fn set_keys(&self, generation: u16, keys: &QuicKeys) {
+        if let Err(error) = self.downstream.set_keys(generation, keys) {
+            warn!(%error, "keys cannot be installed: this connection is served from userspace");
         }
+    }
+
+    fn path_waits(&self) -> bool {
+        self.downstream.path_waits()
+    }
+
+    fn set_path(&self, path: &Path) {
+        let &Path { local, remote, id, traffic_class } = path;
+        let to = bpf::Path { local, remote, id: id.to_vec(), traffic_class, flow_label: 0 };
+        match self.downstream.set_path(&to) {
+            Ok(()) => self.owner().into_iter().for_each(|owner| owner.on_path(Instant::now(), path)),
+            Err(error) => debug!(?path, %error, "the kernel cannot send there"),
+        }
+    }
+
+    fn on_returned(&self, keys: &[StreamKey]) {
+        self.owner().into_iter().for_each(|owner| owner.on_returned(Instant::now(), keys));
+    }
+
+    fn on_gone(&self, tags: &[u64]) {
+        self.owner().into_iter().for_each(|owner| owner.on_gone(Instant::now(), tags));
     }
 }

@@ -27,8 +27,8 @@ use super::{
 };
 use crate::{dscp::ECT0, path};
 
-/// This end's connection IDs that a peer may use in turn; older ones are forgotten.
-const IDS: usize = 4;
+/// This end's connection IDs that a peer may use in turn; older ones are forgotten. quinn gives a peer so many at a time.
+const IDS: usize = 8;
 
 /// A connection's offload, behind the connection's lock.
 pub(crate) struct Offloaded {
@@ -177,7 +177,12 @@ impl Offloaded {
     /// The peer has moved to another of this end's IDs.
     fn on_id(&mut self, id: &[u8]) {
         let Some(id) = ConnectionId::new(id) else { return };
-        self.ids.retain(|known| *known != id);
+        if let Some(at) = self.ids.iter().position(|known| *known == id) {
+            // The offload knows it, and no system call follows each time that the peer goes from one to another.
+            let known = self.ids.remove(at);
+            self.ids.extend(known);
+            return;
+        }
         self.ids.push_back(id);
         let oldest = if self.ids.len() > IDS { self.ids.pop_front() } else { None };
         if let Some(oldest) = oldest {
@@ -334,7 +339,8 @@ impl Offloaded {
         let local = SocketAddr::new(ip, self.local.port());
         let wanted = Path { local, remote: path.remote, id: path.id, traffic_class };
         let marks = traffic_class & ECT0 != 0;
-        if self.path.as_ref() != Some(&wanted) {
+        // Nobody but the stack sends to an address that has not answered. A peer that goes from one to the next has nothing changed.
+        if path.is_validated() && self.path.as_ref() != Some(&wanted) {
             self.path_ready = false;
             let is_same = |path: &Path| Path { traffic_class, ..path.clone() } == wanted;
             if !self.path.as_ref().is_some_and(is_same) {

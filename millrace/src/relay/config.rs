@@ -291,6 +291,9 @@ settings! {
     /// Streams to subscribers that engine kernel has room for [default: 32768]
     #[arg(long, value_name = "N")]
     kernel_streams: u32,
+    /// Tracks for whose streams engine kernel opens streams to subscribers [default: 1024]
+    #[arg(long, value_name = "N")]
+    kernel_tracks: u32,
     /// Copies that engine kernel makes of a packet before it lets others in [default: 64]
     #[arg(long, value_name = "N")]
     kernel_copies_per_run: u32,
@@ -561,6 +564,7 @@ impl Check {
                 publishers: self.some("kernel-publishers", settings.kernel_publishers, limits.publishers),
                 sessions: self.some("kernel-sessions", settings.kernel_sessions, limits.sessions),
                 streams: self.some("kernel-streams", settings.kernel_streams, limits.streams),
+                tracks: self.some("kernel-tracks", settings.kernel_tracks, limits.tracks),
                 copies_per_run: self.some(
                     "kernel-copies-per-run",
                     settings.kernel_copies_per_run,

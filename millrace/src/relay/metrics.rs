@@ -72,6 +72,13 @@ impl Snapshot {
         out.gauge("tasks", "Tasks of the relay's runtime", None, self.0.tasks)?;
         out.gauge("kernel_streams", "Streams that the kernel sends on", None, self.0.engine.streams)?;
         out.gauge("kernel_prepared", "Streams that the kernel may open", None, self.0.engine.prepared)?;
+        let waiting = self.0.engine.commands_waiting;
+        out.gauge("kernel_commands_waiting", "Sessions whose changes wait for the kernel", None, waiting)?;
+        let records = &self.0.engine.records;
+        let used = records.iter().map(|(table, fill)| (table.as_str(), fill.used));
+        let max = records.iter().map(|(table, fill)| (table.as_str(), fill.max));
+        out.by_table("kernel_records", "Entries of the kernel's tables that are in use", used)?;
+        out.by_table("kernel_records_max", "Entries of the kernel's tables", max)?;
         out.labelled(
             "kernel_interface_attached",
             "Whether the kernel engine is attached",
@@ -208,6 +215,10 @@ impl Snapshot {
         out.counter("kernel_quiet_packets", "Packets that did not wake the relay", None, *deferred)?;
         out.counter("kernel_quiet_dropped", "Those that there was no room for", None, *deferred_dropped)?;
         out.counter("kernel_ticks", "Looks at what the kernel did, without a packet", None, *ticks)?;
+        let Engine { commands, commands_coalesced, .. } = &self.0.engine;
+        out.counter("kernel_commands", "Changes of sessions that the kernel was told", None, *commands)?;
+        let about = "Those that newer ones have replaced";
+        out.counter("kernel_commands_coalesced", about, None, *commands_coalesced)?;
         out.by_outcome("kernel_frames", "Frames of streams that the kernel may forward", frames)?;
         out.by_outcome("kernel_openings", "Streams that the kernel could open streams for", openings)?;
         out.by_outcome("kernel_copies", "Copies that the kernel could have sent", copies)?;
@@ -238,6 +249,20 @@ impl Out<'_> {
     fn by_outcome(&mut self, name: &str, help: &str, counts: &Option<BTreeMap<String, u64>>) -> fmt::Result {
         let Some(counts) = counts else { return Ok(()) };
         self.counts(name, help, "outcome", counts)
+    }
+
+    fn by_table<'a>(
+        &mut self,
+        name: &str,
+        help: &str,
+        mut values: impl Iterator<Item = (&'a str, u64)>,
+    ) -> fmt::Result {
+        self.labelled(name, help, MetricType::Gauge, |family| {
+            values.try_for_each(|(table, value)| {
+                let value = i64::try_from(value).unwrap_or(i64::MAX);
+                ConstGauge::new(value).encode(family.encode_family(&[("table", table)])?)
+            })
+        })
     }
 
     fn per_sender(

@@ -18,6 +18,7 @@ mod open;
 mod peer;
 #[path = "../support/site.rs"]
 mod site;
+mod strangers;
 mod trace;
 mod wire;
 

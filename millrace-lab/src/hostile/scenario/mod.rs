@@ -1,5 +1,6 @@
 //! What a hostile client does.
 
+mod change;
 mod handshake;
 mod media;
 mod overlap;
@@ -112,6 +113,24 @@ pub const ALL: &[Scenario] = &[
         about: "publishes bytes, ends and datagrams again that are not the same the second time",
         transport: None,
         round: overlap::overlap,
+    },
+    Scenario {
+        name: "path-hop",
+        about: "comes from another port 500 times a second, after a handshake and nothing else",
+        transport: None,
+        round: change::path_hop,
+    },
+    Scenario {
+        name: "key-update",
+        about: "updates its keys as often as it may, after a handshake and nothing else",
+        transport: None,
+        round: change::key_update,
+    },
+    Scenario {
+        name: "id-churn",
+        about: "changes the connection IDs of both ends 500 times a second, after a handshake and nothing else",
+        transport: None,
+        round: change::id_churn,
     },
     Scenario {
         name: "no-credit",

@@ -1,0 +1,290 @@
+#![allow(clippy::unwrap_used)]
+
+use std::{net::SocketAddr, sync::mpsc, thread};
+
+use millrace_proto::quic::packet::ConnectionId;
+use millrace_testkit::wait_for;
+
+use super::*;
+use crate::offload::{Ingress, Opener};
+
+/// A call to a connection of a kernel that is none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Done {
+    Keys(u16),
+    Path(u16),
+    Returned(Vec<u64>),
+    Gone(Vec<u64>),
+    Dropped(u64),
+    Waited,
+}
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<Done>>>);
+
+impl Log {
+    fn add(&self, done: Done) {
+        self.0.lock().push(done);
+    }
+
+    fn take(&self) -> Vec<Done> {
+        std::mem::take(&mut *self.0.lock())
+    }
+}
+
+#[derive(Default)]
+struct Fake {
+    place: Place,
+    log: Log,
+    state: Mutex<State>,
+}
+
+/// Runs may use a path or keys that were there before, until they are waited for.
+#[derive(Default)]
+struct State {
+    path_waits: bool,
+    installed: [bool; 2],
+    waits: [bool; 2],
+}
+
+impl Fake {
+    fn waited(&self) {
+        let mut state = self.state.lock();
+        state.path_waits = false;
+        state.waits = [false; 2];
+    }
+}
+
+impl Subject for Fake {
+    fn place(&self) -> &Place {
+        &self.place
+    }
+
+    fn retire_keys(&self, generation: u16) -> bool {
+        let mut state = self.state.lock();
+        let parity = usize::from(generation & 1);
+        if std::mem::take(&mut state.installed[parity]) {
+            state.waits[parity] = true;
+        }
+        state.waits[parity]
+    }
+
+    fn set_keys(&self, generation: u16, _keys: &QuicKeys) {
+        let mut state = self.state.lock();
+        let parity = usize::from(generation & 1);
+        assert!(!state.waits[parity], "keys {generation} are written while the old ones are in use");
+        state.installed[parity] = true;
+        self.log.add(Done::Keys(generation));
+    }
+
+    fn path_waits(&self) -> bool {
+        self.state.lock().path_waits
+    }
+
+    fn set_path(&self, path: &Path) {
+        let mut state = self.state.lock();
+        assert!(!std::mem::replace(&mut state.path_waits, true), "a path is written while it is in use");
+        self.log.add(Done::Path(path.remote.port()));
+    }
+
+    fn on_returned(&self, keys: &[StreamKey]) {
+        self.log.add(Done::Returned(keys.iter().map(|key| key.0).collect()));
+    }
+
+    fn on_gone(&self, tags: &[u64]) {
+        self.log.add(Done::Gone(tags.to_vec()));
+    }
+}
+
+struct Delegated(u64, Log);
+
+impl Delegation for Delegated {
+    fn set_max_offset(&self, _max: u64) {}
+
+    fn is_of(&self, _ingress: &Arc<dyn Ingress>) -> bool {
+        false
+    }
+
+    fn close(&self) -> Opener {
+        Opener::Userspace
+    }
+
+    fn on_opened(&self) {}
+}
+
+impl Drop for Delegated {
+    fn drop(&mut self) {
+        self.1.add(Done::Dropped(self.0));
+    }
+}
+
+type Both = (Arc<Queue<Fake, u32>>, Taker<Fake, u32>);
+
+fn path(port: u16) -> Path {
+    let at = |port| SocketAddr::from(([192, 0, 2, 1], port));
+    Path { local: at(4443), remote: at(port), id: ConnectionId::default(), traffic_class: 0 }
+}
+
+fn keys() -> QuicKeys {
+    QuicKeys::chacha20_poly1305(&[0; 32], &[0; 12], &[0; 32])
+}
+
+/// Takes a batch, and carries it out; returns how many connections were in it.
+fn work((queue, taker): &Both, all: &[&Arc<Fake>]) -> usize {
+    queue.wake(); // so that there is something to take
+    let batch = taker.take(Instant::now()).unwrap();
+    let connections = batch.connections.len();
+    batch.carry_out(false, || {
+        all.iter().for_each(|fake| fake.waited());
+        all[0].log.add(Done::Waited);
+    });
+    connections
+}
+
+#[test]
+fn ten_thousand_changes_of_a_path_are_one_command() {
+    let (both, fake) = (Queue::new(), Arc::new(Fake::default()));
+    for port in 1..=10_000 {
+        both.0.set_path(Arc::clone(&fake), path(port));
+        assert_eq!(both.0.len(), 1);
+    }
+    assert_eq!((both.0.commands(), both.0.coalesced()), (10_000, 9_999));
+    assert_eq!(work(&both, &[&fake]), 1);
+    assert_eq!(both.0.len(), 0);
+    assert_eq!(fake.log.take(), [Done::Path(10_000)], "nobody uses another one yet");
+    both.0.set_path(Arc::clone(&fake), path(1));
+    work(&both, &[&fake]);
+    assert_eq!(fake.log.take(), [Done::Waited, Done::Path(1)]);
+    assert_eq!(work(&both, &[&fake]), 0);
+    assert!(fake.log.take().is_empty());
+}
+
+#[test]
+fn one_wait_serves_all_connections_and_newcomers_go_first() {
+    const MANY: u16 = 1000;
+    let both: Both = Queue::new();
+    let log = Log::default();
+    let fakes: Vec<_> = (0..MANY).map(|_| Arc::new(Fake { log: log.clone(), ..Fake::default() })).collect();
+    let all: Vec<_> = fakes.iter().collect();
+    let move_all = |to: u16| {
+        fakes.iter().for_each(|fake| both.0.set_path(Arc::clone(fake), path(to)));
+    };
+    move_all(1);
+    work(&both, &all);
+    assert!(!log.take().contains(&Done::Waited));
+    move_all(2);
+    assert_eq!(both.0.len(), usize::from(MANY));
+    let newcomer = Arc::new(Fake { log: log.clone(), ..Fake::default() });
+    both.0.set_path(Arc::clone(&newcomer), path(3));
+    (0..2).for_each(|generation| both.0.set_keys(Arc::clone(&newcomer), generation, keys()));
+    work(&both, &all);
+    let done = log.take();
+    assert_eq!(done[..4], [Done::Keys(0), Done::Keys(1), Done::Path(3), Done::Waited]);
+    assert_eq!(done[4..], vec![Done::Path(2); usize::from(MANY)]);
+}
+
+#[test]
+fn newer_keys_win_and_older_ones_never_do() {
+    let (both, fake) = (Queue::new(), Arc::new(Fake::default()));
+    let put = |generation| both.0.set_keys(Arc::clone(&fake), generation, keys());
+    [0, 1].into_iter().for_each(put);
+    work(&both, &[&fake]);
+    assert_eq!(fake.log.take(), [Done::Keys(0), Done::Keys(1)]);
+    // Both generations that may be in use are kept, and no more.
+    [2, 3, 4, 5, 6, 3].into_iter().for_each(put);
+    assert_eq!(both.0.len(), 1);
+    assert_eq!(both.0.coalesced(), 4);
+    work(&both, &[&fake]);
+    assert_eq!(fake.log.take(), [Done::Waited, Done::Keys(6), Done::Keys(5)]);
+}
+
+#[test]
+fn streams_are_returned_behind_the_wait() {
+    let (both, fake) = (Queue::new(), Arc::new(Fake::default()));
+    for key in [7, 8] {
+        let delegated = Box::new(Delegated(key, fake.log.clone()));
+        both.0.recall(Arc::clone(&fake), StreamKey(key), Some(delegated));
+        both.0.set_path(Arc::clone(&fake), path(key as u16));
+    }
+    both.0.gone(Arc::clone(&fake), 9);
+    work(&both, &[&fake]);
+    let (dropped, returned) = ([7, 8].map(Done::Dropped), Done::Returned(vec![7, 8]));
+    let [first, second] = dropped;
+    assert_eq!(
+        fake.log.take(),
+        [Done::Gone(vec![9]), first, second, Done::Path(8), Done::Waited, returned],
+        "what was to be returned is not used any more before anything is waited for"
+    );
+}
+
+#[test]
+fn what_comes_while_a_batch_is_carried_out_is_in_the_next() {
+    let (both, fake) = (Queue::new(), Arc::new(Fake::default()));
+    both.0.set_path(Arc::clone(&fake), path(1));
+    let batch = both.1.take(Instant::now()).unwrap();
+    both.0.set_path(Arc::clone(&fake), path(2));
+    assert_eq!(both.0.len(), 1);
+    batch.carry_out(false, || unreachable!("nothing was there before"));
+    work(&both, &[&fake]);
+    assert_eq!(fake.log.take(), [Done::Path(1), Done::Waited, Done::Path(2)]);
+}
+
+#[test]
+fn the_operator_is_in_front() {
+    let (both, fakes) = (Queue::new(), [(); 100].map(|()| Arc::new(Fake::default())));
+    fakes.iter().for_each(|fake| both.0.set_path(Arc::clone(fake), path(1)));
+    both.0.order(5);
+    let batch = both.1.take(Instant::now()).unwrap();
+    assert_eq!((batch.orders, batch.connections.len()), (vec![5], 100));
+}
+
+#[test]
+fn a_thread_that_waits_is_told_and_of_the_end_too() {
+    let (queue, taker): Both = Queue::new();
+    let (told, orders) = mpsc::channel();
+    let thread = thread::spawn(move || {
+        let forever = Instant::now() + std::time::Duration::from_secs(3600);
+        while let Some(batch) = taker.take(forever) {
+            batch.orders.into_iter().for_each(|order| told.send(order).unwrap());
+        }
+    });
+    for order in 0..3 {
+        queue.order(order);
+        assert_eq!(orders.recv(), Ok(order));
+    }
+    queue.close();
+    wait_for("the thread to end", || thread.is_finished());
+    queue.order(4);
+    assert!(queue.waiting.lock().orders.is_empty(), "nobody would ever take it");
+}
+
+/// The last path of each connection is the one that it has in the end, if several threads set some at once.
+#[test]
+fn the_last_path_is_the_one_that_stays() {
+    const LAST: u16 = 2000;
+    let (queue, taker): Both = Queue::new();
+    let fakes = [(); 4].map(|()| Arc::new(Fake::default()));
+    thread::scope(|scope| {
+        for fake in &fakes {
+            let queue = &queue;
+            scope.spawn(move || {
+                (1..=LAST).for_each(|port| queue.set_path(Arc::clone(fake), path(port)));
+            });
+        }
+        let is_last = |fake: &Arc<Fake>| fake.log.0.lock().last() == Some(&Done::Path(LAST));
+        wait_for("the last paths", || {
+            assert!(queue.len() <= fakes.len());
+            let batch = taker.take(Instant::now()).unwrap();
+            batch.carry_out(false, || fakes.iter().for_each(|fake| fake.waited()));
+            fakes.iter().all(is_last)
+        });
+    });
+    for fake in fakes {
+        let ports = fake.log.take();
+        let is_ascending = ports.is_sorted_by_key(|done| match done {
+            Done::Path(port) => *port,
+            other => panic!("{other:?}"),
+        });
+        assert!(is_ascending, "{ports:?}");
+    }
+}

@@ -1,0 +1,147 @@
+//! Clients with a handshake and nothing else that change ports, IDs or keys all the time, and newcomers meanwhile.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    thread,
+    time::Duration,
+};
+
+use millrace::relay::status::Status;
+use millrace_lab::{
+    hostile::{
+        params::Params,
+        peer::{Peer, Target},
+    },
+    transport::Transport,
+};
+use millrace_testkit::wait_for;
+
+use crate::{
+    needs_root,
+    net::{Net, PORT},
+};
+
+/// Changes before somebody else comes.
+const CHANGES: u64 = 500;
+const PAUSE: Duration = Duration::from_millis(2);
+/// The stranger's, the newcomer's, and one of the stranger's that the relay has just closed.
+const CONNECTIONS: u64 = 3;
+
+/// A client that changes until `stops` is set, on a thread in a node of its own.
+struct Stranger<'a> {
+    net: &'a Net,
+    target: Target,
+    changes: AtomicU64,
+    stops: AtomicBool,
+}
+
+impl<'a> Stranger<'a> {
+    fn new(net: &'a Net) -> Self {
+        let target = Target {
+            addr: SocketAddr::new(net.relay().addr_v4().into(), PORT),
+            name: "localhost".into(),
+            path: String::new(),
+            transport: Transport::Raw,
+        };
+        Self { net, target, changes: AtomicU64::new(0), stops: AtomicBool::new(false) }
+    }
+
+    /// Does `change` over and over, while `meanwhile` runs. The relay may close it; then it comes again.
+    fn while_changing<T>(&self, change: impl Fn(&mut Peer) + Sync, meanwhile: impl FnOnce(&Self) -> T) -> T {
+        let node = self.net.lab.node("sub1").unwrap();
+        let run = || {
+            while !self.stops.load(Relaxed) {
+                let mut peer = Peer::handshake(&self.target, Params::default()).unwrap();
+                peer.settle().unwrap();
+                while peer.closed.is_none() && !self.stops.load(Relaxed) {
+                    change(&mut peer);
+                    self.changes.fetch_add(1, Relaxed);
+                    peer.pump(PAUSE, |_| false);
+                }
+                peer.close().unwrap();
+            }
+        };
+        thread::scope(|scope| {
+            // Whatever the test finds, the client has to end for the scope to end.
+            let _stop = Stop(&self.stops);
+            scope.spawn(move || node.enter(run).unwrap());
+            meanwhile(self)
+        })
+    }
+
+    fn wait_for_changes(&self) {
+        let before = self.changes.load(Relaxed);
+        wait_for("changes", || self.changes.load(Relaxed) >= before + CHANGES);
+    }
+}
+
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+/// Whoever comes now is served by the kernel, and the queue is no longer than there are connections.
+fn a_newcomer_is_served(net: &Net) {
+    let _newcomer = net.peer("sub2");
+    let address = IpAddr::from(net.lab.node("sub2").unwrap().addr_v4());
+    let is_served = |status: &Status| {
+        let waiting = status.engine.commands_waiting;
+        assert!(waiting <= CONNECTIONS, "{waiting} in the queue");
+        let mut newcomers = status.sessions.iter().filter(|session| session.remote.ip() == address);
+        newcomers.any(|newcomer| newcomer.kernel_ready == Some(true))
+    };
+    net.until("the kernel may send to the newcomer", is_served);
+}
+
+/// Only quinn sends to an address that has not answered: none of them is a command to the kernel.
+#[test]
+fn ports_that_never_answer_change_nothing_in_the_kernel() {
+    needs_root!(ports_that_never_answer_change_nothing_in_the_kernel);
+    let net = Net::new(2, false, |_| {});
+    let hop = |peer: &mut Peer| {
+        peer.answers_challenges = false;
+        peer.hop().unwrap();
+    };
+    Stranger::new(&net).while_changing(hop, |stranger| {
+        stranger.wait_for_changes();
+        // Keys, and the first path; and quinn goes back to that where the client was kept waiting.
+        let commands = net.status().engine.commands; // exact: a bound of what has happened by now
+        assert!(commands < CHANGES / 4, "{commands} commands");
+        a_newcomer_is_served(&net);
+    });
+}
+
+/// Each of these ports answers, so each is a command to the kernel, until a newer one replaces it.
+#[test]
+fn who_goes_from_port_to_port_keeps_nobody_off_the_kernel() {
+    needs_root!(who_goes_from_port_to_port_keeps_nobody_off_the_kernel);
+    let net = Net::new(2, false, |_| {});
+    Stranger::new(&net).while_changing(
+        |peer| peer.hop().unwrap(),
+        |stranger| {
+            stranger.wait_for_changes();
+            net.until("paths that have answered", |status| status.engine.commands > CONNECTIONS * 8);
+            a_newcomer_is_served(&net);
+        },
+    );
+}
+
+#[test]
+fn who_changes_ids_and_keys_keeps_nobody_off_the_kernel() {
+    needs_root!(who_changes_ids_and_keys_keeps_nobody_off_the_kernel);
+    let changes: [fn(&mut Peer); 2] = [
+        |peer| drop(peer.change_ids()), // closed meanwhile
+        |peer| drop(peer.update_keys()),
+    ];
+    for change in changes {
+        let net = Net::new(2, false, |_| {});
+        Stranger::new(&net).while_changing(change, |stranger| {
+            stranger.wait_for_changes();
+            a_newcomer_is_served(&net);
+        });
+    }
+}
