@@ -48,6 +48,9 @@ LOAD = 1.25
 MEMORY = 2048
 # Seconds and share of a CPU of a test that was never measured.
 UNKNOWN = (1.0, 0.5)
+# Seconds from which on a test gets a larger share of the CPUs (of nice -10): each test is a session, all sessions get the same, and the
+# run is not over before its longest test.
+LONG = 60
 # Tests that take less are not in the committed table.
 WORTH_SAVING = 0.5
 # How often a failed test is run again, alone, before it is called flaky.
@@ -269,7 +272,16 @@ def spawn(test, log):
             test.command, cwd=test.directory, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
     child.returncode = 0  # it is reaped here, and not by its destructor
+    if test.wall >= LONG:
+        favour(child.pid)
     return child.pid
+
+
+def favour(pid):
+    try:
+        Path(f"/proc/{pid}/autogroup").write_text("-10")
+    except OSError:
+        pass  # not root, no such file in this kernel, or it has ended
 
 
 def kill_group(pid):
