@@ -1,5 +1,5 @@
-//! Which bytes are taken of frames that overlap: by `relay_judge.h`, which forwards them, and by userspace behind
-//! `quic::received`, which keeps them and sends whatever was not forwarded.
+//! Compares the bytes that both readers of a stream take of frames that overlap: `relay_judge.h`, which forwards them, and userspace
+//! behind `quic::received`, which keeps them and sends whatever was not forwarded.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,10 +23,10 @@ const MALFORMED: u32 = 5;
 const OVER: u8 = 12;
 const BROKEN: u8 = 13;
 
-/// The stream.
+/// The stream's ID, and its length in bytes.
 const ID: u64 = 6;
 const STREAM: usize = 600;
-/// Of its subgroup.
+/// Bytes of its SUBGROUP_HEADER.
 const HEADER: usize = 3;
 
 /// `struct relay_ingress`.
@@ -49,7 +49,7 @@ unsafe extern "C" {
     fn judge_native_datagram(group: u64, object: u64) -> u32;
 }
 
-/// What the hostile publisher chooses from at each offset: well-formed streams that differ from their first object on.
+/// Versions of the stream that the hostile publisher chooses from at each offset: well-formed, and different from their first object on.
 static STREAMS: LazyLock<[Vec<u8>; 3]> =
     LazyLock::new(|| [&[53usize, 1, 200, 0][..], &[51, 3], &[0, 7, 0, 190, 2]].map(subgroup));
 /// There is one ingress.
@@ -99,7 +99,7 @@ impl Userspace {
     }
 }
 
-/// Where userspace's parser stands behind the bytes; `None`: they are malformed.
+/// Returns the state of userspace's parser behind the bytes; `None` if they are malformed.
 fn position(bytes: &[u8]) -> Option<State> {
     match Parser::Header(Vec::new()).take(bytes)? {
         Parser::Header(_) => None,

@@ -346,13 +346,9 @@ fn forward_what_is_good(cases: usize, session: Option<u64>) -> [usize; 2] {
     seen
 }
 
-#[test]
-fn a_datagram_is_sent_within_every_limit_or_not_at_all() {
-    if !root("a_datagram_is_sent_within_every_limit_or_not_at_all") {
-        return;
-    }
-    let mut scene = Scene::new("dgl", Suite::Aes128Gcm, &ALIASES[..1]);
-    let sample = |group, object, payload: usize| Datagram {
+/// An object with nothing but its payload.
+fn plain_datagram(group: u64, object: u64, payload: Vec<u8>) -> Datagram {
+    Datagram {
         alias: ALIAS,
         group,
         object,
@@ -360,8 +356,17 @@ fn a_datagram_is_sent_within_every_limit_or_not_at_all() {
         end_of_group: false,
         properties: [].as_slice().into(),
         status: None,
-        payload: vec![3; payload].into(),
-    };
+        payload: payload.into(),
+    }
+}
+
+#[test]
+fn a_datagram_is_sent_within_every_limit_or_not_at_all() {
+    if !root("a_datagram_is_sent_within_every_limit_or_not_at_all") {
+        return;
+    }
+    let mut scene = Scene::new("dgl", Suite::Aes128Gcm, &ALIASES[..1]);
+    let sample = |group, object, payload: usize| plain_datagram(group, object, vec![3; payload]);
     let plain = sample(5, 1, 100);
     assert_eq!(scene.outcome(&plain), EgressOutcome::Sent);
     // max_datagram_frame_size counts the whole frame (RFC 9221, section 3): 3 bytes before the object, 4 of its own.
@@ -429,18 +434,8 @@ fn object_that_comes_twice_is_forwarded_once() {
     }
     let mut scene = Scene::new("dgt", Suite::ChaCha20Poly1305, &ALIASES[..1]);
     let frames = |group, object, payload: &'static [u8]| {
-        let datagram = Datagram {
-            alias: ALIAS,
-            group,
-            object,
-            priority: None,
-            end_of_group: false,
-            properties: [].as_slice().into(),
-            status: None,
-            payload: payload.into(),
-        };
         let mut frames = Vec::new();
-        frame::write_datagram(&encode(&datagram), &mut frames);
+        frame::write_datagram(&encode(&plain_datagram(group, object, payload.to_vec())), &mut frames);
         frames
     };
     for (group, object, sent) in [

@@ -1,6 +1,7 @@
 //! What is left of a client that has gone: nothing.
 
 mod access;
+mod asked;
 mod budgets;
 mod goaway;
 mod updates;

@@ -1,48 +1,19 @@
 //! How many updates of a request a peer lets us send.
 
-use bytes::BytesMut;
 use millrace_proto::moq::{
     message::{RequestOk, RequestUpdate},
     property::TrackProperties,
 };
 
-use super::*;
-use crate::{
-    incomplete::Incomplete,
-    wire::{GoAways, Incoming, MessageReader},
+use super::{
+    asked::{Asked, DRAFT},
+    *,
 };
 
 /// How long a test waits to see that nothing comes.
 const QUIET: Duration = Duration::from_millis(200);
-const DRAFT: Draft = Draft::D22;
-
-/// A request in draft-22.
-struct Asked {
-    send: SendStream,
-    reader: MessageReader,
-}
 
 impl Asked {
-    async fn open(connection: &Connection, message: impl Into<Message>) -> Self {
-        let (send, recv) = connection.streams().open_bi().await.unwrap();
-        let held = Arc::<Incomplete>::default().stream();
-        let reader = MessageReader::new(DRAFT, recv, BytesMut::new(), held, GoAways::on_request(true));
-        let mut asked = Self { send, reader };
-        asked.say(message).await;
-        asked
-    }
-
-    async fn say(&mut self, message: impl Into<Message>) {
-        self.send.write_all(&encoded_in(DRAFT, message)).await.unwrap();
-    }
-
-    async fn message(&mut self) -> Message {
-        match time::timeout(PATIENCE, self.reader.next()).await.unwrap().unwrap() {
-            Incoming::Message(message) => message,
-            other => panic!("{other:?}"),
-        }
-    }
-
     /// The group that the relay asks for.
     async fn group_request(&mut self) -> Option<u64> {
         match self.message().await {
