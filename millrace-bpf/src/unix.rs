@@ -1,4 +1,4 @@
-//! What the kernel knows of who is at the other end of a Unix socket.
+//! Asks the kernel who is at the other end of a Unix socket.
 
 #![allow(unsafe_code)]
 

@@ -112,7 +112,7 @@ pub struct Rule {
     pub agree: Agree,
     pub tier: Tier,
     pub connect: Connect,
-    /// Of this host, at which peers reach its servers besides those that their carriers come to.
+    /// Addresses of this host at which peers reach its servers, besides those that their carriers come to.
     pub addresses: Vec<IpAddr>,
     /// Of the pool.
     pub graft: Option<String>,

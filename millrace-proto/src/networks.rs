@@ -1,4 +1,4 @@
-//! Whom an address stands for: one client, and the networks that it is in.
+//! Clients and the networks that they are in, by address.
 //!
 //! One client has an IPv4 address or an IPv6 /64, but whoever has a /48 has 65,536 of them. So each wider network has a limit of its own, which
 //! is a multiple of one client's: generous enough for a translator of addresses, or a site with many clients.

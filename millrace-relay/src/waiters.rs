@@ -1,11 +1,11 @@
-//! Who waits for what. Nobody is woken but by what it waits for, once.
+//! Tasks that wait, by key. A task is woken once, by the key that it waits for and by no other.
 
 use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-/// Those who wait, by what they wait for.
+/// The tasks that wait, by key.
 pub struct Waiters<K>(Mutex<State<K>>);
 
 struct State<K> {
@@ -13,7 +13,7 @@ struct State<K> {
     next: u64,
 }
 
-/// A place among those who wait, until this is dropped.
+/// A task's place among those that wait, until it is dropped.
 pub struct Waiter<'a, K: Ord + Clone> {
     waiters: &'a Waiters<K>,
     place: (K, u64),
@@ -27,7 +27,7 @@ impl<K> Default for Waiters<K> {
 }
 
 impl<K: Ord + Clone> Waiters<K> {
-    /// Waits for `key` from now on. Call this before the look at what is there, so that nothing is missed.
+    /// Registers the caller for `key`. Call this before you look for it, so that no arrival is missed.
     pub fn wait(&self, key: &K) -> Waiter<'_, K> {
         let mut state = self.0.lock();
         let place = (key.clone(), state.next);
@@ -37,19 +37,19 @@ impl<K: Ord + Clone> Waiters<K> {
         Waiter { waiters: self, place, woken }
     }
 
-    /// Wakes those who wait for `key`.
+    /// Wakes the tasks that wait for `key`.
     pub fn wake(&self, key: &K) {
         self.wake_range(key, |waiting| waiting == key);
     }
 
-    /// Wakes those who wait for `first` or what stands behind it, as far as that is `wanted`.
+    /// Wakes the tasks that wait for `first` and for the keys behind it, until one is not `wanted`.
     pub fn wake_range(&self, first: &K, wanted: impl Fn(&K) -> bool) {
         let mut state = self.0.lock();
         let mut from = (first.clone(), 0);
         while let Some((place, _)) = state.by_key.range(from..).next().filter(|((key, _), _)| wanted(key)) {
             from = place.clone();
             if let Some(sender) = state.by_key.remove(&from) {
-                let _ = sender.send(()); // it is leaving
+                let _ = sender.send(()); // the task may be gone
             }
         }
     }

@@ -86,7 +86,7 @@ struct Contents {
     others: bool,
     /// An acknowledgement named a number that was left out, or the peer has more under way than it may.
     lies: bool,
-    /// STREAM frames of which bytes came before.
+    /// STREAM frames that repeat bytes.
     repeats: Vec<Repeat>,
 }
 

@@ -1,4 +1,4 @@
-//! Closes what may linger, in threads of which nobody waits for the end.
+//! Closes what may linger, in threads that nobody waits for.
 //!
 //! Whoever connects to a Unix socket may pass descriptors. The kernel closes those that nobody has taken with the connection, and to close a TCP
 //! socket takes as long as its owner has set (`SO_LINGER`). It waits only until the thread that closes it has a signal, however.
@@ -20,7 +20,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// Connections that wait for it.
 const WAITING: usize = 64;
-/// For a thread to end by itself, between two looks.
+/// Time between two looks whether a thread has ended by itself.
 const PATIENCE: Duration = Duration::from_millis(5);
 /// For one that has been told so again and again. Such as closes a file of a file system that does not answer may never do.
 const PATIENCE_MOST: Duration = Duration::from_secs(5);

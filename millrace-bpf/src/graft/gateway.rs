@@ -83,8 +83,8 @@ impl Run {
         self.mark()
     }
 
-    /// Marks the run as a live one in this network namespace, for as long as what is returned is there: a raw socket, which sends and receives
-    /// nothing. Nobody else can make one without a privilege; names and ports anybody may take.
+    /// Marks the run as a live one in this network namespace, until the returned raw socket is closed. It sends and
+    /// receives nothing. Nobody else can make one without a privilege; names and ports anybody may take.
     fn hold(self) -> io::Result<OwnedFd> {
         let (flags, protocol) = (SockFlag::SOCK_CLOEXEC, SockProtocol::Raw);
         let held = socket(AddressFamily::Inet, SockType::Raw, flags, protocol)?;

@@ -119,7 +119,8 @@ impl Ingress {
         self.write(position);
     }
 
-    /// Userspace is there: if the program is not, it goes on there. If it is, both must have found the same.
+    /// Says that userspace has come to this position. If the program is behind, it goes on from there; if it is at the same offset, both must
+    /// have found the same.
     pub fn advance(&self, position: &Position) {
         let entry = self.entry();
         if self.next() > position.offset {
@@ -134,7 +135,7 @@ impl Ingress {
         }
     }
 
-    /// With the lock: whether the program stands at another place in the framing.
+    /// Reports, with the lock held, whether the program stands at another place in the framing.
     fn differs(&self, position: &Position) -> bool {
         // SAFETY: whoever has the lock may read.
         let state = unsafe { *self.entry().state.get() };
@@ -183,7 +184,7 @@ pub(super) fn leave(entry: &intf::Ingress, stream_id: u64, bytes: &Range<u64>, f
     entry.apart_end.store(end.max(bytes.end), Ordering::Relaxed);
 }
 
-/// With the lock: has the program forward nothing more of the stream.
+/// Has the program, with the lock held, forward nothing more of the stream.
 fn contradict(entry: &intf::Ingress) {
     // SAFETY: whoever has the lock may write.
     unsafe { (*entry.state.get()).field = intf::BROKEN };

@@ -16,7 +16,7 @@ use crate::networks::{Network, levels};
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     pub receivers: usize,
-    /// Those of one client: an IPv4 address or an IPv6 /64. Wider networks have multiples of it ([`levels`]).
+    /// Receivers of one client: an IPv4 address or an IPv6 /64. Wider networks have multiples of it ([`levels`]).
     pub per_address: usize,
     /// The longest lease.
     pub lease: Duration,
@@ -287,7 +287,7 @@ impl Receivers {
     }
 }
 
-/// Those in a network of one of them.
+/// Receivers in a network of one of them.
 fn of_network<T>(
     all: &BTreeMap<SocketAddr, T>,
     one: SocketAddr,

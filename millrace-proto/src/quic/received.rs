@@ -1,4 +1,4 @@
-//! What has been received on a connection: packet numbers, and the bytes of the peer's unidirectional streams.
+//! Notes what has been received on a connection: packet numbers, and the bytes of the peer's unidirectional streams.
 //!
 //! Two readers of one stream, of which each takes the bytes that came first by its own rule, differ as soon as a peer sends
 //! other bytes for an offset that it has already used. [`ReceivedStreams`] says which bytes of a frame are new, and [`cut`]
@@ -64,7 +64,7 @@ impl Part {
     }
 }
 
-/// Which bytes of the peer's unidirectional streams were received.
+/// The bytes of the peer's unidirectional streams that were received.
 ///
 /// States of a stream: not known, until its first byte; open, until all bytes up to its end are there, or it is reset; over.
 /// [`Self::take`] and [`Self::reset`] move it, in the order in which the frames arrive.
@@ -72,7 +72,7 @@ impl Part {
 pub struct ReceivedStreams {
     /// By ID.
     open: BTreeMap<u64, Extent>,
-    /// Those that are over, by index.
+    /// Indices of streams that are over.
     over: Ranges,
     most: usize,
 }
@@ -80,9 +80,9 @@ pub struct ReceivedStreams {
 /// The bytes of one stream.
 #[derive(Debug, Default)]
 struct Extent {
-    /// All bytes before this offset.
+    /// Offset before which all bytes have come.
     front: u64,
-    /// Others, behind a hole.
+    /// Bytes behind a hole.
     ahead: Ranges,
     size: Option<u64>,
 }
@@ -115,7 +115,7 @@ impl Extent {
     }
 }
 
-/// What of a STREAM frame is new.
+/// The part of a STREAM frame that is new.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Taken {
     All,
@@ -124,7 +124,7 @@ pub enum Taken {
     TooMuch,
 }
 
-/// What is new of a STREAM frame that repeats bytes, or that contradicts an earlier one.
+/// The new bytes of a STREAM frame that repeats some, or that contradicts an earlier one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Part {
     /// Bytes of the stream, ascending.
@@ -202,7 +202,7 @@ impl ReceivedStreams {
 /// A STREAM frame of which not all bytes are new.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Repeat {
-    /// Its place in the payload; the data are the last bytes of it.
+    /// The frame's place in the payload; the data are the last bytes of it.
     at: Range<usize>,
     id: u64,
     end: u64,

@@ -64,7 +64,7 @@ pub struct Limits {
     pub share: Share,
     /// Bytes of registered tokens of one session: MAX_AUTH_TOKEN_CACHE_SIZE.
     pub token_cache: u64,
-    /// Of sessions that have shown no right.
+    /// Bounds of sessions that have shown no right.
     pub unproven: unproven::Bounds,
 }
 

@@ -179,7 +179,7 @@ pub struct Grant {
     pub scopes: Vec<Scope>,
     /// The connection's path has to be this, below it or above it: a JWT's `root`.
     pub root: Option<Vec<String>>,
-    /// Of each key that verifies it: the only issuer that it speaks for, if it is bound to one.
+    /// For each key that verifies it, the only issuer that it speaks for, if it is bound to one.
     pub signers: Vec<Option<Arc<str>>>,
 }
 

@@ -59,7 +59,7 @@ pub struct Access {
     /// By address or network.
     clients: Mutex<Clients>,
     unproven: Arc<Unproven>,
-    /// What of the settings could not be read when it was read last.
+    /// The files of the settings that could not be read the last time.
     unread: Mutex<Vec<Unread>>,
     refused: Mutex<BTreeMap<&'static str, u64>>,
 }
@@ -187,7 +187,7 @@ impl Access {
         *self.unread.lock() = unread;
     }
 
-    /// What of the settings could not be read when it was read last.
+    /// The files of the settings that could not be read the last time.
     pub fn unread(&self) -> Vec<Unread> {
         self.unread.lock().clone()
     }

@@ -46,7 +46,7 @@ pub enum Identity {
     Client(IpAddr),
 }
 
-/// Whose a token is, among those of its issuer.
+/// The party that a token of an issuer was made for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Holder {
     Subject(String),

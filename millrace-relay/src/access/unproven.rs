@@ -42,7 +42,7 @@ pub struct Unproven {
 #[derive(Debug, Default)]
 struct Waiting {
     next: u64,
-    /// By age, the oldest first.
+    /// Sessions by age, the oldest first.
     places: BTreeMap<u64, Session>,
     of_client: HashMap<IpAddr, usize>,
 }

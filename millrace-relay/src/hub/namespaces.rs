@@ -64,7 +64,7 @@ pub struct Watch<E> {
     namespaces: Weak<Namespaces>,
     prefix: Namespace,
     id: u64,
-    /// What was there when it began, as far as it has been looked at.
+    /// How far the entries that were there when it began have been looked at.
     page: VecDeque<E>,
     /// The rest of it.
     present: Option<Pages<E>>,

@@ -1,4 +1,4 @@
-//! What stands below a prefix, a page at a time: no look at it holds a lock for longer, or takes more than is wanted.
+//! Lists what stands below a prefix, a page at a time: no look at it holds a lock for longer, or takes more than is wanted.
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +15,7 @@ pub const PAGE: usize = 64;
 pub type Pages<E> = Box<dyn FnMut() -> Page<E> + Send>;
 
 pub struct Page<E> {
-    /// Those of the page's entries that are wanted.
+    /// Entries of the page that are wanted.
     pub found: Vec<E>,
     /// There may be another page.
     pub more: bool,

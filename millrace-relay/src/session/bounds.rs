@@ -1,4 +1,4 @@
-//! What bounds the work that control messages cause.
+//! Bounds of the work that control messages cause.
 //!
 //! | bound | messages | what holds |
 //! | --- | --- | --- |
@@ -13,7 +13,7 @@
 
 use millrace_proto::moq::{Message, Parameters};
 
-/// What bounds the work that a message of a peer causes.
+/// The bound of the work that a message of a peer causes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
     Admission,

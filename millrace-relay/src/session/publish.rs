@@ -45,7 +45,7 @@ pub struct Publications {
     waiting: Waiters<u64>,
     /// The numbers of tracks that the peer is asked for at the moment.
     asking: Mutex<HashSet<u32>>,
-    /// Who waits for the answer to such a number.
+    /// Tasks that wait for the answer to such a number.
     answered: Waiters<u32>,
 }
 

@@ -18,7 +18,7 @@ pub struct Quotas {
 }
 
 impl Quotas {
-    /// Those of the upstream relay's session: it has the tracks of everybody there.
+    /// Places of the upstream relay's session: it has the tracks of everybody there.
     pub fn of_upstream() -> Self {
         Self { offloaded_tracks: Arc::new(Semaphore::new(Semaphore::MAX_PERMITS)), ..Self::default() }
     }

@@ -59,7 +59,7 @@ struct State {
     /// Of those who have a lease.
     reached: HashMap<SocketAddr, Reached>,
     events: BTreeMap<&'static str, u64>,
-    /// Those of all receivers.
+    /// Reports of all receivers.
     reports: Reports,
 }
 
@@ -69,7 +69,7 @@ struct Reached {
     /// The source that its reports are judged by.
     judged: Option<u32>,
     heard: Option<Heard>,
-    /// Those of this receiver.
+    /// Reports of this receiver.
     reports: Reports,
     /// When it was last looked at.
     no_neighbour: u64,

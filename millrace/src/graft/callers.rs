@@ -1,4 +1,4 @@
-//! Who calls: handshakes that are under way. Strangers share some places, of which no network gets all. Whoever the settings name, or has shown a
+//! Handshakes that are under way, by the address that they come from. Strangers share some places, of which no network gets all. Whoever the settings name, or has shown a
 //! known key from there before, has places of its own, which no stranger takes.
 
 use std::{
@@ -24,7 +24,7 @@ pub struct Callers(Arc<Mutex<State>>);
 struct State {
     strangers: Places,
     known: HashMap<IpAddr, usize>,
-    /// From where peers have shown their keys, the latest last.
+    /// Addresses from which peers have shown their keys, the latest last.
     shown: HashMap<String, VecDeque<IpAddr>>,
 }
 

@@ -45,7 +45,7 @@ impl Flags {
 #[derive(Clone, Debug, Default)]
 pub struct Access {
     token: Option<Token>,
-    /// What a browser shows in the token's place, and its name.
+    /// The cookie that a browser shows in place of the token, and its name.
     cookie: Option<(String, Secret)>,
     names: Vec<String>,
     public: &'static [&'static str],

@@ -19,7 +19,7 @@ pub struct Crowd {
 #[derive(Default)]
 struct State {
     next: u64,
-    /// By when they came, or asked last.
+    /// Connections by when they came, or asked last.
     may_end: BTreeMap<u64, AbortHandle>,
 }
 
@@ -50,7 +50,7 @@ impl Member {
         member
     }
 
-    /// It has come, or asked for something without the token, just now.
+    /// Notes that the connection has come, or asked for something without the token, just now: others are ended before it.
     pub fn wait(&self) {
         let at = &mut *self.at.lock();
         let state = &mut *self.crowd.state.lock();
@@ -61,7 +61,7 @@ impl Member {
         self.crowd.more.notify_one();
     }
 
-    /// It has shown the token: it is not ended for others' sake until it asks for something without.
+    /// Notes that the connection has shown the token: it is not ended to make room, until it asks for something without the token.
     pub fn leave(&self) {
         if let Some(at) = self.at.lock().take() {
             self.crowd.state.lock().may_end.remove(&at);

@@ -186,7 +186,7 @@ impl Token {
     }
 }
 
-/// What is derived from a token for one purpose.
+/// A secret that is derived from a token for one purpose.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use tracing::{Event, Level, Subscriber, callsite::Identifier, warn};
 use tracing_subscriber::{Layer, layer::Context};
 
-/// Where lines about lines come from. They have no limit of their own: there is at most one before a line that has.
+/// The target of lines about lines that were left out. They have no limit of their own: there is at most one before a line that has.
 const TARGET: &str = "millrace::log";
 
 static SUPPRESSED: AtomicU64 = AtomicU64::new(0);
@@ -21,7 +21,7 @@ pub fn suppressed() -> u64 {
     SUPPRESSED.load(Relaxed)
 }
 
-/// Lets through what each place in the code may write. Who asks for `debug` or `trace` gets all of that.
+/// Lets through what each place in the code may write. `debug` and `trace` have no limit.
 #[derive(Default)]
 pub(super) struct Limit(Mutex<HashMap<Identifier, LogLimit>>);
 

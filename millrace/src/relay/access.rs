@@ -24,7 +24,7 @@ use super::{
     tls::{self, Stamp, stamp},
 };
 
-/// What the files say.
+/// The contents of the files.
 pub struct Loaded {
     pub policy: Policy,
     pub client_roots: Option<Arc<RootCertStore>>,

@@ -19,7 +19,7 @@ const GROUPS: u64 = 6;
 const LONG: usize = 1000;
 const SHORT: usize = 51;
 const DATAGRAMS: u64 = 50;
-/// Of what follows, in each packet, bytes.
+/// Bytes of what follows in each packet.
 const PIECE: usize = 300;
 
 /// How a stream contradicts itself.

@@ -134,7 +134,7 @@ impl Entry {
         }
     }
 
-    /// Nothing more of a rendition goes to the subscriber: the right to it is over.
+    /// Sends nothing more of a rendition to the subscriber, whose right to it is over.
     fn give_up(&self, track: &LiveTrack) {
         let now = Instant::now();
         track.unsubscribe(self.subscription(), now);

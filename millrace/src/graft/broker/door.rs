@@ -38,7 +38,7 @@ pub struct Door {
     strangers: Places,
 }
 
-/// What came to the door.
+/// A connection that came to the socket.
 pub enum Arrival {
     Application(Line, Caller),
     /// All places that this user may have are taken.

@@ -24,7 +24,7 @@ use super::places::Place;
 
 /// Records that were read and wait.
 const AHEAD: usize = 4;
-/// Of a thread, bytes: a record, and room for reading it.
+/// Stack of a thread in bytes: a record, and room for reading it.
 const STACK: usize = 64 * 1024 + 2 * RECORD_MAX;
 
 /// The broker's side of it. Ends the connection when it is dropped.

@@ -39,7 +39,7 @@ const PAUSE_LEAST: Duration = Duration::from_millis(200);
 const PAUSE_MOST: Duration = Duration::from_secs(10);
 /// How often it is looked whether a carrier that the peer has called for still is.
 const LOOK: Duration = Duration::from_millis(500);
-/// For a handshake, of who has not shown its key.
+/// Time for a handshake in which no known key was shown yet.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 /// Of both directions of the socket: what comes while this process does not run.
 const SOCKET_BYTES: usize = 4 << 20;

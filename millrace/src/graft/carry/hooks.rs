@@ -30,7 +30,7 @@ use super::{
 
 /// Commands at once.
 const COMMANDS_MAX: usize = 64;
-/// Cgroups of which it is remembered where they are.
+/// Cgroups whose place is remembered.
 const KNOWN_MAX: usize = 4096;
 
 pub struct Hooks {
