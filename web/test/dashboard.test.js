@@ -14,7 +14,7 @@ import { after, before } from "node:test";
 
 import { chromium } from "playwright-core";
 
-import { BOUND_MS, changes, settles, start, test } from "./support.js";
+import { BOUND_MS, BROWSER, changes, settles, start, test } from "./support.js";
 
 const { MILLRACE, REPORTS, SHOTS, PICTURE, CHROMIUM = "/usr/bin/chromium" } = process.env;
 /** Of a replay, so many times as fast as it was. */
@@ -179,7 +179,7 @@ const text = (page, selector) => page.locator(selector).first().innerText();
 
 before(async () => {
   if (SHOTS) mkdirSync(SHOTS, { recursive: true });
-  browser = await chromium.launch({ executablePath: CHROMIUM, args: ["--no-sandbox"], timeout: BOUND_MS });
+  browser = await chromium.launch({ executablePath: CHROMIUM, args: BROWSER, timeout: BOUND_MS });
 });
 
 after(async () => {
