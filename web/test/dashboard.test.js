@@ -196,7 +196,7 @@ test("two CPUs: every view opens, updates, and is kept to itself", async () => {
     const figures = () => text(tab, "#view table tbody");
     await changes(figures, await figures());
     // Some history, so that the picture shows one.
-    await waitForReports(tab, 30);
+    await waitForReports(tab, 12);
     for (const view of ["cpus", "parts", "flame", "processes", "cgroups", "programs", "about"]) {
       await tab.locator(`#tab-${view}`).click();
       await settles(`the choice of ${view}`, () => tab.locator(`#tab-${view}`).getAttribute("aria-selected"), "true");
@@ -221,7 +221,7 @@ test("128 CPUs are readable, in the light and in the dark", async () => {
       const isShort = (bars) => bars.y + bars.height < 1000;
       await settles("all bars on one screen or little more", () => tab.locator(".cpus").boundingBox(), isShort);
       // Some history, so that the picture shows one.
-      await waitForReports(tab, 20);
+      await waitForReports(tab, 6);
       await shot(tab, `many-${colorScheme}`);
       if (colorScheme === "dark") {
         await tab.locator("#tab-flame").click();

@@ -20,7 +20,7 @@ const { MILLRACE, CLIP, FILMED, ENGINE = "user", SHOTS, MOQ_SUB, CHROMIUM = "/us
 /** Less than clocks differ by that are not the same. */
 const SAME_CLOCK_MS = 60_000;
 /** Frames that make a moving picture. */
-const SOME = 60;
+const SOME = 30;
 
 /** One that needs no device, and that nobody is asked about. */
 const CAMERA = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"];
