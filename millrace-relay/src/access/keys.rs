@@ -117,6 +117,10 @@ pub fn read(bytes: &[u8]) -> Result<Vec<Key>, KeyError> {
 /// # Errors
 /// It is too short, or a key or a certificate in some format: these are no secrets.
 pub fn read_secret(bytes: &[u8]) -> Result<Key, KeyError> {
+    // The last byte of a key in DER may look like the end of a line.
+    if let Some(what) = recognise(bytes) {
+        return Err(KeyError::NotSecret(what));
+    }
     let text = bytes.strip_suffix(b"\n").map_or(bytes, |front| front.strip_suffix(b"\r").unwrap_or(front));
     secret(if text.len() < MIN_SECRET { bytes } else { text }, None, None)
 }

@@ -61,8 +61,11 @@ fn public_files() -> Vec<(String, Vec<u8>)> {
     let blob = [&[0, 0, 0, 11][..], b"ssh-ed25519", &[0, 0, 0, 32], &[7; 32]].concat();
     let utf16 = pem.encode_utf16().flat_map(u16::to_le_bytes);
     let line = format!("ssh-ed25519 {} alice@example", STANDARD.encode(&blob));
-    let plain: [(&str, Vec<u8>); 16] = [
+    let mut ends_like_a_line = pair.subject_public_key_info();
+    *ends_like_a_line.last_mut().unwrap() = b'\n';
+    let plain: [(&str, Vec<u8>); 17] = [
         ("SPKI in DER", pair.subject_public_key_info()),
+        ("SPKI in DER whose last byte is that of a line's end", ends_like_a_line),
         ("Ed25519 in DER", ed25519.subject_public_key_info()),
         ("private key in DER", pair.serialize_der()),
         ("certificate in DER", certificate.der().to_vec()),
