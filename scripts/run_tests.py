@@ -13,8 +13,8 @@ Tiers: a test belongs to `make test` unless it says otherwise where it stands: `
 with `//! Runs: alone` come last, one after the other; `//! Harness: its own` says that it has no tests to list.
 
 A test is started when its share of a CPU, as measured before (scripts/test-times.tsv, then target/test/measured.tsv), fits beside those
-that run, and while there is memory and tests seldom wait for a CPU. Reports and logs are in target/test: `times` (a table by program), `measured.tsv`, `logs/`, and
-`flaky/`, the logs of tests that failed, and then passed three times alone (with CI=true only).
+that run, and while there is memory and tests seldom wait for a CPU. Reports and logs are in target/test: `times` (a table by program),
+`measured.tsv`, `logs/`, and `flaky/`, the logs of tests that failed, and then passed three times alone (with CI=true only).
 
 --endure runs everything under adverse conditions: beside stress-ng; on one CPU; in random order; or with processes that tests
 started (never a test program itself) stopped for up to half a second at a time. The result is added to target/endurance.jsonl.
@@ -44,8 +44,8 @@ TIMEOUT = 900
 AT_ONCE = 24
 # CPUs' worth of expected work at once, for each CPU that there is: what waits is worth little.
 LOAD = 1.25
-# While more tests than FEW run for each CPU, none is begun if somebody has waited for a CPU for more than PRESSURE of the last second:
-# another test would make the run no shorter, and each of the others slower, to the point where peers give up.
+# Once FEW tests run for each CPU, none is begun while tasks wait for a CPU for more than the share PRESSURE of the time: it would not
+# shorten the run, and would slow down the others until their sessions time out.
 FEW = 4
 PRESSURE = 0.7
 # No test is begun while less memory is there, in MiB.
@@ -178,7 +178,7 @@ class Runner:
         self.running = {}  # pid: (test, when, log)
         self.results = {}
         self.adversary = Adversary(endure, seed)
-        # stress-ng waits for CPUs all the time.
+        # Beside stress-ng there are tasks that wait all the time.
         self.pressure = Pressure() if endure != "stress" else None
         self.wakes = wakes_by_children()
         (OUT / "logs").mkdir(parents=True, exist_ok=True)
@@ -202,7 +202,9 @@ class Runner:
         cpus = len(os.sched_getaffinity(0))
         if len(self.running) >= AT_ONCE or (self.running and available_memory() < MEMORY):
             return False
-        if len(self.running) >= FEW * cpus and self.pressure and self.pressure.share() > PRESSURE:
+        # It is read each time, since a share is that of the time since the last but one reading.
+        is_pressed = self.pressure and self.pressure.share() > PRESSURE
+        if is_pressed and len(self.running) >= FEW * cpus:
             return False
         load = sum(test.share for test, _, _ in self.running.values())
         for test in self.waiting:
@@ -517,8 +519,9 @@ def skipped(results):
 
 
 class Pressure:
-    """For which share of the last second, more or less, some task waited for a CPU."""
+    """Measures for which share of about the last second some task waited for a CPU."""
 
+    # Least seconds between two samples; a share is taken from the last but one.
     WINDOW = 0.7
 
     def __init__(self):

@@ -10,7 +10,7 @@ import { inspect, isDeepStrictEqual } from "node:util";
 /** How long a test waits for a state before it fails. It is far more than any state takes, because it is not what a test is about. */
 export const BOUND_MS = 300_000;
 const PAUSE_MS = 50;
-/** Root's browser. It paints by itself: where there is no GPU, to emulate one takes a fifth more CPU. */
+/** Arguments of Chromium, which root has to start without a sandbox. It draws in software: to emulate a GPU takes a fifth more CPU. */
 export const BROWSER = ["--no-sandbox", "--disable-gpu"];
 /** Of each program that a failed test had started, counted from the end. */
 const LINES = 40;

@@ -79,8 +79,8 @@ fn is_utf16(bytes: &[u8]) -> bool {
     big.is_some_and(|text| zeros_at(text, 0)) || little.is_some_and(|text| zeros_at(text, 1))
 }
 
-/// One SEQUENCE from the first to the last byte that begins as keys and certificates do: with a SEQUENCE, a number, an object
-/// identifier or a version. Of random bytes that are a secret, less than one in a million is taken for that.
+/// One SEQUENCE, with nothing but white space behind it, that begins as keys and certificates do: with a SEQUENCE, a number, an
+/// object identifier or a version. Of random bytes that are a secret, less than one in a million is taken for that.
 fn is_der(bytes: &[u8]) -> bool {
     let Some((&0x30, rest)) = bytes.split_first() else { return false };
     let (len, content) = match rest.split_first() {
@@ -91,7 +91,8 @@ fn is_der(bytes: &[u8]) -> bool {
         }
         _ => return false,
     };
-    content.len() == len && matches!(content.first(), Some(0x30 | 0x02 | 0x06 | 0xa0))
+    let Some((content, rest)) = content.split_at_checked(len) else { return false };
+    rest.trim_ascii().is_empty() && matches!(content.first(), Some(0x30 | 0x02 | 0x06 | 0xa0))
 }
 
 /// What it is in base64, of either alphabet, and in hexadecimal, line ends left out.

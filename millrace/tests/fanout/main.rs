@@ -81,7 +81,7 @@ fn what_ffmpeg_sends_reaches_all_byte_for_byte_and_in_order() {
         let mut ffmpeg = scene.in_sender("ffmpeg");
         let ffmpeg =
             ffmpeg.args(["-v", "error"]).args(source).args(coded).stderr(Stdio::piped()).spawn().unwrap();
-        // It is forgotten some time after the last packet.
+        // The fan-out forgets the sender's SSRC some seconds after the last packet.
         let has_sender = |it: &Status| it.streams[0].ssrc.is_some();
         wait_until("the sender's SSRC", || fanout.status(), has_sender);
         let output = ffmpeg.wait_with_output().unwrap();

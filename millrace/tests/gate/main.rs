@@ -39,8 +39,8 @@ fn policy(connections: u32) -> String {
     format!("[[scope]]\nname = \"web\"\nport = {PORT}\nrules.quota = {{ connections = {connections} }}\n")
 }
 
-fn unix_seconds() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64()
+fn unix_time() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap()
 }
 
 /// A server that knows of no gate.
@@ -113,9 +113,9 @@ async fn a_server_that_knows_of_no_gate_is_guarded_by_one() {
     assert_eq!(scrape("/healthz"), (200, "ok\n".to_owned()), "the gate does its work");
     assert_eq!(site.connect(SHORT).await.unwrap_err(), ConnectionError::TimedOut);
     std::fs::write(site.path("gate.toml"), policy(3)).unwrap();
-    let before = unix_seconds();
+    let before = unix_time().as_secs_f64();
     assert_eq!(gate.succeed(&["reload"]), "the policy was read again\n");
-    let after = unix_seconds();
+    let after = unix_time().as_secs_f64();
     assert_eq!(gate.succeed(&["policy"]), policy(3));
     let status = gate.status(); // exact: the reload was answered
     let reload = status.reload.unwrap();

@@ -63,9 +63,11 @@ fn public_files() -> Vec<(String, Vec<u8>)> {
     let line = format!("ssh-ed25519 {} alice@example", STANDARD.encode(&blob));
     let mut ends_like_a_line = pair.subject_public_key_info();
     *ends_like_a_line.last_mut().unwrap() = b'\n';
-    let plain: [(&str, Vec<u8>); 17] = [
+    let with_lines = [&ends_like_a_line[..], b"\n\r\n"].concat();
+    let plain: [(&str, Vec<u8>); 18] = [
         ("SPKI in DER", pair.subject_public_key_info()),
         ("SPKI in DER whose last byte is that of a line's end", ends_like_a_line),
+        ("the same, and more line ends", with_lines),
         ("Ed25519 in DER", ed25519.subject_public_key_info()),
         ("private key in DER", pair.serialize_der()),
         ("certificate in DER", certificate.der().to_vec()),
