@@ -4,7 +4,7 @@
 A promise is a row of a table whose first column is called `promise`, or an item of a list that begins with a name in
 backticks: "* `open-relay`: An open relay ...". The section "Tests of the promises" has an item for each, which names its
 tests as `FILE::TEST`; `::TEST` stands in the file that was named before it. A test is a function with the attribute of a
-test that `make test` or `make test-all` runs.
+test that `make test` or `make test-all` runs, or, in a file that is its own harness, one of its list: `("name", name)`.
 
     scripts/promises.py [--self-test]
 """
@@ -88,13 +88,15 @@ def missing(text, read):
 
 def is_test(source, name):
     """Whether a function has the attribute of a test, and is not one that tests call in a process of its own."""
+    if f'("{name}", {name})' in source:
+        return True
     found = re.search(rf"((?:^[ \t]*(?:#\[.*|///?.*)\n)+)^[ \t]*(?:pub )?(?:async )?fn {name}\(", source, re.M)
     return bool(found) and bool(re.search(r"#\[(?:\w+::)?test\b", found[1])) and "helper: " not in found[1]
 
 
 def self_test():
     source = "#[test]\n#[ignore = \"test-all: long\"]\nfn one() {}\n\n#[tokio::test(flavor = \"x\")]\n// Why.\nasync fn two() {}\nfn three() {}\n"
-    source += '#[test]\n#[ignore = "helper: of one"]\nfn four() {}\n'
+    source += '#[test]\n#[ignore = "helper: of one"]\nfn four() {}\nlet all = [("five", five)];\nfn five() {}\n'
     read = {"a/b.rs": source}.get
     table = "| promise | who |\n| --- | --- |\n| `first` | x |\n{row}\n\n* `second`: It is.\n\n* no promise\n\n" + TESTS + "\n\n"
     good = "* `first`: `a/b.rs::one`,\n  `::two`\n* `second`: `a/b.rs::two`\n"
@@ -105,6 +107,7 @@ def self_test():
         (table.replace("{row}", "| `second` | y |") + good, ["two promises are called second"]),
         (table.replace("{row}\n", "") + good + "* `other`: `a/b.rs::one`\n", ["tests are named for other"]),
         (table.replace("{row}\n", "") + good.replace("::two", "::three"), ["first: a/b.rs has no test three", "second: a/b.rs has no test three"]),
+        (table.replace("{row}\n", "") + good.replace("::one", "::five"), []),
         (table.replace("{row}\n", "") + good.replace("::one", "::four"), ["first: a/b.rs has no test four"]),
         (table.replace("{row}\n", "") + good.replace("a/b.rs::one", "a/c.rs::one"), ["no file a/c.rs for one", "no file a/c.rs for two"]),
     ]
