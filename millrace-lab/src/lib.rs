@@ -14,7 +14,8 @@
 //! ```
 //!
 //! [`mod@bench`] is `millrace bench`: relays, defences of a QUIC server, and the observer of networking's costs, each
-//! measured in such a network. It uses the lab, never the other way round. [`hostile`] is a client that means no good.
+//! measured in such a network. It uses the lab, never the other way round. [`hostile`] is a client that means no good,
+//! [`receivers`] are thousands of subscribers in one process.
 //! [`transport`] is how either comes to a relay; [`columns`], [`duration`] and [`address`] are how commands print tables, and read
 //! times and addresses.
 
@@ -25,4 +26,5 @@ pub mod duration;
 pub mod hostile;
 pub mod lab;
 mod progress;
+pub mod receivers;
 pub mod transport;
