@@ -33,11 +33,13 @@ pub struct Args {
     /// Objects per second to each of them
     #[arg(long, default_value_t = 10, value_name = "HZ")]
     rate_hz: u32,
+    /// Payload of an object
     #[arg(long, default_value_t = 1200, value_name = "BYTES")]
     object_bytes: u32,
     /// Time between the first viewer's change of address and the last one's
     #[arg(long, default_value_t = 1.0, value_name = "SECONDS")]
     within: f64,
+    /// Times that every relay is measured
     #[arg(long, default_value_t = 3)]
     rounds: usize,
     /// Write the rows here

@@ -51,6 +51,8 @@ pub struct Receivers {
     timers: BTreeSet<(Instant, usize)>,
     /// Sessions that are not connected yet.
     handshakes: usize,
+    /// Every session has been connected, or has failed.
+    have_come: bool,
     wave: Option<(Wave, Moved)>,
     next_move: Option<Instant>,
     next_tick: Instant,
@@ -76,6 +78,7 @@ impl Receivers {
             dirty: Vec::new(),
             timers: BTreeSet::new(),
             handshakes: 0,
+            have_come: false,
             wave: None,
             next_move: None,
             next_tick: Instant::now(),
@@ -166,10 +169,8 @@ impl Receivers {
         let is_done = |session: &Option<Session>| session.as_ref().is_some_and(Session::is_done);
         let sessions = self.sessions.iter().enumerate();
         self.dirty.extend(sessions.filter(|(_, session)| is_done(session)).map(|(at, _)| at));
-        if self.figures.bytes_per_session == 0
-            && self.handshakes == 0
-            && self.sessions.len() == self.settings.sessions
-        {
+        if !self.have_come && self.handshakes == 0 && self.sessions.len() == self.settings.sessions {
+            self.have_come = true;
             let taken = rss_bytes().saturating_sub(self.rss_before);
             self.figures.bytes_per_session = taken / self.figures.connected.max(1);
             self.next_move = self.settings.moves.map(|(every, _)| now + every);

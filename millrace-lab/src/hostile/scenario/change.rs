@@ -5,16 +5,15 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use super::Attack;
-use crate::hostile::{params::Params, peer::Peer};
+use crate::hostile::peer::Peer;
 
 /// How long one connection goes on with it.
 const ROUND: Duration = Duration::from_secs(1);
 
-/// Does a handshake, and then changes at the attack's rate and nothing else. The second argument of `change` is the part of the
+/// Says SETUP, and then changes at the attack's rate and nothing else. The second argument of `change` is the part of the
 /// round that is over, 0 to 1.
 fn change(attack: &mut Attack<'_>, change: impl Fn(&mut Peer, f64) -> Result<()>) -> Result<()> {
-    let mut peer = Peer::handshake(attack.target, Params::default())?;
-    peer.settle()?;
+    let mut peer = attack.peer()?;
     let (began, count) = (Instant::now(), attack.packets_per_s);
     for number in 0..count {
         let due = began + ROUND * number / count;
