@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use millrace_proto::quic::keys::Suite;
 use millrace_webtransport::Foreign;
 use parking_lot::RwLock;
 use quinn::{
@@ -24,7 +25,7 @@ use crate::{
     connection::Connection,
     driver::{self, Registry},
     marking::Marking,
-    offload::{Attached, Connect},
+    offload::{Attached, Enter},
     path::Path,
     seam::{ClientCrypto, ServerCrypto},
     secrets::Secrets,
@@ -94,8 +95,8 @@ struct Inner {
     registry: Arc<Registry>,
     alarm: Arc<Alarm>,
     sender: Arc<Sender>,
-    /// Makes the offloads of connections.
-    connect: Option<Connect>,
+    /// Makes the claims of connections to an offload, and says what suites one supports.
+    offloads: Option<(Enter, &'static [Suite])>,
 }
 
 impl Endpoint {
@@ -135,10 +136,10 @@ impl Endpoint {
         let most = if accepting.is_some() { MAX_FROM_CLIENTS } else { MAX_FROM_SERVERS };
         endpoint.max_udp_payload_size(most).unwrap_or_else(|_| unreachable!("above 1200"));
         let runtime = Arc::new(TokioRuntime);
-        let (socket, connect) = match config.offload.clone() {
+        let (socket, offloads) = match config.offload.clone() {
             Some(offload) => {
-                let Attached { socket, connect } = offload.attach(socket).map_err(failed)?;
-                (socket, Some(connect))
+                let Attached { socket, enter, suites } = offload.attach(socket).map_err(failed)?;
+                (socket, Some((enter, suites)))
             }
             None => (runtime.wrap_udp_socket(socket).map_err(failed)?, None),
         };
@@ -167,7 +168,7 @@ impl Endpoint {
                 registry,
                 alarm,
                 sender,
-                connect,
+                offloads,
             }),
         })
     }
@@ -313,7 +314,6 @@ impl Inner {
         let config = &self.config;
         let window = Window::open(&config.windows, config.receive_window, Instant::now())?;
         let secrets = Arc::new(Secrets::new(self.config.key_log.clone()));
-        let offload = self.connect.as_ref().and_then(|connect| connect(remote));
         let shared = Shared::new(
             Path::new(remote),
             window,
@@ -321,12 +321,12 @@ impl Inner {
             Arc::clone(&secrets),
             Arc::clone(&self.alarm),
             Arc::clone(&self.sender),
-            offload.clone().map(|offload| (offload, self.local_addr)),
+            self.offloads.as_ref().map(|(_, suites)| (self.local_addr, *suites)),
         );
         let shared = Arc::new(shared);
-        if let Some(offload) = offload {
+        if let Some((enter, _)) = &self.offloads {
             let owner: Weak<Shared> = Arc::downgrade(&shared);
-            offload.set_owner(owner);
+            shared.set_claim(enter(owner));
         }
         Some((shared, secrets))
     }
@@ -351,7 +351,9 @@ impl Inner {
         if self.local_addr.ip().is_unspecified() {
             shared.set_local(quic.local_ip());
         }
-        let connection = Connection { quic, shared, binding: OnceLock::new(), foreign: Foreign::default() };
+        let listed = self.registry.place(shared.turn.number());
+        let (binding, foreign) = (OnceLock::new(), Foreign::default());
+        let connection = Connection { quic, shared, binding, foreign, _listed: listed };
         let connection = Arc::new(connection);
         self.registry.add(&connection);
         connection

@@ -41,6 +41,12 @@ pub const ALL: &[Scenario] = &[
         round: handshake::unfinished,
     },
     Scenario {
+        name: "idle-hog",
+        about: "does 300 handshakes at a time, and says nothing behind them",
+        transport: None,
+        round: handshake::idle,
+    },
+    Scenario {
         name: "streams-before-setup",
         about: "opens streams of both kinds without saying SETUP, and leaves",
         transport: None,
