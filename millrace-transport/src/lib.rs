@@ -61,4 +61,4 @@ pub use endpoint::{AcceptError, BindError, ConnectError, Endpoint, Incoming, bin
 pub use paths::{PathChange, Paths};
 pub use stats::Stats;
 pub use tap::{Sent, Tap};
-pub use windows::{Share, Windows};
+pub use windows::{ReceiveWindow, Share, Windows};
