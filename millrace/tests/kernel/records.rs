@@ -97,7 +97,9 @@ impl<'a> Idlers<'a> {
                 if client.as_ref().is_none_or(|client| client.closed.is_some()) {
                     *client = connect();
                 }
-                client.iter_mut().for_each(|client| drop(client.pump(Duration::ZERO, |_| false)));
+                if let Some(client) = client {
+                    client.pump(Duration::ZERO, |_| false);
+                }
                 if self.stops.load(Relaxed) {
                     break;
                 }

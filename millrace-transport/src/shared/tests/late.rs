@@ -378,7 +378,7 @@ fn subscriber_that_loses_its_record_is_sent_what_the_kernel_has_not_sent() {
     let ingress: Arc<dyn Ingress> = Arc::new(Nothing);
     assert!(shared.delegate(key, &ingress, 0, 500));
     let Told::Delegated(id) = fake.take()[0] else { panic!("not delegated") };
-    let sent = |shared: &Shared| shared.downstream().stats().stream_bytes;
+    let sent = |shared: &Shared| shared.downstream().stats().stream_bytes; // exact: only this thread does anything here
     fake.send(now, (key, id), 500..600).unwrap();
 
     source.0.store(900, SeqCst);
