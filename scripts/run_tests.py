@@ -13,7 +13,7 @@ Tiers: a test belongs to `make test` unless it says otherwise where it stands: `
 with `//! Runs: alone` come last, one after the other; `//! Harness: its own` says that it has no tests to list.
 
 A test is started when its share of a CPU, as measured before (scripts/test-times.tsv, then target/test/measured.tsv), fits beside those
-that run, and while there is memory. Reports and logs are in target/test: `times` (a table by program), `measured.tsv`, `logs/`, and
+that run, and while there is memory and tests seldom wait for a CPU. Reports and logs are in target/test: `times` (a table by program), `measured.tsv`, `logs/`, and
 `flaky/`, the logs of tests that failed, and then passed three times alone (with CI=true only).
 
 --endure runs everything under adverse conditions: beside stress-ng; on one CPU; in random order; or with processes that tests
@@ -44,13 +44,14 @@ TIMEOUT = 900
 AT_ONCE = 24
 # CPUs' worth of expected work at once, for each CPU that there is: what waits is worth little.
 LOAD = 1.25
+# While more tests than FEW run for each CPU, none is begun if somebody has waited for a CPU for more than PRESSURE of the last second:
+# another test would make the run no shorter, and each of the others slower, to the point where peers give up.
+FEW = 4
+PRESSURE = 0.7
 # No test is begun while less memory is there, in MiB.
 MEMORY = 2048
 # Seconds and share of a CPU of a test that was never measured.
 UNKNOWN = (1.0, 0.5)
-# Seconds from which on a test gets a larger share of the CPUs (of nice -10): each test is a session, all sessions get the same, and the
-# run is not over before its longest test.
-LONG = 60
 # Tests that take less are not in the committed table.
 WORTH_SAVING = 0.5
 # How often a failed test is run again, alone, before it is called flaky.
@@ -177,6 +178,8 @@ class Runner:
         self.running = {}  # pid: (test, when, log)
         self.results = {}
         self.adversary = Adversary(endure, seed)
+        # stress-ng waits for CPUs all the time.
+        self.pressure = Pressure() if endure != "stress" else None
         self.wakes = wakes_by_children()
         (OUT / "logs").mkdir(parents=True, exist_ok=True)
 
@@ -198,6 +201,8 @@ class Runner:
     def start_one(self):
         cpus = len(os.sched_getaffinity(0))
         if len(self.running) >= AT_ONCE or (self.running and available_memory() < MEMORY):
+            return False
+        if len(self.running) >= FEW * cpus and self.pressure and self.pressure.share() > PRESSURE:
             return False
         load = sum(test.share for test, _, _ in self.running.values())
         for test in self.waiting:
@@ -272,16 +277,7 @@ def spawn(test, log):
             test.command, cwd=test.directory, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
     child.returncode = 0  # it is reaped here, and not by its destructor
-    if test.wall >= LONG:
-        favour(child.pid)
     return child.pid
-
-
-def favour(pid):
-    try:
-        Path(f"/proc/{pid}/autogroup").write_text("-10")
-    except OSError:
-        pass  # not root, no such file in this kernel, or it has ended
 
 
 def kill_group(pid):
@@ -518,6 +514,30 @@ def skipped(results):
         for reason in re.findall(r"\bSKIP\b.*", result.log.read_text(errors="replace")):
             found[reason] = found.get(reason, 0) + 1
     return found
+
+
+class Pressure:
+    """For which share of the last second, more or less, some task waited for a CPU."""
+
+    WINDOW = 0.7
+
+    def __init__(self):
+        self.samples = [(time.monotonic(), self.read())]
+
+    @staticmethod
+    def read():
+        """Microseconds since the machine began; 0 where the kernel does not say."""
+        try:
+            return int(re.search(r"^some .*total=(\d+)", Path("/proc/pressure/cpu").read_text(), re.M)[1])
+        except (OSError, TypeError):
+            return 0
+
+    def share(self):
+        now, waited = time.monotonic(), self.read()
+        if now - self.samples[-1][0] >= self.WINDOW:
+            self.samples = [self.samples[-1], (now, waited)]
+        since, before = self.samples[0]
+        return (waited - before) / 1e6 / max(now - since, 0.001)
 
 
 class Usage:

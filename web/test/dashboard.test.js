@@ -14,7 +14,7 @@ import { after, before } from "node:test";
 
 import { chromium } from "playwright-core";
 
-import { BOUND_MS, changes, settles, start, test } from "./support.js";
+import { BOUND_MS, BROWSER, changes, settles, start, test } from "./support.js";
 
 const { MILLRACE, REPORTS, SHOTS, PICTURE, CHROMIUM = "/usr/bin/chromium" } = process.env;
 /** Of a replay, so many times as fast as it was. */
@@ -179,7 +179,7 @@ const text = (page, selector) => page.locator(selector).first().innerText();
 
 before(async () => {
   if (SHOTS) mkdirSync(SHOTS, { recursive: true });
-  browser = await chromium.launch({ executablePath: CHROMIUM, args: ["--no-sandbox"], timeout: BOUND_MS });
+  browser = await chromium.launch({ executablePath: CHROMIUM, args: BROWSER, timeout: BOUND_MS });
 });
 
 after(async () => {
@@ -196,7 +196,7 @@ test("two CPUs: every view opens, updates, and is kept to itself", async () => {
     const figures = () => text(tab, "#view table tbody");
     await changes(figures, await figures());
     // Some history, so that the picture shows one.
-    await waitForReports(tab, 30);
+    await waitForReports(tab, 12);
     for (const view of ["cpus", "parts", "flame", "processes", "cgroups", "programs", "about"]) {
       await tab.locator(`#tab-${view}`).click();
       await settles(`the choice of ${view}`, () => tab.locator(`#tab-${view}`).getAttribute("aria-selected"), "true");
@@ -221,7 +221,7 @@ test("128 CPUs are readable, in the light and in the dark", async () => {
       const isShort = (bars) => bars.y + bars.height < 1000;
       await settles("all bars on one screen or little more", () => tab.locator(".cpus").boundingBox(), isShort);
       // Some history, so that the picture shows one.
-      await waitForReports(tab, 20);
+      await waitForReports(tab, 6);
       await shot(tab, `many-${colorScheme}`);
       if (colorScheme === "dark") {
         await tab.locator("#tab-flame").click();

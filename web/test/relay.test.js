@@ -14,13 +14,13 @@ import { after, before } from "node:test";
 
 import { chromium } from "playwright-core";
 
-import { BOUND_MS, settles, start, test, until } from "./support.js";
+import { BOUND_MS, BROWSER, settles, start, test, until } from "./support.js";
 
 const { MILLRACE, CLIP, FILMED, ENGINE = "user", SHOTS, MOQ_SUB, CHROMIUM = "/usr/bin/chromium", LAB_ID, LAB_RELAY_V4 } = process.env;
 /** Less than clocks differ by that are not the same. */
 const SAME_CLOCK_MS = 60_000;
 /** Frames that make a moving picture. */
-const SOME = 60;
+const SOME = 30;
 
 /** One that needs no device, and that nobody is asked about. */
 const CAMERA = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"];
@@ -162,7 +162,7 @@ function launch(flags = []) {
   chmodSync(wrapper, 0o755);
   // Browsers connect from pages on localhost, or by https; in a lab the relay is elsewhere.
   const secure = LAB_ID ? [`--unsafely-treat-insecure-origin-as-secure=http://${name}:${ports.http}`] : [];
-  return chromium.launch({ executablePath: wrapper, args: ["--no-sandbox", ...CAMERA, ...secure, ...flags], timeout: BOUND_MS });
+  return chromium.launch({ executablePath: wrapper, args: [...BROWSER, ...CAMERA, ...secure, ...flags], timeout: BOUND_MS });
 }
 
 after(async () => {
