@@ -428,6 +428,25 @@ mod tests {
         assert!(broken < 3);
     }
 
+    /// A damaged log must not pass for one whose writer was interrupted.
+    #[test]
+    fn log_with_wrong_checksum_is_an_error() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("log");
+        let mut writer = Writer::create(&path, BIG).expect("a log");
+        writer.write(&report(0)).expect("written");
+        writer.finish().expect("finished");
+        let mut bytes = fs::read(&path).expect("the log");
+        // A gzip file ends in a checksum and a length of 4 bytes each (RFC 1952, section 2.3).
+        let checksum = bytes.len() - 8;
+        bytes[checksum] ^= 1;
+        fs::write(&path, &bytes).expect("written");
+        let mut reader = Reader::open(&path).expect("it opens");
+        assert_eq!(reader.next().expect("one").expect("a report"), report(0));
+        assert!(matches!(reader.next(), Some(Err(Error::Io { .. }))));
+        assert!(!reader.torn());
+    }
+
     #[test]
     fn only_regular_files_are_renamed() {
         let dir = tempfile::tempdir().expect("a directory");

@@ -112,6 +112,7 @@ mod ladders;
 mod live;
 mod log_limit;
 mod outbox;
+mod reconnect;
 mod report;
 mod server;
 mod session;

@@ -33,6 +33,7 @@ use crate::{
     access::{Access, unproven},
     hub::{Hub, Limits},
     log_limit::short,
+    reconnect::Pauses,
     report::{Past, Sources},
     session::Session,
     status::{self, Status},
@@ -57,8 +58,6 @@ const LAST_WORDS: std::ops::RangeInclusive<Duration> = Duration::from_millis(100
 const MAX_RENDEZVOUS: Duration = Duration::from_secs(60);
 /// Of moqt:// URLs without one (draft-22, "MOQT URI Scheme"), and of https:// URLs.
 const DEFAULT_PORT: u16 = 443;
-/// Pauses between attempts to reach the upstream relay.
-const RECONNECT: std::ops::RangeInclusive<Duration> = Duration::from_millis(250)..=Duration::from_secs(15);
 
 /// A relay with its sockets, which serves nobody yet.
 pub struct Bound {
@@ -458,12 +457,12 @@ impl Shared {
     async fn keep_upstream(self: Arc<Self>) {
         let Some(configured) = &self.config.upstream else { return };
         let mut upstream = configured.clone();
-        let mut pause = *RECONNECT.start();
+        let mut pauses = Pauses::new();
         self.upstream_is(upstream.url.authority(), None, "connecting");
         while !self.draining.load(Relaxed) {
             // Its path may have a token.
             let host = upstream.url.authority();
-            let mut next = None;
+            let (mut next, mut lasted) = (None, Duration::ZERO);
             match connect(&self.outgoing, &upstream.url, &self.config.drafts).await {
                 Ok((connection, tunnel)) => {
                     let session = self.begin_session(connection, Some(upstream.setup()), tunnel, None);
@@ -472,9 +471,7 @@ impl Shared {
                     let began = Instant::now();
                     next = self.follow_upstream(session).await;
                     self.upstream_is(host, None, "the session is over");
-                    if began.elapsed() > *RECONNECT.end() {
-                        pause = *RECONNECT.start();
-                    }
+                    lasted = began.elapsed();
                 }
                 Err(error) => {
                     self.upstream_is(host, None, &error.to_string());
@@ -482,8 +479,7 @@ impl Shared {
                 }
             }
             upstream = next.and_then(|uri| configured.at(&uri)).unwrap_or_else(|| configured.clone());
-            time::sleep(pause).await;
-            pause = (pause * 2).min(*RECONNECT.end());
+            time::sleep(pauses.after(lasted)).await;
         }
     }
 

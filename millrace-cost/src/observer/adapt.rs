@@ -167,6 +167,22 @@ mod tests {
     }
 
     #[test]
+    fn trial_is_judged_by_its_own_share() {
+        let prices = Prices { timed_ns: 100.0, other_ns: 10.0 };
+        let mut adaptive = Adaptive::new(Budget::default(), prices, Frequency::as_asked(0), vec![0]);
+        let (now, second) = (Instant::now(), Duration::from_secs(1));
+        let idle = || vec![Totals::default()];
+        adaptive.share = 0.2;
+        assert_eq!(adaptive.choice.report(now, second, adaptive.share), Step::Sample);
+        assert_eq!(adaptive.poll(now + Budget::default().pause, idle), Step::Try);
+        adaptive.tried(Some(idle()));
+        let begun = Instant::now();
+        assert_eq!(adaptive.poll(begun, idle), Step::Stay, "too early to tell");
+        assert_eq!(adaptive.poll(begun + TRIAL, idle), Step::Stay, "the share of before does not count");
+        assert_eq!(adaptive.report(begun + TRIAL, &idle(), &idle(), second).1, Step::Time);
+    }
+
+    #[test]
     fn programs_that_time_cost_something() {
         let times = |socket_ns, other_ns| CallTimes { socket_ns, other_ns };
         let prices = Prices::between(times(500.0, 80.0), times(700.0, 120.0));

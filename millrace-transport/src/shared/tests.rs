@@ -253,6 +253,20 @@ fn quinn_gets_each_byte_of_a_stream_once() {
     assert_eq!(seen(&shared, now, &many), UNSENT, "more streams than quinn allows");
 }
 
+/// A peer that has closed the connection ignores what follows, and is sent nothing (RFC 9000, section 10.2.2).
+#[test]
+fn closed_peer_is_sent_nothing() {
+    let (shared, now) = (owing(3), Instant::now());
+    shared.transmit_now(now);
+    assert_eq!(counted(&shared).data_plane_packets, 3, "what is owed while nobody has closed");
+    for close in [&[0x1c, 0, 0, 0][..], &[0x1d, 0, 0]] {
+        let shared = owing(3);
+        seen(&shared, now, close);
+        shared.transmit_now(now);
+        assert_eq!(counted(&shared).data_plane_packets, 0, "{close:?}");
+    }
+}
+
 /// quinn sends three times what arrived, and cannot be told that the plane has sent some of that.
 #[test]
 fn only_quinn_sends_to_an_address_that_has_not_answered() {

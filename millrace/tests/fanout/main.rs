@@ -337,12 +337,14 @@ fn settings_that_are_read_again_lose_nothing() {
         pass(&client);
         assert_eq!(fanout.status().streams.len(), 2); // exact: the reload was answered
         assert!(fanout.succeed(&["status"]).contains("the latest reload failed"));
+        assert_eq!(fanout.fetch("/healthz"), (503, "trouble\n".to_owned())); // exact: the reload was answered
     }
     // By a signal; nobody is named any more, and the other stream is gone.
     fanout.write(&scene.config(""));
     fanout.signal(Signal::SIGHUP);
     let is_alone = |it: &Status| it.streams.len() == 1 && it.streams[0].receivers.len() == 1;
     wait_until("the settings of before", || fanout.status(), is_alone);
+    wait_until("good health", || fanout.fetch("/healthz"), |health| *health == (200, "ok\n".to_owned()));
     named.drain();
     pass(&client);
     assert!(named.gets_nothing());

@@ -326,10 +326,14 @@ impl<'a> Fanout<'a> {
     }
 
     pub fn get(&self, path: &str) -> String {
-        let (code, text) =
-            net::inside(self.scene.relay_namespace(), || fetch(HTTP.parse().unwrap(), path, None).unwrap());
+        let (code, text) = self.fetch(path);
         assert_eq!(code, 200, "{text}");
         text
+    }
+
+    /// Returns the status code and the body of an HTTP response.
+    pub fn fetch(&self, path: &str) -> (u16, String) {
+        net::inside(self.scene.relay_namespace(), || fetch(HTTP.parse().unwrap(), path, None).unwrap())
     }
 
     pub fn signal(&self, signal: Signal) {

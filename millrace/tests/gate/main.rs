@@ -16,7 +16,7 @@ use std::{
     path::Path,
     process::Command,
     sync::Arc,
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use millrace::relay::status::fetch;
@@ -37,6 +37,10 @@ const SHORT: Duration = Duration::from_secs(2);
 
 fn policy(connections: u32) -> String {
     format!("[[scope]]\nname = \"web\"\nport = {PORT}\nrules.quota = {{ connections = {connections} }}\n")
+}
+
+fn unix_seconds() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64()
 }
 
 /// A server that knows of no gate.
@@ -109,10 +113,14 @@ async fn a_server_that_knows_of_no_gate_is_guarded_by_one() {
     assert_eq!(scrape("/healthz"), (200, "ok\n".to_owned()), "the gate does its work");
     assert_eq!(site.connect(SHORT).await.unwrap_err(), ConnectionError::TimedOut);
     std::fs::write(site.path("gate.toml"), policy(3)).unwrap();
+    let before = unix_seconds();
     assert_eq!(gate.succeed(&["reload"]), "the policy was read again\n");
+    let after = unix_seconds();
     assert_eq!(gate.succeed(&["policy"]), policy(3));
     let status = gate.status(); // exact: the reload was answered
-    assert_eq!((status.reload.unwrap().error, status.trouble), (None, vec![]));
+    let reload = status.reload.unwrap();
+    assert_eq!((reload.error, status.trouble), (None, vec![]));
+    assert!((before..=after).contains(&reload.time_s), "{} is not in {before}..={after}", reload.time_s);
     assert!(scrape("/metrics").1.contains("millrace_gate_reload_ok 1"));
     hello(&site.connect(LONG).await.unwrap()).await;
     hello(&first).await;
