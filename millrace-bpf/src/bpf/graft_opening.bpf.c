@@ -44,6 +44,13 @@ struct {
 	__uint(max_entries, OPENING_VERDICTS);
 } verdicts SEC(".maps");
 
+/* Not inlined, so that BTF knows the type. */
+static __noinline int count(enum opening_verdict verdict)
+{
+	add_to(&verdicts, verdict, 1);
+	return 0;
+}
+
 /* It runs behind OUTPUT and POSTROUTING, for packets of sockets that were made in the broker's cgroup. */
 SEC("cgroup_skb/egress")
 int opening_out(struct __sk_buff *skb)
@@ -61,7 +68,7 @@ int opening_out(struct __sk_buff *skb)
 		return PASS;
 	if (!bpf_skb_load_bytes(skb, 0, one->head, sizeof(one->head)))
 		one->passed = 1;
-	add_to(&verdicts, OPENING_OUT, 1);
+	count(OPENING_OUT);
 	return DROP;
 }
 
@@ -103,12 +110,12 @@ int opening_in(struct bpf_sk_lookup *ctx)
 	if (!one)
 		return SK_PASS;
 	if (one->ifindex != ctx->ingress_ifindex) {
-		add_to(&verdicts, OPENING_ELSEWHERE, 1);
+		count(OPENING_ELSEWHERE);
 		return SK_PASS;
 	}
 	one->passed = 1;
 	verdict = swallow(ctx);
-	add_to(&verdicts, verdict == SK_PASS ? OPENING_IN : OPENING_NO_SOCKET, 1);
+	count(verdict == SK_PASS ? OPENING_IN : OPENING_NO_SOCKET);
 	return verdict;
 }
 

@@ -84,7 +84,7 @@ pub struct Openings {
 impl Openings {
     /// `cgroup`: in which this process is.
     pub fn start(cgroup: &Path) -> anyhow::Result<Self> {
-        let (kernel, ends) = (Kernel::load(cgroup)?, Listeners::bind()?);
+        let (kernel, ends) = (Kernel::load(cgroup)?, Listeners::nowhere()?);
         for (socket, is_v6) in ends.sockets().zip([false, true]) {
             kernel.end_at(socket, is_v6)?;
         }
