@@ -400,6 +400,11 @@ fn subscriber_that_loses_its_record_is_sent_what_the_kernel_has_not_sent() {
     acknowledge_all(&shared, now);
     let other = Arc::new(Fake::default());
     shared.on_offload(now, Arc::clone(&other) as _);
+    assert!(
+        other.take().contains(&Told::Way(remote(&shared))),
+        "the same path, which this one has not heard of"
+    );
+    assert_eq!(*other.granted.lock(), Budget::default(), "it does not send there yet");
     shared.on_path(now, &way(&shared));
     assert!(shared.delegate(key, &ingress, 0, 900));
     other.send(now, (key, id), 900..950).unwrap();
