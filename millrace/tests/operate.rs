@@ -596,9 +596,9 @@ fn tokens_and_secrets_are_in_no_log_and_no_status() {
     let flags = ["--token-secrets={dir}/secret", "--token-revoked={dir}/revoked", "--log-level=trace"];
     let relay = Relay::start(dir, &flags);
     let dir = tempfile::tempdir().unwrap();
-    fs::write(dir.path().join("token"), &upstream).unwrap();
+    fs::write(dir.path().join("upstream"), &upstream).unwrap();
     let to_it = format!("--upstream={}", relay.url());
-    let flags = ["--upstream-token={dir}/token", "--upstream-tls-disable-verify", "--log-level=trace"];
+    let flags = ["--upstream-token={dir}/upstream", "--upstream-tls-disable-verify", "--log-level=trace"];
     let edge = Relay::start(dir, &[&flags[..], &[&to_it]].concat());
 
     let watch = |scheme: &str, token: &str| {

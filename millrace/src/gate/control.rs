@@ -31,7 +31,7 @@ pub const DEFAULT_SOCKET: &str = "/run/millrace/gate.sock";
 
 /// Addresses of clients that all connections to the socket together may count connections of, for each client that the gate has room for:
 /// several addresses may be one client.
-const ADDRESSES_FACTOR: u64 = 16;
+const ADDRESSES_FACTOR: usize = 16;
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
@@ -130,10 +130,9 @@ pub fn ask_more(gate: &mut Conversation, request: &Request) -> anyhow::Result<An
 /// Answers everybody, until the task is aborted.
 pub async fn serve(socket: &Socket, daemon: Arc<Daemon>) -> std::convert::Infallible {
     // A connection may be a server's for its whole life.
-    let clients = daemon.gate.tables().into_iter().find(|table| table.name == "clients");
-    let most =
-        usize::try_from(clients.map_or(0, |table| table.room) * ADDRESSES_FACTOR).unwrap_or(usize::MAX);
-    let places = Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)));
+    let most = usize::try_from(daemon.gate.load().max_clients).unwrap_or(usize::MAX);
+    let most = most.saturating_mul(ADDRESSES_FACTOR).min(Semaphore::MAX_PERMITS);
+    let places = Arc::new(Semaphore::new(most));
     let answerer = || {
         let (daemon, mut told) = (daemon.clone(), Told::new(places.clone()));
         move |line: &[u8]| answer(&daemon, &mut told, line)

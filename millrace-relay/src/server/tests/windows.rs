@@ -7,20 +7,32 @@ use super::*;
 
 const LEAST: u64 = 64 << 10;
 
+/// A publisher on quinn alone, whose streams have all of the relay's credit.
 struct Publisher {
-    connection: Arc<Connection>,
+    connection: quinn::Connection,
     session: u64,
     sent: u64,
-    _streams: (SendStream, Request),
+    _endpoint: quinn::Endpoint,
+    _streams: (quinn::SendStream, quinn::SendStream, quinn::RecvStream),
 }
 
 impl Publisher {
-    async fn start(relay: &Relay, number: u64) -> Self {
-        let (connection, _, control) = relay.establish().await;
-        let session = *relay.server.shared.sessions.lock().keys().max().unwrap();
-        let (send, mut recv) = open_request(&connection, Publish { request_id: 0, ..publish(number) }).await;
+    async fn start(relay: &Relay, trusted: &CertifiedKey, number: u64) -> Self {
+        let sessions = &relay.server.shared.sessions;
+        let known = sessions.lock().len();
+        let endpoint = quinn::Endpoint::client((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let connecting = endpoint.connect_with(client(trusted), relay.server.local_addrs()[0], "localhost");
+        let connection = connecting.unwrap().await.unwrap();
+        until("a session", || sessions.lock().len() > known).await;
+        let session = *sessions.lock().keys().max().unwrap();
+        let mut control = connection.open_uni().await.unwrap();
+        control.write_all(&encoded(Setup::default())).await.unwrap();
+        let (mut send, mut recv) = connection.open_bi().await.unwrap();
+        send.write_all(&encoded(Publish { request_id: 0, ..publish(number) })).await.unwrap();
+        // The answer.
         recv.read_chunk(1, true).await.unwrap().unwrap();
-        Self { connection, session, sent: number, _streams: (control, (send, recv)) }
+        let _streams = (control, send, recv);
+        Self { connection, session, sent: number, _endpoint: endpoint, _streams }
     }
 
     /// Sends a group, as fast as it is read.
@@ -40,7 +52,8 @@ impl Publisher {
         header.encode(&mut bytes);
         encode_object_header(None, 0, None, OBJECT as u64, moq::Status::Normal, &mut bytes);
         bytes.resize(bytes.len() + OBJECT, 7);
-        let mut stream = open_stream(&self.connection, &bytes).await;
+        let mut stream = self.connection.open_uni().await.unwrap();
+        stream.write_all(&bytes).await.unwrap();
         stream.finish().unwrap();
         self.sent += 2;
     }
@@ -64,29 +77,42 @@ impl Publisher {
     }
 }
 
+fn client(trusted: &CertifiedKey) -> quinn::ClientConfig {
+    let mut roots = RootCertStore::empty();
+    roots.add(trusted.cert[0].clone()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut tls = rustls::ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    tls.alpn_protocols = vec![Draft::D18.alpn().to_vec()];
+    quinn::ClientConfig::new(Arc::new(quinn::crypto::rustls::QuicClientConfig::try_from(tls).unwrap()))
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn idle_windows_make_room_when_others_want_it() {
-    // The four connections of both ends begin with a third of it, and windows grow to three quarters.
-    let windows = Arc::new(Windows::new(12 * LEAST));
+    // Windows grow to three quarters of it: one has four parts, and then another two.
+    let windows = Arc::new(Windows::new(8 * LEAST));
+    let trusted = certificate();
     let relay = Relay::with(Access::open(), |transport| {
         transport.windows = Arc::clone(&windows);
-        // Of the publishers, whose streams are quinn's.
-        transport.control_streams = 1 << 20;
+        transport.certificate = Some(Arc::new(trusted.clone()));
     });
     let shared = &relay.server.shared;
     let later = || Instant::now() + Duration::from_secs(31);
-    let mut fast = Publisher::start(&relay, 0).await;
+    let mut fast = Publisher::start(&relay, &trusted, 0).await;
     fast.grow(&relay).await;
-    let mut other = Publisher::start(&relay, 1).await;
+    let mut other = Publisher::start(&relay, &trusted, 1).await;
     windows.take_pressed();
     shared.reclaim_window(later());
-    assert!(fast.connection.quic.close_reason().is_none(), "nobody wants it");
+    assert!(fast.connection.close_reason().is_none(), "nobody wants it");
     let closed = time::timeout(PATIENCE, async {
         loop {
             other.send().await;
             shared.reclaim_window(Instant::now());
             shared.reclaim_window(later());
-            if let Some(reason) = fast.connection.quic.close_reason() {
+            if let Some(reason) = fast.connection.close_reason() {
                 return reason;
             }
         }
@@ -98,5 +124,5 @@ async fn idle_windows_make_room_when_others_want_it() {
     assert_eq!(relay.server.status().receive.reclaimed, 1); // exact: it was counted before it was closed
     until("its window back", || fast.held(&relay) == 0).await;
     other.grow(&relay).await;
-    assert!(other.connection.quic.close_reason().is_none());
+    assert!(other.connection.close_reason().is_none());
 }
