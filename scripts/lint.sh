@@ -28,6 +28,10 @@ scripts/waits.py
 unsaid=$(grep -rnE --include='*.rs' '#\[ignore' millrace* | grep -vE '#\[ignore = "(test-all|soak|helper): ') || true
 [ -z "$unsaid" ] || die "these do not say whether they are for make test-all, make soak, or a helper: $unsaid"
 
+say "promises of SECURITY.md have tests"
+scripts/promises.py --self-test
+scripts/promises.py
+
 say "transport and relay without the kernel need no clang"
 tree=$(cargo tree --quiet --locked -p millrace-transport -p millrace-relay --no-default-features -e normal,build --prefix none)
 ! grep -E '^(millrace-bpf|libbpf)' <<<"$tree" || die "without features they depend on what needs clang"

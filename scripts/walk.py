@@ -54,7 +54,7 @@ STAYS = [
     (r"millrace lab run .*-- millrace relay", "serving"),
 ]
 # What those do not outlive whom a reader would have ended by then.
-ENDS = {"millrace cost": r"millrace cost ", "millrace lab": r"millrace lab (up|run|hostile)"}
+ENDS = {"millrace cost": r"millrace cost ", "millrace lab": r"millrace lab (up|run|hostile|receivers)"}
 # Commands that go on and show something: they are interrupted after their first words.
 SHOWS = [
     r"millrace status --watch",
@@ -80,6 +80,7 @@ SHORT = {
     "bench isolation": "--seconds 3 --rounds 1",
     "bench matrix": "--publishers millrace --players millrace --drafts 18 --seconds 1",
     "bench hostile": "--seconds 3 --rounds 1",
+    "bench moves": "--sessions 50 --rounds 1",
     "bench thesis": "--seconds 3 --rounds 1",
     "bench gate --defences": "--rounds 1 --requests 50 --calm-seconds 1 --flood-seconds 1",
     "bench cost": "--pairs 1 --hz 100 --accuracy-rounds 1",

@@ -44,23 +44,30 @@ use settings::Settings;
 const OBJECT: &str = "gate.bpf.o";
 /// A client may take this part of the room for tracked connections.
 const IDS_PER_CLIENT: u32 = 16;
+/// Of the table of rates, the part that is made within the time that rates take to fill, or twice that, and begins full: what is lost for it
+/// was not used for as long, and is full by then.
+const FRESH_RATES: u32 = 4;
+const NETWORK_TIMES_MAX: u32 = 1 << 20;
 
 /// What cannot change while the gate is loaded. Memory is taken when loading, except for lists: some 150 bytes for each
 /// connection, 130 for each of the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// Bits of an IPv4 address that make a client.
-    pub client_prefix_v4: u8,
-    /// Bits of an IPv6 address that make a client.
-    pub client_prefix_v6: u8,
+    /// Bits of an IPv4 address that make a client, and then those that make the wider networks that it is in, at most two. Each of these
+    /// has limits of its own, so that whoever has many addresses is not many clients.
+    pub client_prefix_v4: Vec<u8>,
+    /// The same of an IPv6 address.
+    pub client_prefix_v6: Vec<u8>,
+    /// How many times as much as one client the first of the wider networks may have, and the second.
+    pub network_times: [u32; intf::LEVELS - 1],
     /// Live connection IDs, of all scopes. A connection whose IDs are published has several, a tracked one has one. Of tracked
     /// ones a client has a sixteenth at most, or as many as its quota allows if that is more.
     pub max_ids: u32,
-    /// Clients that have connections.
+    /// Clients that have connections. There is room for as many networks of each size.
     pub max_clients: u32,
     /// Handshakes that are under way.
     pub max_handshakes: u32,
-    /// Clients whose rates are remembered.
+    /// Clients and networks whose rates are remembered.
     pub max_rates: u32,
     /// Prefixes in all lists; they take twice that for a moment when rules are applied.
     pub max_prefixes: u32,
@@ -77,8 +84,9 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            client_prefix_v4: 32,
-            client_prefix_v6: 64,
+            client_prefix_v4: vec![32, 24],
+            client_prefix_v6: vec![64, 56, 48],
+            network_times: [8, 64],
             max_ids: 1 << 17,
             max_clients: 1 << 16,
             max_handshakes: 1 << 16,
@@ -207,7 +215,7 @@ impl Gate {
         for (map, entries) in [
             ("connections", config.max_ids),
             ("paths", config.max_ids),
-            ("clients", config.max_clients),
+            ("clients", config.max_clients.saturating_mul(sizes(config))),
             ("handshakes", config.max_handshakes),
             ("openings", config.max_handshakes),
             ("buckets", config.max_rates),
@@ -464,17 +472,71 @@ fn random() -> Result<u64, Error> {
     Ok(key.words()[0])
 }
 
-fn encode(config: &Config) -> Result<intf::Config, Error> {
-    if config.client_prefix_v4 > 32 || config.client_prefix_v6 > 128 {
-        return Err(Error::Config("a client's prefix has 32 bits at most, or 128 with IPv6"));
+/// Returns how many networks an address is in: of each size one.
+fn sizes(config: &Config) -> u32 {
+    config.client_prefix_v4.len().max(config.client_prefix_v6.len()) as u32
+}
+
+impl Config {
+    /// Whether these make a client and wider networks: bits of an address of `bits`.
+    ///
+    /// # Errors
+    /// What is wrong with them, for an operator.
+    pub fn check_prefixes(prefixes: &[u8], bits: u8) -> Result<(), String> {
+        if prefixes.is_empty() || prefixes.len() > intf::LEVELS {
+            return Err(format!("is one number, or a list of up to {}", intf::LEVELS));
+        }
+        if prefixes.iter().any(|prefix| *prefix > bits) {
+            return Err(format!("an address has {bits} bits"));
+        }
+        if !prefixes.is_sorted_by(|narrow, wide| narrow > wide) {
+            return Err("begins with what makes a client; each that follows has fewer bits".to_owned());
+        }
+        Ok(())
     }
+
+    /// Whether these are multiples.
+    ///
+    /// # Errors
+    /// What is wrong with them, for an operator.
+    pub fn check_times(times: [u32; intf::LEVELS - 1]) -> Result<(), String> {
+        let valid = times.iter().all(|times| (2..=NETWORK_TIMES_MAX).contains(times)) && times.is_sorted();
+        valid.then_some(()).ok_or_else(|| {
+            format!("is two numbers from 2 to {NETWORK_TIMES_MAX}, the second no less than the first")
+        })
+    }
+
+    /// Sizes of networks, for the program.
+    fn levels(&self) -> intf::Levels {
+        let times: [u64; intf::LEVELS] = std::array::from_fn(|level| {
+            level.checked_sub(1).map_or(1, |wider| self.network_times[wider].into())
+        });
+        let of_family = |prefixes: &[u8], mapping: u8| {
+            let mut levels = [intf::Level::default(); intf::LEVELS];
+            for ((to, prefix), times) in levels.iter_mut().zip(prefixes).zip(times) {
+                *to = intf::Level { mask: prefix::bits(mapping + prefix).to_be_bytes(), times };
+            }
+            levels
+        };
+        intf::Levels { v4: of_family(&self.client_prefix_v4, 96), v6: of_family(&self.client_prefix_v6, 0) }
+    }
+}
+
+fn encode(config: &Config) -> Result<intf::Config, Error> {
+    let checked = Config::check_prefixes(&config.client_prefix_v4, 32)
+        .and(Config::check_prefixes(&config.client_prefix_v6, 128))
+        .and(Config::check_times(config.network_times));
+    checked.map_err(|_| {
+        Error::Config("client_prefix_v4, client_prefix_v6 or network_times: not the sizes of networks, or not multiples")
+    })?;
     const SECOND: u64 = 1_000_000_000 * intf::TICKS;
     Ok(intf::Config {
-        client_mask_v4: prefix::bits(96 + config.client_prefix_v4).to_be_bytes(),
-        client_mask_v6: prefix::bits(config.client_prefix_v6).to_be_bytes(),
+        levels: config.levels(),
         sample_ticks: SECOND.checked_div(u64::from(config.samples_per_second)).unwrap_or(0),
         mark_seed: 0,
         client_ids: u64::from(config.max_ids / IDS_PER_CLIENT).max(1),
+        ids: config.max_ids.into(),
+        fresh_rates: u64::from(config.max_rates / FRESH_RATES).max(1),
         nests: config.nests.into(),
     })
 }

@@ -1,7 +1,8 @@
 //! Grafts: transport functions that are loaded while TCP runs. Congestion controls from object files
 //! ([`Control`]), agreement with peers and settings of new sockets ([`Tcp`]), the sockets that live ([`Sockets`]), and
 //! connections that are led to a broker ([`hook::Hook`]), which may hold their SYNs back ([`hold::Hold`]) and bypass TCP
-//! between itself and applications ([`hop::Hop`]), of other hosts too ([`gateway::Gateway`]).
+//! between itself and applications ([`hop::Hop`]), of other hosts too ([`gateway::Gateway`]). What the host's firewall says of
+//! those is asked first ([`opening::Openings`]).
 
 mod attachment;
 mod caller;
@@ -17,6 +18,7 @@ mod intf;
 pub mod joint;
 mod namespace;
 mod object;
+pub mod opening;
 mod pins;
 mod recipe;
 mod rule;
@@ -26,7 +28,7 @@ mod told;
 
 pub use caller::{CGROUP_LEVELS, COMMAND_MAX, Caller, cgroup_id};
 pub use control::{Control, Timing, remove_leftovers};
-pub use diag::listener_cgroup;
+pub use diag::{Listener, listener};
 pub use error::Error;
 pub use events::Events;
 pub use object::{NAME_PREFIX, Object, Parameter};

@@ -85,6 +85,7 @@ mod intf;
 mod memory;
 pub mod ndpi;
 pub mod neighbour;
+pub mod netfilter;
 mod netlink;
 mod object;
 pub mod probe;

@@ -10,6 +10,8 @@ use crate::netlink::{
 };
 
 // linux/rtnetlink.h
+const RTM_NEWLINK: u16 = 16;
+const RTM_GETLINK: u16 = 18;
 const RTM_NEWNEIGH: u16 = 28;
 const RTM_GETNEIGH: u16 = 30;
 /// struct rtmsg
@@ -18,6 +20,10 @@ const RTA_DST: u16 = 1;
 const RTA_SRC: u16 = 2;
 const RTA_GATEWAY: u16 = 5;
 const RTA_VIA: u16 = 18;
+// linux/if_link.h
+/// struct ifinfomsg
+const IFINFOMSG: usize = 16;
+const IFLA_ADDRESS: u16 = 1;
 // linux/neighbour.h
 /// struct ndmsg
 const NDMSG: usize = 12;
@@ -54,6 +60,23 @@ impl NextHop {
         body.extend(attribute_of(RTA_SRC, &octets(local)));
         let answer = get(RTM_GETROUTE, &body, RTM_NEWROUTE)?;
         parse_route(&answer, remote).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    /// Returns the index of the interface that it is reached by.
+    pub fn interface(&self) -> u32 {
+        self.ifindex
+    }
+
+    /// Returns the link address of this host's own interface towards it. `None`: such interfaces have none.
+    ///
+    /// # Errors
+    /// The interface is gone.
+    pub fn own_link_address(&self) -> io::Result<Option<LinkAddress>> {
+        let mut body = vec![0; IFINFOMSG];
+        body[4..8].copy_from_slice(&self.ifindex.to_ne_bytes());
+        let answer = get(RTM_GETLINK, &body, RTM_NEWLINK)?;
+        let address = answer.get(IFINFOMSG..).and_then(|rest| attribute(rest, IFLA_ADDRESS));
+        Ok(address.map(<[u8]>::to_vec))
     }
 
     /// `None`: the kernel does not know it, or asks for it anew.

@@ -1,4 +1,4 @@
-//! Questions to rtnetlink about the calling thread's network namespace, and changes of it.
+//! Questions to rtnetlink and nfnetlink about the calling thread's network namespace, and changes of it.
 
 use std::io;
 use std::net::IpAddr;
@@ -24,8 +24,19 @@ pub(crate) const RTM_GETROUTE: u16 = 26;
 pub(crate) const RTA_OIF: u16 = 4;
 
 /// Asks for everything of a kind, and hands over the bodies of answers of kind `wanted`.
-pub(crate) fn dump(kind: u16, body: &[u8], wanted: u16, mut each: impl FnMut(&[u8])) -> io::Result<()> {
-    let socket = ask(kind, NLM_F_REQUEST_DUMP, body)?;
+pub(crate) fn dump(kind: u16, body: &[u8], wanted: u16, each: impl FnMut(&[u8])) -> io::Result<()> {
+    dump_by(SockProtocol::NetlinkRoute, kind, body, wanted, each)
+}
+
+/// The same of another part of the kernel.
+pub(crate) fn dump_by(
+    protocol: SockProtocol,
+    kind: u16,
+    body: &[u8],
+    wanted: u16,
+    mut each: impl FnMut(&[u8]),
+) -> io::Result<()> {
+    let socket = ask(protocol, kind, NLM_F_REQUEST_DUMP, body)?;
     let mut buffer = vec![0; 64 * 1024];
     loop {
         let len = recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
@@ -43,7 +54,12 @@ pub(crate) fn dump(kind: u16, body: &[u8], wanted: u16, mut each: impl FnMut(&[u
 
 /// Asks for one thing; returns the body of the answer, which has to be of kind `wanted`.
 pub(crate) fn get(kind: u16, body: &[u8], wanted: u16) -> io::Result<Vec<u8>> {
-    let socket = ask(kind, NLM_F_REQUEST, body)?;
+    get_by(SockProtocol::NetlinkRoute, kind, body, wanted)
+}
+
+/// The same of another part of the kernel.
+pub(crate) fn get_by(protocol: SockProtocol, kind: u16, body: &[u8], wanted: u16) -> io::Result<Vec<u8>> {
+    let socket = ask(protocol, kind, NLM_F_REQUEST, body)?;
     match answer(&socket, &mut [0; 4096])? {
         (kind, body) if kind == wanted => Ok(body.to_vec()),
         (NLMSG_ERROR, body) => Err(error(body)),
@@ -53,7 +69,7 @@ pub(crate) fn get(kind: u16, body: &[u8], wanted: u16) -> io::Result<Vec<u8>> {
 
 /// Has something changed, and waits until it is. `flags`: 0, [`CREATE`] or [`REPLACE`].
 pub(crate) fn change(kind: u16, flags: u16, body: &[u8]) -> io::Result<()> {
-    let socket = ask(kind, NLM_F_REQUEST_ACK | flags, body)?;
+    let socket = ask(SockProtocol::NetlinkRoute, kind, NLM_F_REQUEST_ACK | flags, body)?;
     match answer(&socket, &mut [0; 4096])? {
         (NLMSG_ERROR, body) if body.starts_with(&[0; 4]) => Ok(()),
         (NLMSG_ERROR, body) => Err(error(body)),
@@ -67,15 +83,14 @@ fn answer<'a>(socket: &OwnedFd, buffer: &'a mut [u8]) -> io::Result<(u16, &'a [u
     next_message(&mut messages).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-fn ask(kind: u16, flags: u16, body: &[u8]) -> io::Result<OwnedFd> {
+fn ask(protocol: SockProtocol, kind: u16, flags: u16, body: &[u8]) -> io::Result<OwnedFd> {
     let mut request = Vec::with_capacity(HEADER + body.len());
     request.extend(((HEADER + body.len()) as u32).to_ne_bytes());
     request.extend(kind.to_ne_bytes());
     request.extend(flags.to_ne_bytes());
     request.extend([0; 8]);
     request.extend(body);
-    let flags = SockFlag::SOCK_CLOEXEC;
-    let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute)?;
+    let socket = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)?;
     send(socket.as_raw_fd(), &request, MsgFlags::empty())?;
     Ok(socket)
 }
@@ -111,17 +126,20 @@ pub(crate) fn next_message<'a>(messages: &mut &'a [u8]) -> Option<(u16, &'a [u8]
     Some((kind, body))
 }
 
-/// The value of the first attribute of a kind.
-pub(crate) fn attribute(mut attributes: &[u8], wanted: u16) -> Option<&[u8]> {
+/// Kinds of attributes and their values, up to one that is cut off.
+pub(crate) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     // The upper two bits are flags.
     const TYPE: u16 = 0x3fff;
-    loop {
-        let len = usize::from(u16::from_ne_bytes(*attributes.first_chunk()?));
-        let kind = u16::from_ne_bytes(*attributes.get(2..)?.first_chunk()?);
-        let value = attributes.get(4..len)?;
-        if kind & TYPE == wanted {
-            return Some(value);
-        }
-        attributes = attributes.get(len.next_multiple_of(4)..)?;
-    }
+    std::iter::from_fn(move || {
+        let len = usize::from(u16::from_ne_bytes(*bytes.first_chunk()?));
+        let kind = u16::from_ne_bytes(*bytes.get(2..)?.first_chunk()?);
+        let value = bytes.get(4..len)?;
+        bytes = bytes.get(len.next_multiple_of(4)..).unwrap_or_default();
+        Some((kind & TYPE, value))
+    })
+}
+
+/// The value of the first attribute of a kind.
+pub(crate) fn attribute(bytes: &[u8], wanted: u16) -> Option<&[u8]> {
+    attributes(bytes).find_map(|(kind, value)| (kind == wanted).then_some(value))
 }

@@ -3,9 +3,17 @@
 
 #![allow(unsafe_code)]
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    net::{IpAddr, Ipv6Addr},
+    path::Path,
+};
 
-use millrace_proto::{moq::vi64, quic::webtransport::Binding};
+use millrace_proto::{
+    moq::vi64,
+    networks::{levels, most},
+    quic::webtransport::Binding,
+};
 
 #[path = "../../fuzz/kernel_checks.rs"]
 mod checks;
@@ -241,13 +249,101 @@ struct Rate {
 }
 
 unsafe extern "C" {
-    fn gate_native_take(full_at: *mut u64, rate: *const Rate, units: u64, now_ns: u64) -> i32;
+    fn gate_native_take(full_at: *mut u64, rate: *const Rate, times: u64, now_ns: u64) -> i32;
+    fn gate_native_network(levels: *const Levels, address: *const u8, level: u32, to: *mut u8) -> u32;
+    fn gate_native_most(of_client: u64, times: u32, all: u64) -> u64;
 }
 
 /// How many packets a bucket lets pass at a time.
 fn taken(full_at: &mut u64, rate: &Rate, now_ns: u64) -> usize {
+    taken_of_network(full_at, rate, 1, now_ns)
+}
+
+fn taken_of_network(full_at: &mut u64, rate: &Rate, times: u64, now_ns: u64) -> usize {
     // SAFETY: both outlive the call, which only writes to the bucket.
-    (0..100).take_while(|_| unsafe { gate_native_take(full_at, rate, 1, now_ns) } == 0).count()
+    (0..1000).take_while(|_| unsafe { gate_native_take(full_at, rate, times, now_ns) } == 0).count()
+}
+
+/// `struct gate_levels`.
+#[repr(C)]
+struct Levels {
+    v4: [Level; 3],
+    v6: [Level; 3],
+}
+
+/// `struct gate_level`.
+#[repr(C)]
+struct Level {
+    mask: [u8; 16],
+    times: u64,
+}
+
+/// Of a gate whose settings say nothing about them.
+fn levels_of_gate() -> Levels {
+    let of = |prefix: u32, times| Level { mask: (u128::MAX << (128 - prefix)).to_be_bytes(), times };
+    Levels {
+        v4: [of(96 + 32, 1), of(96 + 24, 8), Level { mask: [0; 16], times: 0 }],
+        v6: [of(64, 1), of(56, 8), of(48, 64)],
+    }
+}
+
+/// The gate's program and what all daemons count by have the same networks for an address, and the same limits for a network.
+#[test]
+fn networks_in_c_are_those_in_rust() {
+    let gate = levels_of_gate();
+    let of_gate = |address: IpAddr| -> Vec<(Ipv6Addr, usize)> {
+        let mapped = mapped(address);
+        let network = |level| {
+            let mut to = [0; 16];
+            // SAFETY: all are as large as the program takes them for, and outlive the call.
+            let times =
+                unsafe { gate_native_network(&gate, mapped.octets().as_ptr(), level, to.as_mut_ptr()) };
+            (times > 0).then_some((Ipv6Addr::from(to), times as usize))
+        };
+        (0..3).filter_map(network).collect()
+    };
+    let table =
+        ["192.0.2.77", "0.0.0.0", "255.255.255.255", "::", "::1", "2001:db8:1:2345:6::7", "::fffe:192.0.2.1"];
+    let table = table.map(|text| text.parse().expect("an address"));
+    let mut random = fastrand::Rng::with_seed(34);
+    let random: Vec<IpAddr> = (0..2000)
+        .map(|n| match n % 2 {
+            0 => IpAddr::from(random.u32(..).to_be_bytes()),
+            _ => IpAddr::from(random.u128(..).to_be_bytes()),
+        })
+        .collect();
+    for address in table.into_iter().chain(random) {
+        let want: Vec<_> = levels(address).map(|(network, times)| (mapped(network.address), times)).collect();
+        assert_eq!(of_gate(address), want, "{address}");
+    }
+    for (of_client, times, all) in
+        [(1, 8, 1000), (4, 8, 64), (4, 64, 64), (4, 64, 63), (4, 1, 7), (4, 1, 1000), (0, 64, 10), (5, 64, 0)]
+    {
+        // SAFETY: numbers only.
+        let of_gate = unsafe { gate_native_most(of_client, times, all) };
+        let want = most(of_client as usize, times as usize, all as usize) as u64;
+        assert_eq!(of_gate, want, "{of_client} {times} {all}");
+    }
+}
+
+/// The bucket of a network holds as much as its clients' together, and fills as fast.
+#[test]
+fn buckets_of_networks_hold_multiples() {
+    const SECOND: u64 = 1_000_000_000;
+    let rate = Rate { cost: SECOND / 10 * 64, burst: SECOND / 2 * 64 };
+    let now = 1000 * SECOND;
+    for (times, held) in [(1, 5), (8, 40), (64, 320)] {
+        let mut bucket = 0;
+        assert_eq!(taken_of_network(&mut bucket, &rate, times, now), held);
+        assert_eq!(taken_of_network(&mut bucket, &rate, times, now + SECOND / 10), held / 5);
+    }
+}
+
+fn mapped(address: IpAddr) -> Ipv6Addr {
+    match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped(),
+        IpAddr::V6(address) => address,
+    }
 }
 
 /// A bucket holds what it should at any time, also where ticks no longer fit into 63 bits, or 64.

@@ -11,8 +11,8 @@ use std::{
 
 use millrace_bpf::{
     gate::{
-        Client, Entry, Listing, Prefix, Rules, Sample, Statistics, Table, Trace, Tracer, rules::INTERFACE,
-        token,
+        Client, Config, Entry, Listing, Prefix, Rules, Sample, Statistics, Table, Trace, Tracer,
+        rules::INTERFACE, token,
     },
     xdp::Mode,
 };
@@ -133,6 +133,11 @@ impl Gate {
     /// What [`list`](Self::list) did: scope, prefix, entry.
     pub fn listed(&self) -> Vec<Listing> {
         self.inner.kernel.listed()
+    }
+
+    /// What the gate was loaded with.
+    pub fn load(&self) -> &Config {
+        &self.inner.load
     }
 
     pub fn statistics(&self) -> Result<Statistics, Error> {

@@ -183,15 +183,23 @@ const SAMPLES_MAX: u32 = 1_000_000;
 
 fn load(reader: &mut Reader<'_>, mut section: Section<'_>) -> Config {
     let mut config = Config::default();
-    let mut bits = |reader: &mut Reader<'_>, key, max, to: &mut u8| {
-        let Some((place, value)) = reader.take_at::<u8>(&mut section, key) else { return };
-        *to = value;
-        if value > max {
-            reader.problem(&place, format!("an address has {max} bits"));
+    let mut bits = |reader: &mut Reader<'_>, key, max, to: &mut Vec<u8>| {
+        let Some((place, value)) = reader.take_at::<Vec<u8>>(&mut section, key) else { return };
+        match Config::check_prefixes(&value, max) {
+            Ok(()) => *to = value,
+            Err(message) => reader.problem(&place, message),
         }
     };
     bits(reader, "client_prefix_v4", 32, &mut config.client_prefix_v4);
     bits(reader, "client_prefix_v6", 128, &mut config.client_prefix_v6);
+    if let Some((place, times)) = reader.take_at::<Vec<u32>>(&mut section, "network_times") {
+        let times: Option<[u32; 2]> = times.try_into().ok();
+        let checked = times.map(|times| Config::check_times(times).map(|()| times));
+        match checked.unwrap_or_else(|| Err("is two numbers, such as [8, 64]".to_owned())) {
+            Ok(times) => config.network_times = times,
+            Err(message) => reader.problem(&place, message),
+        }
+    }
     for (key, range, to) in [
         ("max_ids", 1..=ENTRIES_MAX, &mut config.max_ids),
         ("max_clients", 1..=ENTRIES_MAX, &mut config.max_clients),

@@ -5,7 +5,9 @@ use std::{
     net::SocketAddr,
 };
 
-use crate::{Counter, Entry, Event, Gate, Pass, Prefix, Reason, Rule, Sample, ScopeStatistics, rules};
+use crate::{
+    Config, Counter, Entry, Event, Gate, Pass, Prefix, Reason, Rule, Sample, ScopeStatistics, rules,
+};
 use serde::{Deserialize, Serialize};
 
 /// Samples that are kept for those who ask.
@@ -25,6 +27,9 @@ pub struct Status {
     /// `None`: there is no policy file.
     #[serde(default)]
     pub reload: Option<Reload>,
+    /// Sizes of clients and of the wider networks that they are in.
+    #[serde(default)]
+    pub networks: Vec<NetworkSize>,
     pub scopes: Vec<Scope>,
     /// What else happened, how often.
     pub events: BTreeMap<String, u64>,
@@ -37,6 +42,17 @@ pub struct Status {
     pub log_lines_dropped: u64,
     /// The latest samples of packets that were refused, or would have been; oldest first.
     pub recent: Vec<Refusal>,
+}
+
+/// How much a network of a size may have of what one client may.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetworkSize {
+    /// 4 or 6.
+    pub family: u8,
+    /// Bits of the address that all of it have.
+    pub prefix: u8,
+    /// How many times as much as one client; 1: it is a client.
+    pub times: u32,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -175,12 +191,25 @@ pub fn of(gate: &Gate) -> Result<Status, crate::Error> {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         interfaces: gate.interfaces().into_iter().map(Interface::from).collect(),
         trouble: trouble(gate).into_iter().chain(unseen).collect(),
+        networks: sizes(gate.load()),
         scopes,
         tables: gate.tables().into_iter().map(Table::from).collect(),
         events: Event::ALL.map(|event| (event.name().to_owned(), statistics.event(event))).into(),
         listed: listed.collect(),
         ..Status::default()
     })
+}
+
+fn sizes(load: &Config) -> Vec<NetworkSize> {
+    let of_family = |family, prefixes: &[u8]| -> Vec<_> {
+        let times = [1].into_iter().chain(load.network_times);
+        prefixes
+            .iter()
+            .zip(times)
+            .map(|(prefix, times)| NetworkSize { family, prefix: *prefix, times })
+            .collect()
+    };
+    [of_family(4, &load.client_prefix_v4), of_family(6, &load.client_prefix_v6)].concat()
 }
 
 /// What keeps the gate from doing its work.
@@ -271,6 +300,13 @@ impl PassCount {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes_of_networks_are_named() {
+        let load = Config { client_prefix_v4: vec![32], ..Config::default() };
+        let named: Vec<_> = sizes(&load).into_iter().map(|it| (it.family, it.prefix, it.times)).collect();
+        assert_eq!(named, [(4, 32, 1), (6, 64, 1), (6, 56, 8), (6, 48, 64)]);
+    }
 
     #[test]
     fn answers_that_are_never_seen_are_trouble() {

@@ -7,6 +7,7 @@ mod token;
 
 use std::{
     net::{SocketAddr, UdpSocket},
+    process::Command,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -14,12 +15,12 @@ use std::{
     time::Duration,
 };
 
-use millrace_gate::{Event, Gate, Mode, Pass, Policy, Rule, Scope, ScopeStatistics};
+use millrace_gate::{Entry, Event, Gate, Mode, Pass, Policy, Prefix, Rule, Scope, ScopeStatistics};
 use quinn::{
     ConnectionError, ConnectionId, ConnectionIdGenerator, Endpoint, EndpointConfig, ServerConfig,
     TokioRuntime,
 };
-use support::{PORT, Site, answer, hello, initial, inside, is_root, wait_until};
+use support::{PORT, SERVER, Site, answer, hello, initial, inside, is_root, wait_until};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -210,4 +211,52 @@ async fn a_refusal_that_is_answered_is_final() {
         assert_eq!((web(&gate).rule(Rule::Quota).packets, refused(&gate)), (answered, answered));
         assert_eq!(web(&gate).pass(Pass::New).packets, connections);
     }
+}
+
+fn nft(site: &Site, command: &str) -> String {
+    let output = Command::new("ip").args(["netns", "exec", &site.server, "nft", command]).output().unwrap();
+    assert!(output.status.success(), "nft {command}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Netfilter does not see what the gate refuses, and may drop what the gate lets in.
+#[test]
+fn netfilter_sees_what_was_let_in_and_may_drop_it() {
+    const PACKETS: u64 = 20;
+    if !is_root() {
+        return;
+    }
+    let site = Site::new("live-nft", "");
+    let gate = gate(&site, "[[scope]]\nname = \"web\"\nport = 4433\n");
+    nft(&site, "add table inet t");
+    for (chain, hook, verdict) in [("seen", "prerouting", "accept"), ("stopped", "input", "drop")] {
+        nft(&site, &format!("add chain inet t {chain} {{ type filter hook {hook} priority 0; }}"));
+        nft(&site, &format!("add rule inet t {chain} udp dport {PORT} counter {verdict}"));
+    }
+    let counted = |chain: &str| {
+        let listed = nft(&site, &format!("list chain inet t {chain}"));
+        let packets = listed.split_once("counter packets ").unwrap().1.split(' ').next().unwrap();
+        packets.parse::<u64>().unwrap()
+    };
+    let server = inside(&site.server, || UdpSocket::bind((SERVER, PORT)).unwrap());
+    server.set_nonblocking(true).unwrap();
+    let client = inside(&site.clients, || UdpSocket::bind("10.97.0.2:0").unwrap());
+    let send = || {
+        for n in 0..PACKETS {
+            client.send_to(&initial(n), (SERVER, PORT)).unwrap();
+        }
+    };
+    let all: Prefix = "10.97.0.2/32".parse().unwrap();
+
+    gate.list(None, all, Entry::Block).unwrap();
+    send();
+    wait_until("all refused", || web(&gate).rule(Rule::Block).packets, |packets| *packets == PACKETS);
+    assert_eq!(counted("seen"), 0);
+
+    gate.unlist(None, all).unwrap();
+    gate.list(None, all, Entry::Allow).unwrap();
+    send();
+    wait_until("all stopped", || counted("stopped"), |packets| *packets == PACKETS);
+    assert_eq!((counted("seen"), refused(&gate)), (PACKETS, PACKETS));
+    assert!(server.recv(&mut [0; 2048]).is_err(), "netfilter has dropped what the gate lets in");
 }

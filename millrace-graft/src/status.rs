@@ -77,6 +77,22 @@ pub struct Carry {
     pub untold: u64,
     /// Where connections go past TCP on loopback.
     pub sockmap: Option<Sockmap>,
+    /// What this host's firewall says of what is carried.
+    pub firewall: Option<Firewall>,
+}
+
+/// A host's firewall, and connections that are to be carried.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+#[serde(default)]
+pub struct Firewall {
+    /// Whether there is one, which is asked.
+    pub is_there: bool,
+    /// Rules for which connections are plain TCP, and what they look at.
+    pub rules: Vec<String>,
+    /// Connections, by the name of what was found out.
+    pub openings: BTreeMap<String, u64>,
+    /// First packets, by the name of what became of them behind the firewall.
+    pub packets: BTreeMap<String, u64>,
 }
 
 /// Connections of hosts behind this one.

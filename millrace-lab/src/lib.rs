@@ -14,7 +14,8 @@
 //! ```
 //!
 //! [`mod@bench`] is `millrace bench`: relays, defences of a QUIC server, and the observer of networking's costs, each
-//! measured in such a network. It uses the lab, never the other way round. [`hostile`] is a client that means no good.
+//! measured in such a network. It uses the lab, never the other way round. [`hostile`] is a client that means no good,
+//! [`receivers`] are thousands of subscribers in one process, [`stall`] are strangers to carriers who do not go on.
 //! [`transport`] is how either comes to a relay; [`columns`], [`duration`] and [`address`] are how commands print tables, and read
 //! times and addresses.
 
@@ -25,4 +26,6 @@ pub mod duration;
 pub mod hostile;
 pub mod lab;
 mod progress;
+pub mod receivers;
+pub mod stall;
 pub mod transport;

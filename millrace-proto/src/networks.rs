@@ -52,13 +52,36 @@ pub fn client(address: IpAddr) -> IpAddr {
     levels(address).next().map_or(address, |(network, _)| network.address)
 }
 
+/// Returns what a network may have where one client may have `of_client`: `times` as much, and no more than half of `all`.
+pub fn most(of_client: usize, times: usize, all: usize) -> usize {
+    of_client.saturating_mul(times).min(all.div_ceil(2))
+}
+
 /// Places that clients hold, counted in each of their networks.
 #[derive(Clone, Debug)]
 pub struct Places {
     all: usize,
     of_client: usize,
     taken: usize,
-    counts: HashMap<Network, usize>,
+    counts: HashMap<Network, Count>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Count {
+    places: usize,
+    /// How many times as much as one client the network may have.
+    times: usize,
+}
+
+/// Why there is no place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Full {
+    /// All places are taken.
+    All,
+    /// The client, an IPv4 address or an IPv6 /64, holds as many as it may.
+    Client(Network),
+    /// A wider network of the client holds as many as it may.
+    Wider(Network),
 }
 
 impl Places {
@@ -67,18 +90,37 @@ impl Places {
         Self { all, of_client, taken: 0, counts: HashMap::new() }
     }
 
-    /// Takes a place, if one is left for this address.
-    pub fn enter(&mut self, address: IpAddr) -> bool {
-        let has_room = |(network, times): (Network, usize)| {
-            let most = (self.of_client * times).min(self.all.div_ceil(2));
-            self.counts.get(&network).copied().unwrap_or_default() < most
-        };
-        if self.taken >= self.all || !levels(address).all(has_room) {
-            return false;
+    /// Changes how many places one client may hold. Nobody loses one.
+    pub fn set_of_client(&mut self, of_client: usize) {
+        self.of_client = of_client;
+    }
+
+    /// Takes a place for this address.
+    ///
+    /// # Errors
+    /// There is none, or one of its networks holds as many as it may.
+    pub fn enter(&mut self, address: IpAddr) -> Result<(), Full> {
+        if let Some(full) = self.full(address) {
+            return Err(full);
         }
         self.taken += 1;
-        levels(address).for_each(|(network, _)| *self.counts.entry(network).or_default() += 1);
-        true
+        for (network, times) in levels(address) {
+            self.counts.entry(network).or_insert(Count { places: 0, times }).places += 1;
+        }
+        Ok(())
+    }
+
+    /// Returns why there is no place for this address; `None` if there is one.
+    pub fn full(&self, address: IpAddr) -> Option<Full> {
+        let is_full = |(network, times): &(Network, usize)| {
+            let places = self.counts.get(network).map_or(0, |count| count.places);
+            places >= most(self.of_client, *times, self.all)
+        };
+        match levels(address).find(is_full) {
+            Some((network, 1)) => Some(Full::Client(network)),
+            Some((network, _)) => Some(Full::Wider(network)),
+            None => (self.taken >= self.all).then_some(Full::All),
+        }
     }
 
     /// Gives back a place that this address has taken.
@@ -86,12 +128,45 @@ impl Places {
         self.taken = self.taken.saturating_sub(1);
         for (network, _) in levels(address) {
             if let Some(count) = self.counts.get_mut(&network) {
-                *count -= 1;
-                if *count == 0 {
+                count.places -= 1;
+                if count.places == 0 {
                     self.counts.remove(&network);
                 }
             }
         }
+    }
+
+    /// Returns the clients that hold places, and how many each does.
+    pub fn clients(&self) -> impl Iterator<Item = (IpAddr, usize)> {
+        let clients = self.counts.iter().filter(|(_, count)| count.times == 1);
+        clients.map(|(client, count)| (client.address, count.places))
+    }
+
+    /// Returns how many places are taken.
+    pub fn taken(&self) -> usize {
+        self.taken
+    }
+
+    /// Returns how much of what they may hold the networks of this address do: of the one that holds most, so that numbers of
+    /// different addresses can be compared.
+    pub fn load(&self, address: IpAddr) -> usize {
+        levels(address)
+            .filter_map(|(network, _)| self.counts.get(&network))
+            .map(Count::load)
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// Returns the greatest [`load`](Self::load) of all addresses that hold places.
+    pub fn greatest_load(&self) -> usize {
+        self.counts.values().map(Count::load).max().unwrap_or(0)
+    }
+}
+
+impl Count {
+    fn load(&self) -> usize {
+        const WIDEST: usize = LEVELS_V6[2].1;
+        self.places * WIDEST / self.times
     }
 }
 
@@ -149,10 +224,10 @@ mod tests {
         ];
         for (whose, nth, want) in table {
             let mut places = Places::new(64, 2);
-            let taken: Vec<_> = (0..70_000).map(nth).filter(|at| places.enter(*at)).collect();
+            let taken: Vec<_> = (0..70_000).map(nth).filter(|at| places.enter(*at).is_ok()).collect();
             assert_eq!(taken.len(), want, "{whose}");
             let other = address("203.0.113.7");
-            assert!(places.enter(other), "{whose}");
+            assert_eq!(places.enter(other), Ok(()), "{whose}");
             places.leave(other);
             taken.into_iter().for_each(|at| places.leave(at));
             assert!(places.counts.is_empty() && places.taken == 0, "{whose}");
@@ -163,6 +238,44 @@ mod tests {
     fn there_are_no_more_places_than_all() {
         let mut places = Places::new(10, 2);
         let each = (0..100).map(|n| IpAddr::from(Ipv4Addr::new(10, n, 0, 1)));
-        assert_eq!(each.filter(|at| places.enter(*at)).count(), 10);
+        assert_eq!(each.filter(|at| places.enter(*at).is_ok()).count(), 10);
+        assert_eq!(places.full(address("192.0.2.1")), Some(Full::All));
+    }
+
+    #[test]
+    fn a_refusal_names_the_network_that_is_full() {
+        let mut places = Places::new(1000, 1);
+        let network = |text: &str, length| Network { address: address(text), length };
+        for n in 0..64 {
+            let at = Ipv6Addr::from_bits(0x2001_0db8_u128 << 96 | n << 72);
+            assert_eq!(places.enter(at.into()), Ok(()));
+        }
+        assert_eq!(places.full(address("2001:db8::1")), Some(Full::Client(network("2001:db8::", 64))));
+        assert_eq!(places.full(address("2001:db8:0:ff00::1")), Some(Full::Wider(network("2001:db8::", 48))));
+        assert_eq!(places.full(address("2001:db8:1::1")), None);
+    }
+
+    /// A site with many clients holds less of what it may than one client with a few places.
+    #[test]
+    fn loads_are_told_by_what_a_network_may_hold() {
+        let mut places = Places::new(1000, 10);
+        for n in 0..40 {
+            assert_eq!(places.enter(Ipv6Addr::from_bits(0x2001_0db8_u128 << 96 | n << 72).into()), Ok(()));
+        }
+        assert_eq!(places.load(address("2001:db8::1")), 64, "one place of a client's");
+        let greedy = address("192.0.2.1");
+        (0..2).for_each(|_| assert_eq!(places.enter(greedy), Ok(())));
+        assert_eq!((places.load(greedy), places.greatest_load()), (128, 128));
+        for n in 0..130 {
+            assert_eq!(
+                places.enter(Ipv6Addr::from_bits(0x2001_0db8_0001_u128 << 80 | n << 64).into()).is_ok(),
+                n < 80
+            );
+        }
+        assert_eq!(
+            places.load(address("2001:db8:1::1")),
+            640,
+            "80 places of a /56, which may hold 8 times a client's"
+        );
     }
 }

@@ -31,10 +31,7 @@ pub use self::{
     namespaces::{NamespaceEvent, Publication, Watch},
     publisher::{Answer, Fetched, Fetching, Objects, Piece, Publisher, Requester},
 };
-use super::{
-    Adaptive, Delays, live::LiveTrack, log_limit::LogLimit, outbox::Outbox, status, upstream::Ask,
-    waiters::Waiters,
-};
+use super::{Adaptive, Delays, live::LiveTrack, outbox::Outbox, status, upstream::Ask, waiters::Waiters};
 
 /// How soon after a search for publishers that found none the next one may begin: at first, and in the end. However often
 /// publishers come and go, a SUBSCRIBE that waits looks for them no more often.
@@ -64,7 +61,6 @@ pub struct Hub {
     pub switching_sets: bool,
     pub counters: Counters,
     /// For what is logged because of a peer.
-    pub log: LogLimit,
     /// The configured upstream relay, as it is now.
     pub upstream: Mutex<Option<status::Upstream>>,
     tracks: Arc<RwLock<Tracks>>,
@@ -90,7 +86,6 @@ impl Hub {
             adaptive,
             switching_sets,
             counters: Counters::default(),
-            log: LogLimit::default(),
             upstream: Mutex::default(),
             tracks: Arc::default(),
             namespaces: Arc::default(),

@@ -18,7 +18,7 @@
 //! | `upstream` | one publisher's part in a track |
 //! | `outbox` | packets of several connections that leave in one batch |
 //! | `incomplete` | how much a session may send of what is not complete |
-//! | `log_limit` | how many log lines peers may cause |
+//! | `log_limit` | how many log lines peers may cause: a layer for the subscriber of whoever embeds a relay |
 //! | `waiters` | who waits for what, and is woken by nothing else |
 //! | `wire` | control messages on QUIC streams, and why a session ends |
 //! | [`access`] | who may do what: rules, tokens, certificates, budgets |
@@ -123,10 +123,10 @@ mod upstream;
 mod waiters;
 mod wire;
 
-pub use admission::{Admission, Open, Permit};
+pub use admission::{Admission, Crowded, Open, Permit};
 pub use config::{Config, Origins, Upstream, has_user, is_of_a_relay};
 pub use delays::{DelayRule, Delays};
 pub use engine::Engine;
 pub use ladders::{Adaptive, LadderRule};
-pub use log_limit::{Line, LogLimit};
+pub use log_limit::LogLimit;
 pub use server::{Bound, Server, outgoing_sockets};

@@ -20,7 +20,8 @@ use tokio::runtime::Handle;
 
 use crate::{
     Engine,
-    access::{Access, Unread},
+    access::{Access, ClientUse, Unread},
+    admission::Crowded,
     hub::Hub,
     live::LiveTrack,
     session::Session,
@@ -52,7 +53,9 @@ pub struct Sources<'a> {
 pub struct Past {
     refused_sessions: AtomicU64,
     refused_of_clients: AtomicU64,
+    refused_of_networks: AtomicU64,
     retries: AtomicU64,
+    reclaimed_windows: AtomicU64,
     /// Requests for WebTransport, by [`Refused::NAMES`].
     refused_requests: [AtomicU64; Refused::NAMES.len()],
     sessions: Mutex<Sums>,
@@ -142,14 +145,23 @@ impl Past {
         self.refused_sessions.fetch_add(1, Relaxed);
     }
 
-    /// Since the client has as many as it may have.
-    pub fn count_refused_of_client(&self) {
-        self.refused_of_clients.fetch_add(1, Relaxed);
+    /// Counts a session that was refused since the client, or a wider network, has as many as it may have.
+    pub fn count_refused_of_client(&self, crowded: Crowded) {
+        let count = match crowded {
+            Crowded::Client => &self.refused_of_clients,
+            Crowded::Network => &self.refused_of_networks,
+        };
+        count.fetch_add(1, Relaxed);
     }
 
     /// A peer has to prove its address.
     pub fn count_retry(&self) {
         self.retries.fetch_add(1, Relaxed);
+    }
+
+    /// A session was closed for the room of its receive window.
+    pub fn count_reclaimed_window(&self) {
+        self.reclaimed_windows.fetch_add(1, Relaxed);
     }
 
     /// A client has no WebTransport session.
@@ -231,6 +243,7 @@ impl Sources<'_> {
                 limit: self.windows.total(),
                 refused: self.windows.refused(),
                 limited: self.windows.limited(),
+                reclaimed: self.past.reclaimed_windows.load(Relaxed),
             },
             drops: self.drops(&sums),
             access: self.describe_access(),
@@ -245,15 +258,7 @@ impl Sources<'_> {
 
     fn describe_access(&self) -> status::Access {
         let policy = self.access.policy();
-        let clients = self.access.clients().into_iter().map(|client| status::Client {
-            address: client.address,
-            requests: client.requests,
-            requests_refused: client.refused,
-            tracks: client.tracks,
-            cache_bytes: client.cache_bytes,
-            fetched_bytes: client.fetched_bytes,
-            receive_bytes: client.receive_bytes,
-        });
+        let (clients, networks) = self.access.clients();
         let refused = self.access.refused().into_iter();
         status::Access {
             open: policy.is_open(),
@@ -263,7 +268,8 @@ impl Sources<'_> {
             unproven: self.access.unproven().count() as u64,
             unread: self.access.unread().into_iter().map(unread).collect(),
             refused: refused.map(|(reason, count)| (reason.to_owned(), count)).collect(),
-            clients: clients.collect(),
+            clients: clients.into_iter().map(client).collect(),
+            networks: networks.into_iter().map(client).collect(),
         }
     }
 
@@ -282,6 +288,8 @@ impl Sources<'_> {
             commands_waiting: offload.commands_waiting,
             commands: offload.commands,
             commands_coalesced: offload.commands_coalesced,
+            records_waiting: offload.offloads_waiting,
+            records_taken: offload.offloads_taken,
             records: offload.records.into_iter().map(fill).collect(),
             received: offload.received.map(outcomes),
             frames: offload.frames.map(outcomes),
@@ -295,7 +303,6 @@ impl Sources<'_> {
         let counters = &self.hub.counters;
         Totals {
             sessions: sums.sessions + open,
-            log_lines_suppressed: self.hub.log.suppressed(),
             retries: self.past.retries.load(Relaxed),
             requests: counters.requests.load(Relaxed),
             request_errors: counters.request_errors.load(Relaxed),
@@ -317,6 +324,7 @@ impl Sources<'_> {
         let counted = [
             ("session_limit", self.past.refused_sessions.load(Relaxed)),
             ("client_session_limit", self.past.refused_of_clients.load(Relaxed)),
+            ("network_session_limit", self.past.refused_of_networks.load(Relaxed)),
             ("protocol_violation", counters.protocol_violations.load(Relaxed)),
             ("unknown_track_alias", counters.unknown_alias.load(Relaxed)),
             ("duplicate_subgroup", counters.duplicate_subgroups.load(Relaxed)),
@@ -346,6 +354,19 @@ fn keystreams(offload: &ConnectionStatus) -> status::Keystreams {
     status::Keystreams { sealed, opened }
 }
 
+fn client(used: ClientUse) -> status::Client {
+    status::Client {
+        address: used.network.address,
+        prefix: used.network.length,
+        requests: used.requests,
+        requests_refused: used.refused,
+        tracks: used.tracks,
+        cache_bytes: used.cache_bytes,
+        fetched_bytes: used.fetched_bytes,
+        receive_bytes: used.receive_bytes,
+    }
+}
+
 fn unread(unread: Unread) -> status::Unread {
     status::Unread { what: unread.what, reason: unread.reason }
 }
@@ -365,6 +386,7 @@ fn interface(interface: &Interface) -> status::Interface {
 fn describe(session: &Session) -> status::Session {
     let unregistered = session.connection().unregistered();
     let offload = session.connection().offload_status();
+    let usable = offload.as_ref().filter(|offload| offload.refused.is_none());
     let (stats, estimate) = {
         let downstream = session.connection().downstream();
         (downstream.stats(), downstream.estimate(Instant::now()))
@@ -398,7 +420,8 @@ fn describe(session: &Session) -> status::Session {
         kernel_unregistered: unregistered.unwrap_or_default(),
         keystreams: offload.as_ref().map(keystreams),
         kernel_refused: offload.as_ref().and_then(|offload| offload.refused).map(str::to_owned),
-        kernel_ready: offload.as_ref().map(|offload| offload.is_ready),
+        kernel_record: usable.and_then(|offload| offload.standing).map(|standing| standing.name().to_owned()),
+        kernel_ready: usable.map(|offload| offload.is_ready),
         kernel_copies: offload.map(|offload| outcomes(offload.copies)),
         packets_lost: stats.recovery.packets_lost,
         bytes_retransmitted: stats.retransmitted_bytes,

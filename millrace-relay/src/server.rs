@@ -1,5 +1,7 @@
 //! The relay as a whole: endpoints, sessions, start and end.
 
+mod idle;
+
 use std::{
     collections::HashMap,
     net::{SocketAddr, UdpSocket},
@@ -28,7 +30,7 @@ use tracing::{info, warn};
 
 use crate::{
     Admission, Config, Delays, Engine,
-    access::{Access, Refusal, unproven},
+    access::{Access, unproven},
     hub::{Hub, Limits},
     log_limit::short,
     reconnect::Pauses,
@@ -324,8 +326,8 @@ impl Shared {
                 incoming.refuse();
                 continue;
             }
-            if !self.admission.may_connect(incoming.remote_addr().ip()) {
-                self.past.count_refused_of_client();
+            if let Err(crowded) = self.admission.may_connect(incoming.remote_addr().ip()) {
+                self.past.count_refused_of_client(crowded);
                 incoming.refuse();
                 continue;
             }
@@ -344,29 +346,28 @@ impl Shared {
         let remote = incoming.remote_addr();
         let accepted = time::timeout(HANDSHAKE_TIMEOUT, incoming.accept()).await;
         let Ok(accepted) = accepted else {
-            if let Some(line) = self.hub.log.line(Instant::now()) {
-                info!(%remote, suppressed = line.suppressed, "no handshake in time");
-            }
-            return;
+            return info!(%remote, "no handshake in time");
         };
         match accepted {
             Ok(connection) => {
                 // Only now is the address proved to be the client's.
                 handshake.prove();
-                let Some(_permit) = self.admission.admit(remote.ip()) else {
-                    self.past.count_refused_of_client();
-                    let code = crate::wire::var(code::Session::UNAUTHORIZED.0);
-                    return connection.quic.close(code, b"this client has as many sessions as it may have");
+                let _permit = match self.admission.admit(remote.ip()) {
+                    Ok(permit) => permit,
+                    Err(crowded) => {
+                        self.past.count_refused_of_client(crowded);
+                        let code = crate::wire::var(code::Session::UNAUTHORIZED.0);
+                        return connection.quic.close(code, crowded.reason());
+                    }
                 };
                 let place = self.access.place(remote.ip());
                 if place.is_some() {
                     // Nor has it a part of what its client may send unread before it has shown a right.
-                    connection.share_receive_window(Arc::new(Share::new(0)));
+                    connection.share_receive_window(Arc::new(Share::new(0, None)));
                 }
                 let asked = tokio::select! {
                     asked = self.tunnel(&connection) => asked,
-                    () = unproven::displaced(place.as_ref()) => {
-                        let refusal = Refusal::Displaced;
+                    refusal = unproven::displaced(place.as_ref()) => {
                         self.access.count(refusal);
                         let code = crate::wire::var(refusal.session_code().0);
                         return connection.quic.close(code, refusal.to_string().as_bytes());
@@ -377,22 +378,14 @@ impl Shared {
                     Err(refused) => {
                         self.past.count_refused_request(&refused);
                         let reason = refused.to_string();
-                        if let Some(line) = self.hub.log.line(Instant::now()) {
-                            let (refused, suppressed) = (short(&reason), line.suppressed);
-                            info!(%remote, refused, suppressed, "no WebTransport session");
-                        }
-                        return;
+                        return info!(%remote, refused = short(&reason), "no WebTransport session");
                     }
                 };
                 drop(handshake);
                 let session = self.begin_session(connection, None, tunnel, place);
                 self.run_session(session).await;
             }
-            Err(error) => {
-                if let Some(line) = self.hub.log.line(Instant::now()) {
-                    info!(%remote, %error, suppressed = line.suppressed, "handshake failed");
-                }
-            }
+            Err(error) => info!(%remote, %error, "handshake failed"),
         }
     }
 
@@ -446,6 +439,7 @@ impl Shared {
         loop {
             ticks.tick().await;
             self.hub.tidy(Instant::now());
+            self.reclaim_window(Instant::now());
         }
     }
 

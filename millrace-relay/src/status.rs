@@ -71,6 +71,8 @@ pub struct Access {
     pub refused: BTreeMap<String, u64>,
     /// Those that have sessions.
     pub clients: Vec<Client>,
+    /// Wider networks that several of them are in; each may have a multiple of what one client may.
+    pub networks: Vec<Client>,
     /// Sessions that have shown no right yet, or have none any more.
     pub unproven: u64,
     /// Settings whose file could not be read, or used, when it was read last: what they say now does not hold.
@@ -85,11 +87,14 @@ pub struct Unread {
     pub reason: String,
 }
 
-/// What the sessions of one client use together.
+/// What the sessions of one client, or of one network, use together.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Client {
-    /// Its own, or the /64's.
+    /// Its own, or the network's.
     pub address: IpAddr,
+    /// Bits of the address that make the client (32, or 64 of IPv6) or the network.
+    #[serde(default)]
+    pub prefix: u8,
     /// Requests that were let in.
     pub requests: u64,
     /// For want of its budget.
@@ -141,7 +146,13 @@ pub struct Engine {
     /// Changes that newer ones of the same session have replaced before they were carried out.
     #[serde(default)]
     pub commands_coalesced: u64,
-    /// How full the kernel engine's tables are: `downstreams` has all sessions, `upstreams` those of publishers, `egresses` streams to
+    /// Sessions that have shown a right and wait for one of the kernel's records.
+    #[serde(default)]
+    pub records_waiting: u64,
+    /// Records of subscribers that publishers have taken.
+    #[serde(default)]
+    pub records_taken: u64,
+    /// How full the kernel engine's tables are: `downstreams` has sessions, `upstreams` those of publishers, `egresses` streams to
     /// subscribers.
     #[serde(default)]
     pub records: BTreeMap<String, Fill>,
@@ -232,6 +243,10 @@ pub struct Session {
     /// Why the kernel does nothing for this session: `cipher suite`, it has not that one.
     #[serde(default)]
     pub kernel_refused: Option<String>,
+    /// Whether this session has one of the kernel's records (`held`), or why not: `no right yet`, `waiting`, `taken for a publisher`; none:
+    /// there is no kernel engine, or it refuses the session.
+    #[serde(default)]
+    pub kernel_record: Option<String>,
     /// Whether the kernel has keys for this session and knows the way to it; none: it does nothing for it.
     #[serde(default)]
     pub kernel_ready: Option<bool>,
@@ -353,6 +368,9 @@ pub struct Receive {
     /// Times that a window did not grow, since its client's share was used up.
     #[serde(default)]
     pub limited: u64,
+    /// Sessions that were closed since they were idle and others needed the room of their windows.
+    #[serde(default)]
+    pub reclaimed: u64,
 }
 
 /// Counters since start, closed sessions included.
@@ -394,7 +412,7 @@ pub struct Totals {
     pub datagrams_sent: u64,
     /// Send system calls of the data plane.
     pub send_calls: u64,
-    /// Log lines that peers caused and that were not written, since there were too many.
+    /// Log lines that were not written, since there were too many like them. Counted by whoever writes the log, as the next is.
     pub log_lines_suppressed: u64,
     /// Log lines lost to a slow or full disk.
     pub log_lines_dropped: u64,

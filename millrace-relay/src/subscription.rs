@@ -26,7 +26,7 @@ use millrace_proto::{
 };
 use millrace_transport::{
     Connection,
-    offload::{Datagrams, Delegation, Ingress, Opens},
+    offload::{Datagrams, Ingress, Opens},
 };
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -86,8 +86,6 @@ struct State {
     /// Streams that were opened so far, for PUBLISH_DONE.
     opened: u64,
     origin: Origin,
-    /// Datagrams, while the offload forwards them.
-    delegated: Option<Box<dyn Delegation>>,
 }
 
 /// Which groups it gets of which track.
@@ -144,7 +142,6 @@ impl Subscription {
             past_end: false,
             opened: 0,
             origin: Origin::Own,
-            delegated: None,
         };
         Self {
             track,
@@ -190,7 +187,7 @@ impl Subscription {
         let mut state = self.state.lock();
         let group = subgroup.header().group;
         if from == self.track.number && state.check_start(&self.track.data, group) {
-            self.connection.withdraw(now, self.owner);
+            self.take_back(now);
         }
         if !state.past_end && state.options.window.is_past(group) {
             state.past_end = true;
@@ -380,10 +377,10 @@ impl Subscription {
         }
         let track = self.source(from);
         if state.check_start(&self.track.data, object.datagram.group) {
-            self.connection.withdraw(now, self.owner);
+            self.take_back(now);
         }
         if let News::Grown(Some(ingress)) = news {
-            self.delegate_datagrams(&mut state, ingress);
+            self.delegate_datagrams(&state, ingress);
         }
         let location = object.location();
         if self.connection.take_delivered(now, self.owner, (location.group, location.object)) {
@@ -423,10 +420,15 @@ impl Subscription {
         outbox.transmit(&self.connection, now);
     }
 
-    fn delegate_datagrams(&self, state: &mut State, ingress: &Arc<dyn Ingress>) {
-        let delegated = state.delegated.as_ref().is_some_and(|delegation| delegation.is_of(ingress));
+    /// Has the offload forward no datagrams for the subscription, and open no streams, until it is told again.
+    fn take_back(&self, now: Instant) {
+        self.connection.recall_datagrams(self.owner);
+        self.connection.withdraw(now, self.owner);
+    }
+
+    fn delegate_datagrams(&self, state: &State, ingress: &Arc<dyn Ingress>) {
         let adapted = !matches!(state.origin, Origin::Own);
-        if delegated || adapted || !state.options.forward || state.ended.is_some() {
+        if adapted || !state.options.forward || state.ended.is_some() {
             return;
         }
         let start = state.options.window.start;
@@ -440,7 +442,7 @@ impl Subscription {
             level: u16::from_be_bytes(level),
             track: self.track.number,
         };
-        state.delegated = self.connection.delegate_datagrams(ingress, &datagrams);
+        self.connection.delegate_datagrams(ingress, &datagrams);
     }
 
     /// The object under this subscription's alias.
@@ -457,8 +459,7 @@ impl Subscription {
         let mut state = self.state.lock();
         let resumed = options.forward && !state.options.forward;
         state.options = options;
-        state.delegated = None;
-        self.connection.withdraw(Instant::now(), self.owner);
+        self.take_back(Instant::now());
         if resumed {
             state.joining = largest;
             let next = self.resume_at(&state.origin, largest);
@@ -479,16 +480,15 @@ impl Subscription {
     pub fn end(&self, ended: Ended) {
         let mut state = self.state.lock();
         state.ended.get_or_insert(ended);
-        state.delegated = None;
-        self.connection.withdraw(Instant::now(), self.owner);
+        self.take_back(Instant::now());
         drop(state);
         self.changed.notify_one();
     }
 
     /// The subscriber is gone, or wants no more: resets what is open.
     pub fn cancel(&self, code: code::Reset) {
-        let mut state = self.state.lock();
-        state.delegated = None;
+        let state = self.state.lock();
+        self.connection.recall_datagrams(self.owner);
         self.connection.abandon(Instant::now(), self.owner);
         let mut downstream = self.connection.downstream();
         state.open.keys().for_each(|key| downstream.reset(*key, code.0));
@@ -559,7 +559,6 @@ impl State {
         }
         let Some(largest) = track.largest().filter(|largest| is_far(largest.group)) else { return false };
         self.options.window = Window::resolve(self.options.filter.as_ref(), Some(largest));
-        self.delegated = None;
         true
     }
 

@@ -8,7 +8,7 @@ use std::sync::{
 use parking_lot::Mutex;
 use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
 
-use millrace_transport::offload::{Ingress, Openings};
+use millrace_transport::offload::{Ingress, Made, Openings};
 
 /// One publisher of one track, by its PUBLISH or by our SUBSCRIBE.
 pub struct Upstream {
@@ -58,9 +58,12 @@ enum Offered<T: ?Sized> {
 /// What gives a place for one more of the session's tracks at the offload, if there is one.
 type Places<'a> = &'a dyn Fn() -> Option<OwnedSemaphorePermit>;
 
-impl<T: ?Sized> Offered<T> {
+impl<T: Made + ?Sized> Offered<T> {
     /// What `make` has made, now or before; `None` once it is withheld, and as long as there is no place for it.
     fn get(&mut self, places: Places<'_>, make: impl FnOnce() -> Option<Arc<T>>) -> Option<Arc<T>> {
+        if matches!(self, Self::Known { known, .. } if known.is_over()) {
+            *self = Self::Unknown;
+        }
         if let Self::Unknown = self {
             let _place = places()?;
             *self = Self::Known { known: make()?, _place };
@@ -242,6 +245,28 @@ impl Drop for OpenStream {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Of an offload that has been released, or not.
+    struct Fake(AtomicBool);
+
+    impl Made for Fake {
+        fn is_over(&self) -> bool {
+            self.0.load(Relaxed)
+        }
+    }
+
+    #[test]
+    fn what_a_released_offload_has_made_is_made_anew() {
+        let places = Arc::new(tokio::sync::Semaphore::new(1));
+        let place = || Arc::clone(&places).try_acquire_owned().ok();
+        let make = || Some(Arc::new(Fake(AtomicBool::new(false))));
+        let mut offered = Offered::Unknown;
+        let first = offered.get(&place, make).expect("there is a place");
+        assert!(Arc::ptr_eq(&first, &offered.get(&place, make).expect("it is known")));
+        first.0.store(true, Relaxed);
+        let second = offered.get(&place, make).expect("its place is free again");
+        assert!(!Arc::ptr_eq(&first, &second));
+    }
 
     #[test]
     fn what_has_no_place_is_not_offloaded() {

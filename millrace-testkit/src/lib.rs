@@ -1,5 +1,5 @@
-//! Helpers of tests: they wait for a state that has yet to come about, and show the logs of the processes that a failed
-//! test had started.
+//! Helpers of tests: they wait for a state that has yet to come about, show the logs of the processes that a failed
+//! test had started, and make sockets that linger.
 //!
 //! A status, a counter, a list of processes or a log is read through [`wait_for`] or [`wait_until`]. `scripts/waits.py`, a
 //! part of `make lint`, refuses any other access that does not say why the state cannot change.
@@ -14,8 +14,10 @@ use std::{
 
 #[cfg(feature = "tokio")]
 mod in_runtime;
+mod lingering;
 #[cfg(feature = "tokio")]
 pub use in_runtime::{async_wait_for, async_wait_until};
+pub use lingering::{LINGER, lingering};
 
 /// How long a test waits for a state before it fails. It is far more than any state takes, because it is not what a test
 /// is about: a machine may be busy.

@@ -1,10 +1,14 @@
-//! When the driver of an endpoint wakes next.
+//! When the driver of an endpoint wakes next, and which connections it looks at then.
 
 use std::{
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 /// Granularity of deadlines, a millisecond: that of tokio's timers.
@@ -17,6 +21,50 @@ pub(crate) struct Alarm {
     /// When the driver wakes by itself.
     next: AtomicU64,
     notify: Notify,
+    /// Numbers of connections, and when they want to be looked at.
+    asked: Mutex<Vec<(u64, u64)>>,
+    /// The number of the next connection.
+    number: AtomicU64,
+}
+
+/// When the driver looks at one connection next.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    alarm: Arc<Alarm>,
+    number: u64,
+    /// `u64::MAX`: it does not.
+    at: AtomicU64,
+}
+
+impl Turn {
+    pub fn new(alarm: Arc<Alarm>) -> Self {
+        let number = alarm.number.fetch_add(1, Ordering::Relaxed);
+        Self { alarm, number, at: AtomicU64::new(u64::MAX) }
+    }
+
+    /// Tells the connection from the others of the endpoint.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Has the driver look at the connection at `time` or before. What it is to find there has to be stored before. Most deadlines are
+    /// later than the one before: they cost a load.
+    pub fn by(&self, time: u64) {
+        if self.put(time) {
+            self.alarm.asked.lock().push((self.number, time));
+            self.alarm.at(time);
+        }
+    }
+
+    /// As [`Self::by`], for the driver, which notes the time itself if this returns true.
+    pub fn put(&self, time: u64) -> bool {
+        time < self.at.load(Ordering::SeqCst) && time < self.at.fetch_min(time, Ordering::SeqCst)
+    }
+
+    /// The driver is about to look: whoever wants something from now on has to ask.
+    pub fn begin(&self) {
+        self.at.store(u64::MAX, Ordering::SeqCst);
+    }
 }
 
 impl Alarm {
@@ -25,7 +73,13 @@ impl Alarm {
     }
 
     fn since(base: Instant) -> Self {
-        Self { base, next: AtomicU64::new(u64::MAX), notify: Notify::new() }
+        Self {
+            base,
+            next: AtomicU64::new(u64::MAX),
+            notify: Notify::new(),
+            asked: Mutex::default(),
+            number: AtomicU64::new(0),
+        }
     }
 
     /// `at`, rounded up to the next tick: deadlines that are close together are one wake-up.
@@ -34,7 +88,7 @@ impl Alarm {
     }
 
     /// Makes sure that the driver wakes at `time` or before.
-    pub fn at(&self, time: u64) {
+    fn at(&self, time: u64) {
         if time < self.next.load(Ordering::Relaxed) && time < self.next.fetch_min(time, Ordering::AcqRel) {
             self.notify.notify_one();
         }
@@ -55,6 +109,11 @@ impl Alarm {
             () = self.notify.notified() => {}
             () = tokio::time::sleep_until(at.into()) => {}
         }
+    }
+
+    /// Returns who has asked since the last time, and for when.
+    pub fn take_asked(&self) -> Vec<(u64, u64)> {
+        std::mem::take(&mut *self.asked.lock())
     }
 
     /// The driver is awake: deadlines that are set from now on wake it again.
@@ -82,6 +141,22 @@ mod tests {
         alarm.wait().await;
         alarm.wait().await;
         assert!(Instant::now() >= at, "too early, {age:?} after the start");
+    }
+
+    #[test]
+    fn connection_asks_once_until_it_is_looked_at() {
+        let alarm = Arc::new(Alarm::new());
+        let turns = [(); 2].map(|()| Turn::new(Arc::clone(&alarm)));
+        for time in [50, 70, 60, 50] {
+            turns[1].by(time);
+        }
+        assert_eq!(alarm.take_asked(), [(1, 50)]);
+        turns[1].by(40);
+        turns[0].by(0);
+        assert_eq!(alarm.take_asked(), [(1, 40), (0, 0)]);
+        turns[1].begin();
+        turns[1].by(70);
+        assert_eq!(alarm.take_asked(), [(1, 70)]);
     }
 
     #[tokio::test]

@@ -17,11 +17,12 @@ use parking_lot::MappedMutexGuard;
 use quinn::{VarInt, crypto::rustls::HandshakeData};
 
 use crate::{
-    offload::{Adopted, ConnectionStatus, Datagrams, Delegation, Ingress, Openings, Opens, Origin},
+    offload::{Adopted, ConnectionStatus, Datagrams, Ingress, Openings, Opens, Origin, Worth},
+    registry::Listed,
     send::Batch,
     shared::Shared,
     stats::Stats,
-    windows::Share,
+    windows::{ReceiveWindow, Share},
 };
 
 /// How long objects wait for the control message before them.
@@ -37,6 +38,7 @@ pub struct Connection {
     pub(crate) shared: Arc<Shared>,
     pub(crate) binding: OnceLock<Binding>,
     pub(crate) foreign: Foreign,
+    pub(crate) _listed: Listed,
 }
 
 impl Connection {
@@ -92,6 +94,11 @@ impl Connection {
         self.flush(&mut batch);
     }
 
+    /// Says what an offload is worth to the connection; nothing at first. There may be fewer offloads than connections.
+    pub fn set_worth(&self, worth: Worth) {
+        self.shared.set_worth(worth);
+    }
+
     /// How traces name the connection.
     pub fn set_session(&self, session: u32) {
         self.shared.set_session(session);
@@ -107,14 +114,15 @@ impl Connection {
         self.shared.ingress(Origin::Datagrams(alias))
     }
 
-    /// Has the offload forward a track's datagrams until what this returns is dropped; `None` if it cannot. The tag is
-    /// what [`Self::take_delivered`] asks for.
-    pub fn delegate_datagrams(
-        &self,
-        ingress: &Arc<dyn Ingress>,
-        datagrams: &Datagrams,
-    ) -> Option<Box<dyn Delegation>> {
-        self.shared.delegate_datagrams(ingress, datagrams)
+    /// Has the offload forward a track's datagrams, if it can, in place of others with the same tag. The tag is what
+    /// [`Self::take_delivered`] asks for. To be called as long as it shall: an offload may come later, or another one.
+    pub fn delegate_datagrams(&self, ingress: &Arc<dyn Ingress>, datagrams: &Datagrams) {
+        self.shared.delegate_datagrams(ingress, datagrams);
+    }
+
+    /// Has the offload forward no datagrams with this tag any more.
+    pub fn recall_datagrams(&self, tag: u64) {
+        self.shared.recall_datagrams(tag);
     }
 
     /// Whether the offload has sent the datagram at this group and object; says so once.
@@ -171,7 +179,7 @@ impl Connection {
         self.shared.with_openings(now, |offload, downstream| offload.abandon_all(downstream, owner));
     }
 
-    /// What the offload did on this connection; `None` if there is none.
+    /// What offloads did on this connection; `None` if it never has one.
     pub fn offload_status(&self) -> Option<ConnectionStatus> {
         self.shared.offload_status()
     }
@@ -249,9 +257,22 @@ impl Connection {
         self.shared.window.join(share);
     }
 
+    /// Counts each stream that is left to the offload with those of others, in the first of the shares that has room for one more. What
+    /// is beyond is sent from here.
+    pub fn share_offload(&self, shares: [Arc<Share>; 2]) {
+        self.shared.share_offload(shares);
+    }
+
+    /// Returns the receive window, and for how long it has been idle.
+    pub fn receive_window(&self, now: Instant) -> ReceiveWindow {
+        self.shared.window.status(now)
+    }
+
     /// Tells quinn how large the receive window is.
-    pub(crate) fn widen(&self) {
-        self.quic.set_receive_window(self.shared.window.bytes().into());
+    pub(crate) fn resize_window(&self) {
+        let bytes = self.shared.window.bytes();
+        self.quic.set_receive_window(bytes.into());
+        self.shared.window.on_applied(bytes);
     }
 
     /// Asks quinn where the peer is. Returns whether quinn still waits for an answer from there.

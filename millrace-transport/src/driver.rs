@@ -1,17 +1,18 @@
 //! One task per endpoint: timers of the data plane, and what must not be done inside quinn's lock.
 
 use std::{
+    collections::{BTreeSet, HashMap},
     sync::{Arc, Weak, atomic::Ordering},
     time::{Duration, Instant},
 };
 
-use parking_lot::Mutex;
 use quinn::VarInt;
 use tracing::debug;
 
 use crate::{
     alarm::Alarm,
     connection::Connection,
+    registry::Registry,
     send::{Batch, Sender},
     shared::attention,
 };
@@ -19,37 +20,73 @@ use crate::{
 /// How often quinn is asked whether it has finished what it does not tell.
 const INTERVAL: Duration = Duration::from_millis(50);
 
-#[derive(Default)]
-pub(crate) struct Registry(Mutex<Vec<Weak<Connection>>>);
+/// Adds a connection to those of its endpoint, and has the driver look at it.
+pub(crate) fn add(registry: &Registry<Connection>, connection: &Arc<Connection>) {
+    let turn = &connection.shared.turn;
+    registry.add(turn.number(), connection);
+    // What was asked for before has not been found.
+    turn.begin();
+    turn.by(0);
+}
 
-impl Registry {
-    pub fn add(&self, connection: &Arc<Connection>) {
-        self.0.lock().push(Arc::downgrade(connection));
+/// The connections that want to be looked at, each once.
+#[derive(Default)]
+struct Agenda {
+    times: HashMap<u64, u64>,
+    /// Times and numbers.
+    order: BTreeSet<(u64, u64)>,
+}
+
+impl Agenda {
+    /// Has a connection looked at by then.
+    fn put(&mut self, number: u64, time: u64) {
+        let known = self.times.get(&number).copied();
+        if known.is_none_or(|known| time < known) {
+            if let Some(known) = known {
+                self.order.remove(&(known, number));
+            }
+            self.times.insert(number, time);
+            self.order.insert((time, number));
+        }
     }
 
-    /// The connections that are still held by someone.
-    fn live(&self) -> Vec<Arc<Connection>> {
-        let mut all = self.0.lock();
-        all.retain(|connection| connection.strong_count() > 0);
-        all.iter().filter_map(Weak::upgrade).collect()
+    /// Takes those whose time has come.
+    fn take_due(&mut self, now: u64) -> Vec<u64> {
+        let later = self.order.split_off(&(now.max(1), 0));
+        let due = std::mem::replace(&mut self.order, later);
+        for (_, number) in &due {
+            self.times.remove(number);
+        }
+        due.into_iter().map(|(_, number)| number).collect()
+    }
+
+    /// Returns the time of the next one; `u64::MAX`: there is none.
+    fn next(&self) -> u64 {
+        self.order.first().map_or(u64::MAX, |(time, _)| *time)
     }
 }
 
-/// Runs until the endpoint is gone.
-pub(crate) async fn run(alarm: Arc<Alarm>, registry: Weak<Registry>, sender: Arc<Sender>) {
-    let mut batch = Batch::default();
+/// Runs until the endpoint is gone. Looks at connections that have asked for it or have a deadline, and at no others.
+pub(crate) async fn run(alarm: Arc<Alarm>, registry: Weak<Registry<Connection>>, sender: Arc<Sender>) {
+    let (mut batch, mut agenda) = (Batch::default(), Agenda::default());
     loop {
         alarm.wait().await;
         let Some(registry) = registry.upgrade() else { return };
-        // Before the deadlines are read, so that none set meanwhile is missed.
+        // Before it is read who has asked, so that nobody who does meanwhile is missed.
         alarm.reset();
-        let mut next = u64::MAX;
-        for connection in registry.live() {
+        alarm.take_asked().into_iter().for_each(|(number, time)| agenda.put(number, time));
+        for number in agenda.take_due(alarm.time(Instant::now())) {
+            let Some(connection) = registry.get(number) else { continue };
+            let turn = &connection.shared.turn;
+            turn.begin();
             attend(&connection);
-            next = next.min(fire(&connection, &alarm, &mut batch));
+            let next = fire(&connection, &alarm, &mut batch);
+            if turn.put(next) {
+                agenda.put(number, next);
+            }
         }
         sender.flush(&mut batch);
-        alarm.lower(next);
+        alarm.lower(agenda.next());
     }
 }
 
@@ -58,13 +95,13 @@ fn fire(connection: &Connection, alarm: &Alarm, batch: &mut Batch) -> u64 {
     let shared = &connection.shared;
     let now = Instant::now();
     // `time` rounds up: one tick less has passed for certain.
-    if shared.deadline.load(Ordering::Acquire) < alarm.time(now) {
+    if shared.deadline.load(Ordering::SeqCst) < alarm.time(now) {
         match connection.quic.close_reason() {
             Some(_) => shared.close(),
             None => shared.on_timeout(now, batch),
         }
     }
-    shared.deadline.load(Ordering::Acquire)
+    shared.deadline.load(Ordering::SeqCst)
 }
 
 fn attend(connection: &Arc<Connection>) {
@@ -74,7 +111,7 @@ fn attend(connection: &Arc<Connection>) {
         tokio::spawn(follow_address(Arc::downgrade(connection)));
     }
     if wanted & attention::WINDOW != 0 {
-        connection.widen();
+        connection.resize_window();
     }
     if wanted & attention::KEY_UPDATE != 0 && connection.renew_keys() {
         tokio::spawn(follow_keys(Arc::downgrade(connection)));
@@ -114,5 +151,25 @@ async fn follow_keys(connection: Weak<Connection>) {
             Some(connection) if connection.renew_keys() => {}
             _ => return,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_those_whose_time_has_come_are_looked_at() {
+        let mut agenda = Agenda::default();
+        for (number, time) in [(1, 30), (2, 10), (3, 20), (2, 40), (1, 5), (4, 0)] {
+            agenda.put(number, time);
+        }
+        assert_eq!(agenda.next(), 0);
+        assert_eq!(agenda.take_due(0), [4], "at once");
+        assert!(agenda.take_due(5).is_empty());
+        assert_eq!(agenda.take_due(11), [1, 2]);
+        assert_eq!((agenda.next(), agenda.times.len()), (20, 1));
+        assert_eq!(agenda.take_due(100), [3]);
+        assert_eq!((agenda.next(), agenda.times.len()), (u64::MAX, 0));
     }
 }

@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use millrace_proto::quic::keys::Suite;
 use millrace_webtransport::Foreign;
 use parking_lot::RwLock;
 use quinn::{
@@ -22,10 +23,11 @@ use crate::{
     config::Config,
     congestion,
     connection::Connection,
-    driver::{self, Registry},
+    driver,
     marking::Marking,
-    offload::{Attached, Connect},
+    offload::{Attached, Enter},
     path::Path,
+    registry::Registry,
     seam::{ClientCrypto, ServerCrypto},
     secrets::Secrets,
     send::{Report, Sender},
@@ -91,11 +93,11 @@ struct Inner {
     initial: rustls::quic::Suite,
     certificate: Arc<Certificate>,
     clients: Arc<Clients>,
-    registry: Arc<Registry>,
+    registry: Arc<Registry<Connection>>,
     alarm: Arc<Alarm>,
     sender: Arc<Sender>,
-    /// Makes the offloads of connections.
-    connect: Option<Connect>,
+    /// Makes the claims of connections to an offload, and says what suites one supports.
+    offloads: Option<(Enter, &'static [Suite])>,
 }
 
 impl Endpoint {
@@ -135,10 +137,10 @@ impl Endpoint {
         let most = if accepting.is_some() { MAX_FROM_CLIENTS } else { MAX_FROM_SERVERS };
         endpoint.max_udp_payload_size(most).unwrap_or_else(|_| unreachable!("above 1200"));
         let runtime = Arc::new(TokioRuntime);
-        let (socket, connect) = match config.offload.clone() {
+        let (socket, offloads) = match config.offload.clone() {
             Some(offload) => {
-                let Attached { socket, connect } = offload.attach(socket).map_err(failed)?;
-                (socket, Some(connect))
+                let Attached { socket, enter, suites } = offload.attach(socket).map_err(failed)?;
+                (socket, Some((enter, suites)))
             }
             None => (runtime.wrap_udp_socket(socket).map_err(failed)?, None),
         };
@@ -167,7 +169,7 @@ impl Endpoint {
                 registry,
                 alarm,
                 sender,
-                connect,
+                offloads,
             }),
         })
     }
@@ -313,7 +315,6 @@ impl Inner {
         let config = &self.config;
         let window = Window::open(&config.windows, config.receive_window, Instant::now())?;
         let secrets = Arc::new(Secrets::new(self.config.key_log.clone()));
-        let offload = self.connect.as_ref().and_then(|connect| connect(remote));
         let shared = Shared::new(
             Path::new(remote),
             window,
@@ -321,12 +322,12 @@ impl Inner {
             Arc::clone(&secrets),
             Arc::clone(&self.alarm),
             Arc::clone(&self.sender),
-            offload.clone().map(|offload| (offload, self.local_addr)),
+            self.offloads.as_ref().map(|(_, suites)| (self.local_addr, *suites)),
         );
         let shared = Arc::new(shared);
-        if let Some(offload) = offload {
+        if let Some((enter, _)) = &self.offloads {
             let owner: Weak<Shared> = Arc::downgrade(&shared);
-            offload.set_owner(owner);
+            shared.set_claim(enter(owner));
         }
         Some((shared, secrets))
     }
@@ -351,9 +352,11 @@ impl Inner {
         if self.local_addr.ip().is_unspecified() {
             shared.set_local(quic.local_ip());
         }
-        let connection = Connection { quic, shared, binding: OnceLock::new(), foreign: Foreign::default() };
+        let listed = self.registry.place(shared.turn.number());
+        let (binding, foreign) = (OnceLock::new(), Foreign::default());
+        let connection = Connection { quic, shared, binding, foreign, _listed: listed };
         let connection = Arc::new(connection);
-        self.registry.add(&connection);
+        driver::add(&self.registry, &connection);
         connection
     }
 }

@@ -42,6 +42,7 @@ pub mod offload;
 mod path;
 mod paths;
 mod plane;
+mod registry;
 mod seam;
 mod secrets;
 pub mod send;
@@ -61,4 +62,4 @@ pub use endpoint::{AcceptError, BindError, ConnectError, Endpoint, Incoming, bin
 pub use paths::{PathChange, Paths};
 pub use stats::Stats;
 pub use tap::{Sent, Tap};
-pub use windows::{Share, Windows};
+pub use windows::{ReceiveWindow, Share, Windows};

@@ -12,10 +12,18 @@ use crate::offload::Offload;
 /// Drawn from by all senders of a connection.
 pub(crate) type Numbers = PacketNumbers<Word>;
 
-/// Where the word is.
+/// Where the word is. It moves when the connection gets an offload and when it has none any more, with the connection's lock held, under
+/// which alone anybody here draws.
 pub(crate) enum Word {
     Own(AtomicU64),
     Offload(Arc<dyn Offload>),
+}
+
+impl Word {
+    /// One that is not in use yet.
+    pub fn own() -> Self {
+        Self::Own(AtomicU64::new(0))
+    }
 }
 
 impl Borrow<AtomicU64> for Word {

@@ -6,6 +6,9 @@
 //! and *returned* once nothing more can be under way. Whatever an offload does not send the plane sends, so an offload
 //! may decline anything at any time.
 //!
+//! There are fewer offloads than connections. So a connection *claims* one ([`Claim`]), says what it is worth to it, and is told when it
+//! gets one and when it has to give it back ([`Owner`]). It has all that an offload has to know of it in the meantime.
+//!
 //! [`Engine`] makes offloads. The one that there is, in the kernel, is [`kernel::Kernel`](crate::kernel::Kernel), behind
 //! the feature `kernel`.
 
@@ -13,6 +16,7 @@ mod adoption;
 mod deferral;
 mod delivered;
 mod openings;
+mod places;
 pub(crate) mod state;
 mod trial;
 
@@ -65,19 +69,72 @@ pub trait Engine: Send + Sync {
 pub struct Attached {
     /// What the QUIC stack reads and writes.
     pub socket: Arc<dyn AsyncUdpSocket>,
-    /// An offload for a connection to this address; `None`: there is no room for one.
-    pub connect: Connect,
+    /// Makes the claims of its connections.
+    pub enter: Enter,
+    /// The cipher suites that an offload can seal and open packets of.
+    pub suites: &'static [Suite],
 }
 
-pub type Connect = Box<dyn Fn(SocketAddr) -> Option<Arc<dyn Offload>> + Send + Sync>;
+/// Adds a connection to those that may have an offload.
+pub type Enter = Box<dyn Fn(Weak<dyn Owner>) -> Box<dyn Claim> + Send + Sync>;
 
-/// The offload of one connection. Nothing here waits.
+/// A connection's claim to an offload; over when it is dropped.
+pub trait Claim: Send + Sync {
+    /// Says what an offload is worth to the connection; at first nothing.
+    fn set_worth(&self, worth: Worth);
+
+    /// The connection is over: nothing is worth anything to it any more.
+    fn end(&self);
+
+    fn standing(&self) -> Standing;
+}
+
+/// What an offload is worth to a connection, the least first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Worth {
+    /// Its peer has shown no right to anything.
+    #[default]
+    Nothing,
+    /// It has neither subscriptions nor publications.
+    Idle,
+    Subscriber,
+    /// Without an offload here, nothing that it publishes is forwarded to anybody.
+    Publisher,
+    /// It leads to the relay that this one has its media from.
+    Upstream,
+}
+
+/// Whether a connection has an offload, or why not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It is worth nothing to the connection.
+    Unproven,
+    Waiting,
+    /// A publisher has taken it, and the connection waits.
+    Taken,
+    Held,
+}
+
+impl Standing {
+    /// As the operator reads it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unproven => "no right yet",
+            Self::Waiting => "waiting",
+            Self::Taken => "taken for a publisher",
+            Self::Held => "held",
+        }
+    }
+}
+
+/// The offload of one connection, from [`Owner::on_offload`] until [`Owner::on_released`]. Nothing here waits.
 pub trait Offload: Send + Sync {
-    /// The packet number word that all senders of the connection draw from.
+    /// The packet number word that all senders of the connection draw from. It does not move before anything is granted, nor after
+    /// [`Owner::on_released`].
     fn numbers(&self) -> &AtomicU64;
 
-    /// Whom it calls back. Called once, before anything is delegated.
-    fn set_owner(&self, owner: Weak<dyn Owner>);
+    /// The connection has nothing granted or delegated any more. [`Owner::on_released`] says when nothing more is under way.
+    fn release(self: Arc<Self>);
 
     /// Whether it can forward anything at the moment.
     fn is_active(&self) -> bool;
@@ -89,9 +146,6 @@ pub trait Offload: Send + Sync {
     /// is delegated or arrives; without it they are bare.
     fn set_binding(&self, binding: Binding);
 
-    /// Whether it can seal and open packets of the suite.
-    fn supports(&self, suite: Suite) -> bool;
-
     /// The keys of a generation to seal with, which follow from `secret` but for the header key, that of generation 0.
     /// They are installed in some moments, until when the offload does not use them.
     fn set_seal_keys(self: Arc<Self>, generation: u16, secret: &Secret, header: &[u8; 32]);
@@ -99,16 +153,16 @@ pub trait Offload: Send + Sync {
     /// This end seals with a newer generation from now on.
     fn on_key_update(&self);
 
-    /// The keys of a generation to open with.
-    fn set_open_keys(&self, generation: u16, secret: &Secret, header: &[u8; 32]);
+    /// The keys of a generation to open with. They are installed in some moments.
+    fn set_open_keys(self: Arc<Self>, generation: u16, secret: &Secret, header: &[u8; 32]);
 
     /// The peer seals with this generation from now on.
     fn on_open_generation(&self, generation: u16);
 
-    /// The peer's packets have this connection ID, as well as those before.
-    fn add_id(&self, id: &ConnectionId);
+    /// The peer's packets have this connection ID, as well as those before; in some moments.
+    fn add_id(self: Arc<Self>, id: &ConnectionId);
 
-    fn remove_id(&self, id: &ConnectionId);
+    fn remove_id(self: Arc<Self>, id: &ConnectionId);
 
     /// Where packets go from now on: [`Owner::on_path`] says from when. Until then it may send to where it did before.
     fn set_path(self: Arc<Self>, path: Path);
@@ -222,6 +276,15 @@ pub trait Offload: Send + Sync {
 
 /// The connection behind an offload.
 pub trait Owner: Send + Sync {
+    /// The connection has this offload from now on, to which nothing was said yet.
+    fn on_offload(&self, now: Instant, offload: Arc<dyn Offload>);
+
+    /// Its offload is needed elsewhere: it has to take everything back, and to call [`Offload::release`].
+    fn on_offload_recalled(&self, now: Instant);
+
+    /// The offload sends nothing more, and all that it sent can be drained. It is to be dropped then.
+    fn on_released(&self, now: Instant);
+
     /// [`Offload::drain`] has something.
     fn on_sent(&self, now: Instant);
 
@@ -235,9 +298,15 @@ pub trait Owner: Send + Sync {
     fn on_gone(&self, now: Instant, tags: &[u64]);
 }
 
+/// What an offload has made.
+pub trait Made: Send + Sync {
+    /// Whether the offload has been released: it is of no use any more.
+    fn is_over(&self) -> bool;
+}
+
 /// A stream of the peer, or a track's datagrams, as the offload may forward it. When it is dropped nothing of it is
 /// forwarded any more.
-pub trait Ingress: Any + Send + Sync {
+pub trait Ingress: Made + Any {
     /// This end has the stream's bytes up to there. What is forwarded follows the bytes that were forwarded before, or those
     /// that this end has, and is well-formed there.
     fn advance(&self, position: &Position);
@@ -258,7 +327,7 @@ pub trait Ingress: Any + Send + Sync {
 
 /// Openings of a track: each is an [`Ingress`] that is bound to the next stream that begins. When this is dropped no more are
 /// bound.
-pub trait Openings: Send + Sync {
+pub trait Openings: Made {
     /// How many more there should be, to so many subscribers each.
     fn missing(&self, subscribers: usize) -> usize;
 
@@ -298,12 +367,14 @@ pub enum Opener {
 }
 
 /// What of a connection came before the offload looked at it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     /// One more than the largest packet number.
     pub packets: u64,
     /// Unidirectional streams that were accepted.
     pub streams: u64,
+    /// IDs of streams of which something has come: whatever comes for the same bytes is not taken.
+    pub begun: Vec<u64>,
 }
 
 /// What an [`Ingress`] is made of.
@@ -456,6 +527,10 @@ pub struct Status {
     pub commands: u64,
     /// Changes that newer ones have replaced before they were carried out.
     pub commands_coalesced: u64,
+    /// Connections that wait for an offload.
+    pub offloads_waiting: u64,
+    /// Offloads that were taken from subscribers, for publishers.
+    pub offloads_taken: u64,
     /// Tables: the name, the entries in use, and all entries.
     pub records: Vec<(&'static str, u32, u32)>,
     /// What became of packets that arrived; `None`: it does not say.
@@ -475,6 +550,8 @@ pub struct Status {
 pub struct ConnectionStatus {
     /// Why it sends and opens nothing on the connection.
     pub refused: Option<&'static str>,
+    /// Whether there is one.
+    pub standing: Option<Standing>,
     /// It has keys, and knows the way to the peer: it may send.
     pub is_ready: bool,
     /// What became of copies that it could have sent on the connection.
@@ -494,4 +571,21 @@ pub struct KeystreamUse {
     /// Another packet's was in its place.
     pub stale: u64,
     pub miss: u64,
+}
+
+impl ConnectionStatus {
+    /// Adds what an earlier offload of the same connection did.
+    fn add(&mut self, past: &Self) {
+        for (name, count) in &past.copies {
+            match self.copies.iter_mut().find(|(known, _)| known == name) {
+                Some((_, sum)) => *sum += count,
+                None => self.copies.push((name, *count)),
+            }
+        }
+        self.sent += past.sent;
+        self.deferred += past.deferred;
+        for (sum, KeystreamUse { hit, stale, miss }) in self.keystreams.iter_mut().zip(past.keystreams) {
+            *sum = KeystreamUse { hit: sum.hit + hit, stale: sum.stale + stale, miss: sum.miss + miss };
+        }
+    }
 }

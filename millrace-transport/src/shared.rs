@@ -1,8 +1,8 @@
 //! What all senders of one connection have in common: the plane, what the QUIC stack believes, and the offload.
 //!
 //! Everything that they must agree on is behind one lock, held for the length of a packet by whoever sends or receives
-//! one. quinn calls in here with its own lock held; nothing in here calls quinn. Packet numbers are outside of the lock,
-//! in one atomic word, since an offload draws from it too.
+//! one. quinn calls in here with its own lock held; nothing in here calls quinn. Packet numbers come from one atomic word, since an
+//! offload draws from it too. Where that word is, and everything that draws from it here, is behind the lock.
 
 mod handshake;
 mod offloading;
@@ -13,7 +13,7 @@ use std::{
     cell::RefCell,
     net::{IpAddr, SocketAddr},
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -22,16 +22,19 @@ use std::{
 use bytes::BytesMut;
 use millrace_proto::{
     plane::downstream::{Ack, Downstream},
-    quic::received::{ReceivedNumbers, ReceivedStreams, Repeat},
+    quic::{
+        keys::Suite,
+        received::{ReceivedNumbers, ReceivedStreams, Repeat},
+    },
 };
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use crate::{
-    alarm::Alarm,
+    alarm::{Alarm, Turn},
     config::Config,
     numbers::{Numbers, Word},
-    offload::{Offload, state::Offloaded},
+    offload::{Claim, Offload, Worth, state::Offloaded},
     path::Path,
     paths::{Paths, Teller},
     plane::Plane,
@@ -41,7 +44,7 @@ use crate::{
     stats::Counters,
     tap::Tap,
     traps::Traps,
-    windows::Window,
+    windows::{Share, Window},
 };
 
 /// The last key generation that is used: quinn cannot be told to stop, so the connection is closed well
@@ -91,8 +94,11 @@ struct Contents {
 }
 
 pub(crate) struct Shared {
-    numbers: Numbers,
     state: Mutex<State>,
+    /// To an offload, where there are any.
+    claim: OnceLock<Box<dyn Claim>>,
+    /// The one that it has, to be stopped without the state's lock.
+    offload: Mutex<Option<Arc<dyn Offload>>>,
     /// The data plane may send: quinn has opened its streams, and the connection is open.
     open: AtomicBool,
     attention: AtomicU8,
@@ -101,6 +107,8 @@ pub(crate) struct Shared {
     /// When [`Shared::on_timeout`] is due, in the driver's time.
     pub deadline: AtomicU64,
     pub alarm: Arc<Alarm>,
+    /// When the driver looks at the connection.
+    pub turn: Turn,
     pub secrets: Arc<Secrets>,
     pub sender: Arc<Sender>,
     /// Fires when [`Downstream::poll_event`] has something.
@@ -119,6 +127,7 @@ pub(crate) struct Shared {
 }
 
 struct State {
+    numbers: Numbers,
     plane: Plane,
     stack: Stack,
     offload: Option<Offloaded>,
@@ -126,7 +135,7 @@ struct State {
     /// Unidirectional streams that quinn opens, the first ones.
     control_streams: u64,
     received: ReceivedNumbers,
-    /// The peer's streams, of a connection with an offload, from when the handshake is complete: quinn drops what it opens
+    /// The peer's streams, of a connection that may have an offload, from when the handshake is complete: quinn drops what it opens
     /// before.
     streams: Option<ReceivedStreams>,
     /// The packet that is being taken was not opened by the offload: it came by another way, or in a form that the offload does not
@@ -138,7 +147,7 @@ struct State {
 }
 
 impl Shared {
-    /// `offload`: and the address of this end's socket.
+    /// `offloads`: the address of this end's socket and the suites that an offload supports, if the connection may have one.
     pub fn new(
         path: Path,
         window: Window,
@@ -146,16 +155,13 @@ impl Shared {
         secrets: Arc<Secrets>,
         alarm: Arc<Alarm>,
         sender: Arc<Sender>,
-        offload: Option<(Arc<dyn Offload>, SocketAddr)>,
+        offloads: Option<(SocketAddr, &'static [Suite])>,
     ) -> Self {
-        let word = match &offload {
-            Some((offload, _)) => Word::Offload(Arc::clone(offload)),
-            None => Word::Own(AtomicU64::new(0)),
-        };
         let state = State {
+            numbers: Numbers::over(Word::own()),
             plane: Plane::new(config.downstream.clone(), config.max_packets_per_key, path, config.dscp),
             stack: Stack::new(),
-            offload: offload.map(|(offload, local)| Offloaded::new(offload, local)),
+            offload: offloads.map(|(local, suites)| Offloaded::new(local, suites)),
             traps: Traps::new(),
             control_streams: config.control_streams,
             received: ReceivedNumbers::default(),
@@ -165,12 +171,14 @@ impl Shared {
             ack: Ack { delay: Duration::ZERO, ranges: Vec::new(), ecn: None },
         };
         Self {
-            numbers: Numbers::over(word),
             state: Mutex::new(state),
+            claim: OnceLock::new(),
+            offload: Mutex::default(),
             open: AtomicBool::new(false),
             attention: AtomicU8::new(0),
             follows: AtomicBool::new(false),
             deadline: AtomicU64::new(u64::MAX),
+            turn: Turn::new(Arc::clone(&alarm)),
             alarm,
             secrets,
             sender,
@@ -188,6 +196,12 @@ impl Shared {
 
     pub fn downstream(&self) -> MappedMutexGuard<'_, Downstream> {
         MutexGuard::map(self.state.lock(), |state| &mut state.plane.downstream)
+    }
+
+    pub fn share_offload(&self, shares: [Arc<Share>; 2]) {
+        if let Some(offload) = &mut self.state.lock().offload {
+            offload.set_shares(shares);
+        }
     }
 
     /// How traces name the connection.
@@ -213,15 +227,29 @@ impl Shared {
     /// Nothing is sent any more: after CONNECTION_CLOSE only quinn has something to say.
     pub fn close(&self) {
         self.open.store(false, Ordering::SeqCst);
-        if let Word::Offload(offload) = self.numbers.owner() {
+        if let Some(offload) = &*self.offload.lock() {
             offload.stop();
         }
+        self.claim.get().into_iter().for_each(|claim| claim.end());
         self.deadline.store(u64::MAX, Ordering::Release);
+    }
+
+    /// The connection's claim to an offload.
+    pub fn set_claim(&self, claim: Box<dyn Claim>) {
+        let _ = self.claim.set(claim); // called once
+    }
+
+    /// Says what an offload is worth to the connection.
+    pub fn set_worth(&self, worth: Worth) {
+        let is_usable = self.state.lock().offload.as_ref().is_some_and(Offloaded::is_usable);
+        if let Some(claim) = self.claim.get().filter(|_| is_usable) {
+            claim.set_worth(worth);
+        }
     }
 
     /// What the driver has to do, once.
     pub fn take_attention(&self) -> u8 {
-        self.attention.swap(0, Ordering::AcqRel)
+        self.attention.swap(0, Ordering::SeqCst)
     }
 
     /// Returns whether nobody waits yet for the peer to answer from a new address: the caller does from now on.
@@ -234,14 +262,13 @@ impl Shared {
     }
 
     fn request(&self, what: u8) {
-        self.attention.fetch_or(what, Ordering::AcqRel);
-        self.alarm.ring();
+        self.attention.fetch_or(what, Ordering::SeqCst);
+        self.turn.by(0);
     }
 
     /// Has the driver run [`Shared::on_timeout`] now.
     fn hurry(&self) {
-        self.deadline.store(0, Ordering::Release);
-        self.alarm.at(0);
+        self.set_deadline(0);
     }
 
     /// Tells whoever listens what the path carries now.
@@ -256,9 +283,13 @@ impl Shared {
         self.hand_out(state, now);
         if self.open.load(Ordering::Relaxed) {
             let at = state.plane.downstream.timeout().map_or(u64::MAX, |at| self.alarm.time(at));
-            self.deadline.store(at, Ordering::Release);
-            self.alarm.at(at);
+            self.set_deadline(at);
         }
+    }
+
+    fn set_deadline(&self, at: u64) {
+        self.deadline.store(at, Ordering::SeqCst);
+        self.turn.by(at);
     }
 }
 

@@ -3,11 +3,16 @@
 //! A window is a promise: until it is used up it cannot be taken back, so what was promised counts as if it had come. A
 //! connection begins with little, and its window doubles as long as that holds it up. So who sends nothing holds next to
 //! nothing, and who sends and is not read holds a window, not the budget.
+//!
+//! A window that is four times as large as it needs to be is halved. The peer is told of nothing more until it has used up the
+//! difference, which counts until then. So whoever was fast and becomes slow gives back. Whoever becomes silent does not, and
+//! keeps its promise for as long as the connection lives: when others find no room, [`Windows::take_pressed`] says so, and the
+//! application may close what is idle.
 
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -22,6 +27,10 @@ const RESERVE: u64 = 4;
 const ROUND_TRIPS: u64 = 2;
 /// A round trip is taken for this long at least: data also has to be read.
 const LEAST_ROUND_TRIP: Duration = Duration::from_millis(20);
+/// And for this long at most: the peer says how long it is, by when it acknowledges.
+const MOST_ROUND_TRIP: Duration = Duration::from_secs(1);
+/// A window that is so many times as large as what was wanted is halved.
+const TOO_LARGE: u64 = 4;
 
 /// The budget, for all endpoints that share it.
 #[derive(Debug)]
@@ -30,12 +39,14 @@ pub struct Windows {
     held: AtomicU64,
     refused: AtomicU64,
     limited: AtomicU64,
+    pressed: AtomicBool,
 }
 
 impl Windows {
     /// `total`: bytes.
     pub fn new(total: u64) -> Self {
-        Self { total, held: AtomicU64::new(0), refused: AtomicU64::new(0), limited: AtomicU64::new(0) }
+        let [held, refused, limited] = [0; 3].map(AtomicU64::new);
+        Self { total, held, refused, limited, pressed: AtomicBool::new(false) }
     }
 
     /// Bytes that there are.
@@ -58,24 +69,35 @@ impl Windows {
         self.limited.load(Ordering::Relaxed)
     }
 
+    /// Returns whether a window, or a connection, has found no room since the last call.
+    pub fn take_pressed(&self) -> bool {
+        self.pressed.swap(false, Ordering::Relaxed)
+    }
+
     /// Whether there are so many bytes, which are held from then on, below `limit`.
     fn take(&self, bytes: u64, limit: u64) -> bool {
         let add = |held: u64| held.checked_add(bytes).filter(|held| *held <= limit);
-        self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
+        let taken = self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok();
+        if !taken {
+            self.pressed.store(true, Ordering::Relaxed);
+        }
+        taken
     }
 }
 
-/// The part of the budget that some connections share, such as those of one client.
+/// The part of the budget that some connections share, such as those of one client, or of a wider network.
 #[derive(Debug)]
 pub struct Share {
     limit: u64,
     held: AtomicU64,
+    within: Option<Arc<Share>>,
 }
 
 impl Share {
-    /// `limit`: bytes. Beyond it, windows stay as they are; those that connections begin with are theirs.
-    pub fn new(limit: u64) -> Self {
-        Self { limit, held: AtomicU64::new(0) }
+    /// Makes one of `limit` bytes, which counts for the share of a wider network as well. Beyond it, windows stay as they are; those that
+    /// connections begin with are theirs.
+    pub fn new(limit: u64, within: Option<Arc<Share>>) -> Self {
+        Self { limit, held: AtomicU64::new(0), within }
     }
 
     /// Bytes that their peers may send or have sent without having been read.
@@ -83,12 +105,36 @@ impl Share {
         self.held.load(Ordering::Relaxed)
     }
 
-    fn take(&self, bytes: u64) -> bool {
-        let add = |held: u64| held.checked_add(bytes).filter(|held| *held <= self.limit);
-        self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
+    /// Returns this share and the wider ones that it is within, the narrowest first.
+    fn levels(&self) -> impl Iterator<Item = &Self> {
+        std::iter::successors(Some(self), |share| share.within.as_deref())
     }
 
-    fn give(&self, bytes: u64) {
+    pub(crate) fn take(&self, bytes: u64) -> bool {
+        let add = |share: &Self| {
+            let add = |held: u64| held.checked_add(bytes).filter(|held| *held <= share.limit);
+            share.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
+        };
+        let taken = self.levels().take_while(|share| add(share)).count();
+        let all = taken == self.levels().count();
+        if !all {
+            self.levels().take(taken).for_each(|share| share.give_level(bytes));
+        }
+        all
+    }
+
+    /// Takes what connections begin with, beyond the limit too.
+    fn take_anyway(&self, bytes: u64) {
+        for share in self.levels() {
+            share.held.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn give(&self, bytes: u64) {
+        self.levels().for_each(|share| share.give_level(bytes));
+    }
+
+    fn give_level(&self, bytes: u64) {
         self.held.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
@@ -107,8 +153,29 @@ struct State {
     /// Bytes on top that nobody counts: see [`Window::nudge`].
     nudges: u64,
     share: Option<Arc<Share>>,
-    /// The last MAX_DATA, and when it was sent.
+    /// The largest limit of a MAX_DATA.
+    limit: u64,
+    /// When that was sent, and the limit that it would have had if the window had always been as large as it is now.
     last: (Instant, u64),
+    shrunk: Option<Shrunk>,
+}
+
+/// Bytes that a window was larger by, which the peer may still send.
+#[derive(Debug)]
+struct Shrunk {
+    bytes: u64,
+    /// Larger limits that the peer was told since quinn knows of it. The first may be of before; quinn makes no second before what was
+    /// promised is used up.
+    told: Option<u32>,
+}
+
+/// The receive window of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReceiveWindow {
+    /// Bytes that the peer may send or has sent without having been read.
+    pub held: u64,
+    /// Time since the last MAX_DATA: the peer has sent next to nothing, or nothing of it was read.
+    pub idle: Duration,
 }
 
 impl Window {
@@ -120,17 +187,23 @@ impl Window {
             of.refused.fetch_add(1, Ordering::Relaxed);
             return None;
         }
-        let state = State { bytes, nudges: 0, share: None, last: (now, bytes) };
+        let state = State { bytes, nudges: 0, share: None, limit: bytes, last: (now, bytes), shrunk: None };
         Some(Self { of: Arc::clone(of), most, state: Mutex::new(state) })
     }
 
     /// Counts it with others from now on, in place of those of before.
     pub fn join(&self, share: Arc<Share>) {
         let mut state = self.state.lock();
-        share.held.fetch_add(state.bytes, Ordering::Relaxed);
+        let held = state.held();
+        share.take_anyway(held);
         if let Some(before) = state.share.replace(share) {
-            before.give(state.bytes);
+            before.give(held);
         }
+    }
+
+    pub fn status(&self, now: Instant) -> ReceiveWindow {
+        let state = self.state.lock();
+        ReceiveWindow { held: state.held(), idle: now.saturating_duration_since(state.last.0) }
     }
 
     pub fn bytes(&self) -> u32 {
@@ -138,21 +211,72 @@ impl Window {
         u32::try_from(state.bytes + state.nudges).unwrap_or(u32::MAX)
     }
 
-    /// The peer is told that it may send up to `limit` on the connection. Returns whether the window is larger now.
+    /// Quinn's window is of so many bytes from now on.
+    pub fn on_applied(&self, bytes: u32) {
+        let mut state = self.state.lock();
+        let is_newest = state.bytes + state.nudges == u64::from(bytes);
+        if let Some(shrunk) = state.shrunk.as_mut().filter(|shrunk| is_newest && shrunk.told.is_none()) {
+            shrunk.told = Some(0);
+        }
+    }
+
+    /// The peer is told that it may send up to `limit` on the connection. Returns whether the window has another size now.
     pub fn on_max_data(&self, now: Instant, limit: u64, round_trip: Duration) -> bool {
         let mut state = self.state.lock();
+        // A frame that was lost says nothing new.
+        if limit <= state.limit {
+            return false;
+        }
+        state.limit = limit;
+        self.settle(&mut state);
         let (since, before) = std::mem::replace(&mut state.last, (now, limit));
-        let round_trip = round_trip.max(LEAST_ROUND_TRIP).as_nanos();
+        let round_trip = round_trip.clamp(LEAST_ROUND_TRIP, MOST_ROUND_TRIP).as_nanos();
         let took = now.saturating_duration_since(since).as_nanos().max(1);
         let wanted = u128::from(limit.saturating_sub(before) * ROUND_TRIPS) * round_trip / took;
+        let wanted = u64::try_from(wanted).unwrap_or(u64::MAX);
+        match wanted {
+            _ if wanted > state.bytes => self.grow(&mut state),
+            _ if wanted < state.bytes / TOO_LARGE => self.shrink(&mut state),
+            _ => false,
+        }
+    }
+
+    fn grow(&self, state: &mut State) -> bool {
         let more = state.bytes.min(self.most - state.bytes);
-        let grows = wanted > u128::from(state.bytes) && more > 0 && self.take(&state, more);
+        let grows = more > 0 && self.take(state, more);
         if grows {
             state.bytes += more;
             // Which the peer is told in the next: nobody has read that.
             state.last.1 += more;
         }
         grows
+    }
+
+    fn shrink(&self, state: &mut State) -> bool {
+        let less = state.bytes - (state.bytes / 2).max(LEAST.min(self.most));
+        if less == 0 || state.shrunk.is_some() {
+            return false;
+        }
+        state.bytes -= less;
+        // Which is read without the peer being told.
+        state.last.1 = state.last.1.saturating_sub(less);
+        state.shrunk = Some(Shrunk { bytes: less, told: None });
+        true
+    }
+
+    /// The peer was told of a larger limit: gives back what the window has shrunk by, if it is used up by that.
+    fn settle(&self, state: &mut State) {
+        let Some(Shrunk { bytes, told: Some(told) }) = &mut state.shrunk else { return };
+        *told += 1;
+        if *told < 2 {
+            return;
+        }
+        let bytes = *bytes;
+        state.shrunk = None;
+        self.of.held.fetch_sub(bytes, Ordering::Relaxed);
+        if let Some(share) = &state.share {
+            share.give(bytes);
+        }
     }
 
     fn take(&self, state: &State, more: u64) -> bool {
@@ -177,10 +301,17 @@ impl Window {
 impl Drop for Window {
     fn drop(&mut self) {
         let state = self.state.get_mut();
-        self.of.held.fetch_sub(state.bytes, Ordering::Relaxed);
+        let held = state.held();
+        self.of.held.fetch_sub(held, Ordering::Relaxed);
         if let Some(share) = &state.share {
-            share.give(state.bytes);
+            share.give(held);
         }
+    }
+}
+
+impl State {
+    fn held(&self) -> u64 {
+        self.bytes + self.shrunk.as_ref().map_or(0, |shrunk| shrunk.bytes)
     }
 }
 
@@ -206,19 +337,83 @@ mod tests {
         window.bytes().into()
     }
 
+    /// An eighth of the least comes in a second, at a round trip of 10 ms. Returns whether the window has another size now.
+    fn slow(window: &Window) -> bool {
+        let (now, limit) = {
+            let state = window.state.lock();
+            (state.last.0, state.limit)
+        };
+        window.on_max_data(now + 1000 * MS, limit + LEAST / 8, 10 * MS)
+    }
+
+    #[test]
+    fn a_window_shrinks_when_it_is_not_needed() {
+        let (windows, share) = (Arc::new(Windows::new(1 << 30)), Arc::new(Share::new(1 << 30, None)));
+        let window = open(&windows, 1 << 20).unwrap();
+        window.join(Arc::clone(&share));
+        busy(&window, 20);
+        let held = || (windows.held(), share.held());
+        assert!(slow(&window));
+        assert_eq!((window.bytes(), held()), (1 << 19, (1 << 20, 1 << 20)), "promised is promised");
+        // Nothing is sooner: quinn does not know yet, and then has had a larger limit ready.
+        assert!(!slow(&window) && !slow(&window));
+        window.on_applied(1 << 20);
+        assert!(!slow(&window) && !slow(&window), "that was the size before");
+        window.on_applied(1 << 19);
+        assert!(!slow(&window));
+        let limit = window.state.lock().limit;
+        assert!(!window.on_max_data(Instant::now(), limit, 10 * MS), "lost, and sent again");
+        assert_eq!(held(), (1 << 20, 1 << 20));
+        assert!(slow(&window));
+        assert_eq!((window.bytes(), held()), (1 << 18, (1 << 19, 1 << 19)), "used up, and halved again");
+        for _ in 0..30 {
+            window.on_applied(window.bytes());
+            slow(&window);
+        }
+        assert_eq!((u64::from(window.bytes()), held()), (LEAST, (LEAST, LEAST)));
+        assert_eq!(busy(&window, 20), 1 << 20, "and it grows again");
+    }
+
+    /// Three clients that were fast once have all that windows may grow to.
+    #[test]
+    fn silent_connections_are_told_from_busy_ones_when_others_find_no_room() {
+        let windows = Arc::new(Windows::new(64 * LEAST));
+        let of_some: Vec<_> = (0..3).map(|_| open(&windows, 16 << 16).unwrap()).collect();
+        of_some.iter().for_each(|window| assert_eq!(busy(window, 20), 16 * LEAST));
+        assert_eq!(windows.held(), 48 * LEAST);
+        assert!(!windows.take_pressed());
+        let other = open(&windows, u32::MAX).unwrap();
+        assert_eq!(busy(&other, 20), LEAST);
+        assert!(windows.take_pressed() && !windows.take_pressed());
+        let later = Instant::now() + 60_000 * MS;
+        let limit = other.state.lock().limit + LEAST;
+        other.on_max_data(later, limit, 10 * MS);
+        assert_eq!(other.status(later), ReceiveWindow { held: LEAST, idle: Duration::ZERO });
+        let silent = of_some[0].status(later);
+        assert!(silent.held == 16 * LEAST && silent.idle > 59_000 * MS, "{silent:?}");
+    }
+
+    #[test]
+    fn a_round_trip_that_the_peer_makes_up_has_a_bound() {
+        let windows = Arc::new(Windows::new(1 << 30));
+        let window = open(&windows, 1 << 30).unwrap();
+        let mut now = Instant::now();
+        // A million bytes a second, which are acknowledged after an hour.
+        for _ in 0..1000 {
+            now += 100 * MS;
+            let limit = window.state.lock().last.1 + 100_000;
+            window.on_max_data(now, limit, 3_600_000 * MS);
+        }
+        assert!(window.bytes() <= 4_000_000, "{}", window.bytes());
+    }
+
     #[test]
     fn a_window_grows_while_it_holds_up() {
         let windows = Arc::new(Windows::new(1 << 30));
         let window = open(&windows, 1 << 20).unwrap();
         assert_eq!(u64::from(window.bytes()), LEAST);
-        let slow = |window: &Window| {
-            let (now, limit) = window.state.lock().last;
-            // An eighth in a second, at a round trip of 10 ms.
-            window.on_max_data(now + 1000 * MS, limit + LEAST / 8, 10 * MS)
-        };
         assert!(!slow(&window));
         assert_eq!(busy(&window, 2), 4 * LEAST);
-        assert!(!slow(&window));
         assert_eq!(busy(&window, 9), 1 << 20);
         assert_eq!(windows.held(), 1 << 20);
         assert_eq!(window.nudge(), (1 << 20) + 1);
@@ -229,7 +424,7 @@ mod tests {
     #[test]
     fn those_that_share_keep_to_their_share() {
         let windows = Arc::new(Windows::new(1 << 30));
-        let share = Arc::new(Share::new(9 * LEAST));
+        let share = Arc::new(Share::new(9 * LEAST, None));
         let mut of_client: Vec<_> = (0..2).map(|_| open(&windows, u32::MAX).unwrap()).collect();
         assert_eq!(busy(&of_client[0], 1), 2 * LEAST, "before anybody knows whose it is");
         of_client.iter().for_each(|window| window.join(Arc::clone(&share)));

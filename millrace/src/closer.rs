@@ -98,34 +98,13 @@ fn end(mut threads: Vec<JoinHandle<()>>) {
 }
 
 #[cfg(test)]
-pub use tests::{LINGER, lingering};
-
-#[cfg(test)]
 mod tests {
-    use std::{
-        io::Write as _,
-        net::{TcpListener, TcpStream},
-        os::fd::{AsFd as _, OwnedFd},
-    };
+    use std::os::fd::{AsFd as _, OwnedFd};
 
     use millrace_graft::message::{control::Control, wire::Request};
-    use millrace_testkit::wait_for;
+    use millrace_testkit::{lingering, wait_for};
 
     use super::*;
-
-    /// Longer than a test waits for anything.
-    pub const LINGER: Duration = Duration::from_secs(3600);
-
-    /// A connection that nobody reads at the other end, and that waits for that when it is closed. To close the other end ends the wait.
-    pub fn lingering() -> (TcpStream, TcpStream) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (far, _) = listener.accept().unwrap();
-        near.set_nonblocking(true).unwrap();
-        while (&near).write(&[0; 1 << 16]).is_ok() {}
-        socket2::SockRef::from(&near).set_linger(Some(LINGER)).unwrap();
-        (near, far)
-    }
 
     /// It would take an hour.
     #[tokio::test]

@@ -10,6 +10,7 @@
 //! | rights | a user of its own where the daemon may change users, no capability, none to be had (`no_new_privs`) |
 //! | namespaces | where the daemon may make them: a network without interfaces, a file system that is empty |
 //! | limits | memory, descriptors; no process, no file, no core |
+//! | CPU time | so much, and what the daemon grants for answers; it is ended when it has used more |
 //! | life | it dies with the daemon, and reads the end of its socket |
 //!
 //! The layers of rights and namespaces need CAP_SETUID, CAP_SETGID and CAP_SYS_ADMIN. Where the daemon has less, the child says what it goes without.
@@ -25,16 +26,20 @@ use std::{
     process::{Child, Command, ExitStatus, Stdio},
     sync::{Arc, OnceLock, mpsc},
     thread,
+    time::Duration,
 };
 
 use anyhow::{Context as _, anyhow};
 use millrace_graft::message::control::{Control, Received};
 use nix::{
     mount::{MsFlags, mount},
+    poll::{PollFd, PollFlags, PollTimeout, poll},
     sched::{CloneFlags, unshare},
     sys::resource::{Resource, setrlimit},
+    time::{ClockId, clock_getcpuclockid, clock_gettime},
     unistd::{Gid, Uid, chdir, chroot, close, geteuid, getpid, setgroups, setresgid, setresuid},
 };
+use parking_lot::Mutex;
 use rustix::{
     net::{SendFlags, send},
     process::{
@@ -51,6 +56,12 @@ use serde::{Deserialize, Serialize};
 
 /// A user for each process, so that none can touch another: this and its number. Above what systems give to anybody.
 const USERS_BASE: u32 = 0x6d00_0000;
+
+/// CPU time that a child may use for nothing: more than libraries take to load, and much more than an answer takes.
+pub const CPU_IDLE: Duration = Duration::from_secs(10);
+
+/// The pause between two looks at the CPU time of a child that has little left.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// What a child may have.
 #[derive(Clone, Copy, Debug)]
@@ -73,14 +84,28 @@ pub enum Hello {
 
 /// The daemon's side of a child, which is killed when this is dropped. The descriptor is readable when the child has ended.
 pub struct Confined {
-    process: OwnedFd,
+    process: Arc<OwnedFd>,
     pid: u32,
     ended: Arc<OnceLock<String>>,
+    cpu: Arc<CpuTime>,
+}
+
+/// CPU time of all threads of a child.
+struct CpuTime {
+    clock: ClockId,
+    /// Left for nothing when everything was earned.
+    idle: Duration,
+    /// May be used since the start.
+    granted: Mutex<Duration>,
 }
 
 impl Confined {
-    /// `arguments`: of this binary, for what calls [`enter`] at once. The socket's first record is a [`Hello`].
-    pub fn start(arguments: impl IntoIterator<Item = impl Into<OsString>>) -> io::Result<(Self, Control)> {
+    /// `arguments`: of this binary, for what calls [`enter`] at once. The socket's first record is a [`Hello`]. `cpu`: CPU time that the child may
+    /// use before it has earned more, [`CPU_IDLE`].
+    pub fn start(
+        arguments: impl IntoIterator<Item = impl Into<OsString>>,
+        cpu: Duration,
+    ) -> io::Result<(Self, Control)> {
         let (control, theirs) = Control::pair()?;
         let mut command = Command::new("/proc/self/exe");
         command.args(arguments.into_iter().map(Into::into)).env_clear().current_dir("/");
@@ -91,20 +116,23 @@ impl Confined {
         // The kernel takes the end of the thread that started it for the end of the parent: this one lives as long.
         let last = Arc::clone(&ended);
         thread::Builder::new().name("confined".to_owned()).stack_size(128 << 10).spawn(move || {
-            let (child, outcome) = match started(command) {
-                Ok((child, process)) => {
-                    let pid = child.id();
-                    (Some(child), Ok((process, pid)))
-                }
-                Err(error) => (None, Err(error)),
+            let (mut child, process, cpu) = match started(command, cpu) {
+                Ok((child, process, cpu)) => (child, Arc::new(process), Arc::new(cpu)),
+                Err(error) => return drop(tell.send(Err(error))),
             };
-            let _ = tell.send(outcome);
-            if let Some(status) = child.map(|mut child| child.wait()) {
-                let _ = last.set(status.map_or_else(|error| error.to_string(), how));
-            }
+            let _ = tell.send(Ok((process.clone(), child.id(), cpu.clone())));
+            cpu.watch(&process, &last);
+            let how = child.wait().map_or_else(|error| error.to_string(), how);
+            // Why it was ended is known already.
+            let _ = last.set(how);
         })?;
-        let (process, pid) = told.recv().map_err(io::Error::other)??;
-        Ok((Self { process, pid, ended }, control))
+        let (process, pid, cpu) = told.recv().map_err(io::Error::other)??;
+        Ok((Self { process, pid, ended, cpu }, control))
+    }
+
+    /// Lets the child use so much more CPU time, for work that it has done.
+    pub fn earn(&self, more: Duration) {
+        self.cpu.grant(more);
     }
 
     pub fn pid(&self) -> u32 {
@@ -130,16 +158,60 @@ impl Drop for Confined {
     }
 }
 
-fn started(mut command: Command) -> io::Result<(Child, OwnedFd)> {
+impl CpuTime {
+    fn new(child: &Child, idle: Duration) -> io::Result<Self> {
+        let clock = clock_getcpuclockid(nix::unistd::Pid::from_raw(child.id().cast_signed()))?;
+        Ok(Self { clock, idle, granted: Mutex::new(idle) })
+    }
+
+    /// Returns what the child has used; `None` if it is gone.
+    fn used(&self) -> Option<Duration> {
+        clock_gettime(self.clock).ok().map(Duration::from)
+    }
+
+    fn grant(&self, more: Duration) {
+        if let Some(used) = self.used() {
+            let mut granted = self.granted.lock();
+            *granted = (*granted + more).min(used + self.idle);
+        }
+    }
+
+    /// Returns when the child has ended, which it is made to when it has used more than it may: then `why` says so.
+    fn watch(&self, process: &OwnedFd, why: &OnceLock<String>) {
+        loop {
+            let left = self.used().map_or(LOOK, |used| self.granted.lock().saturating_sub(used));
+            if left.is_zero() {
+                // Before it is gone: whoever notices that asks why.
+                let _ = why.set(format!(
+                    "it was ended, since it used {:?} of CPU time and did nothing with it",
+                    self.idle
+                ));
+                let _ = pidfd_send_signal(process, Signal::KILL);
+                return;
+            }
+            // With one thread it takes at least as long to use that up.
+            let timeout = PollTimeout::try_from(left.max(LOOK)).unwrap_or(PollTimeout::MAX);
+            match poll(&mut [PollFd::new(process.as_fd(), PollFlags::POLLIN)], timeout) {
+                Ok(0) | Err(nix::Error::EINTR) => {}
+                Ok(_) | Err(_) => return,
+            }
+        }
+    }
+}
+
+fn started(mut command: Command, idle: Duration) -> io::Result<(Child, OwnedFd, CpuTime)> {
     let mut child = command.spawn()?;
     // Until it has been waited for, the number is this child's.
-    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    match pid.ok_or(rustix::io::Errno::SRCH).and_then(|pid| pidfd_open(pid, PidfdFlags::empty())) {
-        Ok(process) => Ok((child, process)),
+    let handles = || -> io::Result<_> {
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(rustix::io::Errno::SRCH)?;
+        Ok((pidfd_open(pid, PidfdFlags::empty())?, CpuTime::new(&child, idle)?))
+    };
+    match handles() {
+        Ok((process, cpu)) => Ok((child, process, cpu)),
         Err(error) => {
             let _ = child.kill();
             let _ = child.wait();
-            Err(error.into())
+            Err(error)
         }
     }
 }

@@ -72,7 +72,7 @@ fn outcomes_of_the_kernel_engine() {
     assert_named(OPERATIONS, "openings", Opening::ALL.map(Opening::name));
     assert_named(OPERATIONS, "further runs", FurtherRun::ALL.map(FurtherRun::name));
     let copies = EgressOutcome::ALL.map(EgressOutcome::name);
-    assert_named(OPERATIONS, "copies", copies.into_iter().chain(["not_arriving"]));
+    assert_named(OPERATIONS, "copies", copies.into_iter().chain(["not_arriving", "client_share"]));
 }
 
 #[test]

@@ -15,6 +15,7 @@
 //!
 //! Arrows point down this list: commands use everything, and `relay`, `gate`, `graft`, `fanout` and `cost` do not know each other.
 
+mod cgroup;
 mod closer;
 pub mod commands;
 pub mod confine;

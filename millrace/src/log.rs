@@ -1,10 +1,9 @@
 //! Logging of all commands.
 //!
 //! Logs of the daemons cannot hold them up: lines go to a thread of their own through a bounded queue, and what a slow
-//! or full disk does not take is dropped and counted. No line comes more often than `limit` lets it, and none has text of a
+//! or full disk does not take is dropped and counted. No line comes more often than [`LogLimit`] lets it, and none has text of a
 //! peer as the peer wrote it: `lines` escapes it.
 
-mod limit;
 mod lines;
 
 use std::{
@@ -12,6 +11,7 @@ use std::{
     io::{self, IsTerminal, Write},
     path::{Path, PathBuf},
     sync::{
+        LazyLock,
         atomic::{AtomicU64, Ordering},
         mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
     },
@@ -19,14 +19,12 @@ use std::{
 };
 
 use clap::ValueEnum;
+use millrace_relay::LogLimit;
 use tracing::Dispatch;
 use tracing_subscriber::{EnvFilter, fmt::MakeWriter, layer::SubscriberExt, util::SubscriberInitExt};
 
-use self::{
-    limit::Limit,
-    lines::{JsonLines, TextFields},
-};
-pub use self::{limit::suppressed, lines::printable};
+pub use self::lines::printable;
+use self::lines::{JsonLines, TextFields};
 
 /// What a daemon logs, and where.
 #[derive(Clone, Debug)]
@@ -48,10 +46,16 @@ pub enum Format {
 const QUEUE: usize = 8192;
 
 static DROPPED: AtomicU64 = AtomicU64::new(0);
+static LIMIT: LazyLock<LogLimit> = LazyLock::new(LogLimit::default);
 
 /// Log lines lost since start, in this process.
 pub fn dropped() -> u64 {
     DROPPED.load(Ordering::Relaxed)
+}
+
+/// Returns how many lines were not written since start, in this process, since too many like them came at once.
+pub fn suppressed() -> u64 {
+    LIMIT.suppressed()
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -79,8 +83,8 @@ where
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer);
     let builder = builder.with_ansi(ansi).log_internal_errors(false);
     match format {
-        Format::Text => builder.fmt_fields(TextFields).finish().with(Limit::default()).into(),
-        Format::Json => builder.json().map_event_format(JsonLines).finish().with(Limit::default()).into(),
+        Format::Text => builder.fmt_fields(TextFields).finish().with(LIMIT.clone()).into(),
+        Format::Json => builder.json().map_event_format(JsonLines).finish().with(LIMIT.clone()).into(),
     }
 }
 

@@ -270,12 +270,11 @@ mod tests {
         sync::atomic::{AtomicUsize, Ordering::Relaxed},
     };
 
-    use millrace_testkit::{wait_for, wait_until};
+    use millrace_testkit::{lingering, wait_for, wait_until};
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::closer::lingering;
 
     #[derive(Serialize)]
     struct Answer {

@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use millrace::confine::{Bounds, Confined, Hello, enter, hello, say};
+use millrace::confine::{Bounds, CPU_IDLE, Confined, Hello, enter, hello, say};
 use millrace_graft::message::control::{Control, Received};
 use millrace_testkit::wait_for;
 use nix::{
@@ -43,6 +43,10 @@ enum Order {
         witness: i32,
     },
     Abort,
+    /// Uses so much CPU time, and says so.
+    Work {
+        ms: u64,
+    },
 }
 
 /// What was tried, and what came of it: nothing where it worked.
@@ -60,12 +64,13 @@ fn main() {
 }
 
 fn all() {
-    let tests: [(&str, fn()); 5] = [
+    let tests: [(&str, fn()); 6] = [
         ("nothing_can_be_reached", nothing_can_be_reached),
         ("what_it_has_is_what_it_was_given", what_it_has_is_what_it_was_given),
         ("what_cannot_be_prepared_is_said", what_cannot_be_prepared_is_said),
         ("it_dies_with_its_parent", it_dies_with_its_parent),
         ("how_it_ends_is_known", how_it_ends_is_known),
+        ("cpu_time_is_earned", cpu_time_is_earned),
     ];
     println!("\nrunning {} tests", tests.len());
     for (name, test) in tests {
@@ -86,6 +91,10 @@ fn child() {
                 say(&control, &escape(&socket, &at, parent, witness)).expect("said");
             }
             Received::Record(Order::Abort, _) => std::process::abort(),
+            Received::Record(Order::Work { ms }, _) => {
+                work(Duration::from_millis(ms));
+                say(&control, &Tried::new()).expect("said");
+            }
             Received::Nothing => {
                 poll(&mut [PollFd::new(control.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE)
                     .expect("polled");
@@ -93,6 +102,13 @@ fn child() {
             Received::Malformed(_) | Received::End => return,
         }
     }
+}
+
+fn work(cpu: Duration) {
+    let clock = nix::time::ClockId::CLOCK_PROCESS_CPUTIME_ID;
+    let used = || clock.now().map(Duration::from).expect("a clock");
+    let until = used() + cpu;
+    while used() < until {}
 }
 
 fn escape(given: &UdpSocket, at: &str, parent: i32, witness: i32) -> Tried {
@@ -138,7 +154,7 @@ fn said<T, E: ToString>(outcome: Result<T, E>) -> Result<(), String> {
 
 /// Has a child, says which, and waits to be killed.
 fn parent() {
-    let (child, control) = Confined::start(["confined-child"]).expect("started");
+    let (child, control) = Confined::start(["confined-child"], CPU_IDLE).expect("started");
     greeted(&control);
     println!("{}", child.pid());
     thread::sleep(2 * LONG); // exact: until it is killed
@@ -193,7 +209,7 @@ fn what_it_has_is_what_it_was_given() {
     // Inherited by mistake, as a careless library has it.
     let leaked = fs::File::open("/etc/passwd").expect("a file");
     rustix::io::fcntl_setfd(&leaked, rustix::io::FdFlags::empty()).expect("set");
-    let (child, control) = Confined::start(["confined-child"]).expect("started");
+    let (child, control) = Confined::start(["confined-child"], CPU_IDLE).expect("started");
     let without = greeted(&control);
     // exact: it has greeted, and then changes nothing
     let of = |what: &str| format!("/proc/{}/{what}", child.pid());
@@ -227,7 +243,7 @@ fn what_it_has_is_what_it_was_given() {
 }
 
 fn what_cannot_be_prepared_is_said() {
-    let (_child, control) = Confined::start(["confined-failing"]).expect("started");
+    let (_child, control) = Confined::start(["confined-failing"], CPU_IDLE).expect("started");
     wait(&control);
     assert_eq!(hello(&control).expect("a word"), Some(Hello::No { why: "nothing to load".to_owned() }));
     wait(&control);
@@ -270,10 +286,38 @@ fn how_it_ends_is_known() {
     assert!(matches!(control.receive::<Tried>(), Received::End));
 }
 
+fn cpu_time_is_earned() {
+    const IDLE: Duration = Duration::from_millis(400);
+    let started = || {
+        let (child, control) = Confined::start(["confined-child"], IDLE).expect("started");
+        greeted(&control);
+        (child, control)
+    };
+    let (child, control) = started();
+    // Three times what it may use for nothing.
+    for _ in 0..12 {
+        control.send(&Order::Work { ms: 100 }, &[]).expect("ordered");
+        let _: Tried = record(&control);
+        child.earn(Duration::from_millis(110));
+    }
+    assert_eq!(child.ended(), None);
+    // And it has saved nothing: however much it has earned, it does not spin for ever.
+    child.earn(LONG);
+    control.send(&Order::Work { ms: u64::MAX / 2 }, &[]).expect("ordered");
+    let said = "it was ended, since it used 400ms of CPU time and did nothing with it";
+    assert_eq!(end(&child), said);
+    // Why is known as soon as its socket is at its end.
+    let (child, control) = started();
+    control.send(&Order::Work { ms: u64::MAX / 2 }, &[]).expect("ordered");
+    wait(&control);
+    assert!(matches!(control.receive::<Tried>(), Received::End));
+    assert_eq!(child.ended(), Some(said));
+}
+
 // --- helpers
 
 fn started() -> (Confined, Control) {
-    let (child, control) = Confined::start(["confined-child"]).expect("started");
+    let (child, control) = Confined::start(["confined-child"], CPU_IDLE).expect("started");
     greeted(&control);
     (child, control)
 }

@@ -179,6 +179,24 @@ fn an_upstream_that_is_away_is_said_everywhere() {
 }
 
 #[test]
+fn upstream_with_another_certificate_has_no_session() {
+    let origin = Relay::start(tempfile::tempdir().unwrap(), &["--tls-self-signed-out={dir}/relay.pem"]);
+    let upstream = format!("--upstream=moqt://localhost:{}", origin.listen().port());
+    let dir = tempfile::tempdir().unwrap();
+    let other = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    fs::write(dir.path().join("root.pem"), other.cert.pem()).unwrap();
+    let edge = Relay::start(dir, &[&upstream, "--upstream-tls-root={dir}/root.pem"]);
+    let reason = wait_for("reason", || {
+        Some(upstream_of(&edge).reason).filter(|reason| reason.contains("certificate"))
+    });
+    assert!(upstream_of(&edge).session.is_none(), "{reason}");
+    let root = format!("--upstream-tls-root={}", origin.path("relay.pem").display());
+    let trusting = Relay::start(tempfile::tempdir().unwrap(), &[&upstream, &root]);
+    wait_for("upstream session", || upstream_of(&trusting).session);
+    assert!(upstream_of(&edge).session.is_none());
+}
+
+#[test]
 fn a_port_alone_is_every_address() {
     let relay = Relay::start_on(":0", tempfile::tempdir().unwrap(), &["--public"]);
     let listen = relay.status().listen.clone(); // exact: fixed at start-up
@@ -559,4 +577,72 @@ fn files_that_cannot_be_read_allow_nothing_and_are_named() {
     wait_for("the log names them", || {
         relay.logged(&["not usable", "/revoked", "stay revoked"]).then_some(())
     });
+}
+
+/// The relays log at their most verbose; tokens are good, revoked and forged, come by QUIC and by WebTransport, and go upstream.
+#[test]
+fn tokens_and_secrets_are_in_no_log_and_no_status() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("secret"), SECRET).unwrap();
+    fs::write(dir.path().join("other"), "2".repeat(32)).unwrap();
+    let make = |id: &str, secret: &str| {
+        let flags = ["token", "make", "--get=live", "--subject=alice", &format!("--id={id}")];
+        let made = millrace().args(flags).arg("--secret").arg(dir.path().join(secret)).output().unwrap();
+        String::from_utf8(made.stdout).unwrap().trim_end().to_owned()
+    };
+    let [good, revoked, upstream] = ["good", "revoked", "upstream"].map(|id| make(id, "secret"));
+    let forged = make("forged", "other");
+    fs::write(dir.path().join("revoked"), "revoked\n").unwrap();
+    let flags = ["--token-secrets={dir}/secret", "--token-revoked={dir}/revoked", "--log-level=trace"];
+    let relay = Relay::start(dir, &flags);
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("upstream"), &upstream).unwrap();
+    let to_it = format!("--upstream={}", relay.url());
+    let flags = ["--upstream-token={dir}/upstream", "--upstream-tls-disable-verify", "--log-level=trace"];
+    let edge = Relay::start(dir, &[&flags[..], &[&to_it]].concat());
+
+    let watch = |scheme: &str, token: &str| {
+        let url = format!("{scheme}://{}/?jwt={token}", relay.listen());
+        let mut command = millrace();
+        command.args(["subscribe", "--name=live", "--tls-disable-verify", &url]).stdin(Stdio::null());
+        Watcher(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+    };
+    let watchers =
+        ["moqt", "https"].map(|scheme| [&good, &revoked, &forged].map(|token| watch(scheme, token)));
+    let log = |relay: &Relay| fs::read_to_string(relay.path("stderr")).unwrap();
+    let let_in = || {
+        log(&relay)
+            .lines()
+            .filter(|line| line.contains("session established") && line.contains("alice"))
+            .count()
+    };
+    wait_until("two watchers, and the other relay", let_in, |let_in| *let_in >= 3);
+    for reason in ["the token was revoked", "no key fits the token's signature"] {
+        let is_it = |line: &&str| line.contains("closing the session") && line.contains(reason);
+        wait_until(reason, || log(&relay).lines().filter(is_it).count(), |refused| *refused >= 2);
+    }
+    drop(watchers);
+    for relay in [&relay, &edge] {
+        // exact: whatever is said of these tokens was said before
+        let said = log(relay) + &relay.get("/status") + &relay.get("/metrics");
+        assert!(said.len() > 10_000, "it says much: {}", said.len());
+        for token in [&good, &revoked, &upstream, &forged] {
+            let signature = token.rsplit('.').next().unwrap();
+            assert!(
+                !said.contains(token.as_str()) && !said.contains(signature),
+                "{token} is in the log or the status"
+            );
+        }
+        assert!(!said.contains(SECRET), "the secret is in the log or the status");
+    }
+}
+
+/// A client that waits; killed when dropped.
+struct Watcher(Child);
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }

@@ -14,9 +14,11 @@
 
 #include "util.h"
 
-#define CURSORS	     4096 /* packets that wait at a time; more take the entries of older ones */
+#define CURSORS	     4096 /* packets that wait at a time; more have no further run */
 #define CURSOR_LOW   0xffffU
-#define GOLDEN_RATIO 0x9e3779b9U /* of 2^32: its multiples are spread evenly */
+#define CURSOR_BUSY  1U			  /* in place of an ID: an entry that is being written */
+#define CURSOR_NS    (10 * 1000000000ULL) /* a packet that waits for longer was lost with its interface */
+#define GOLDEN_RATIO 0x9e3779b9U	  /* of 2^32: its multiples are spread evenly */
 
 /* Where the fan-out of a packet goes on in its next run. */
 struct cursor_entry {
@@ -24,6 +26,7 @@ struct cursor_entry {
 	__u32 mark; /* the packet's own, which it gets back */
 	__u32 at;   /* the next copy, in the program's own terms */
 	__u32 runs; /* so far */
+	__u64 since_ns;
 	struct cursor_kept kept;
 };
 
@@ -48,27 +51,57 @@ static __noinline int take_cursor(struct __sk_buff *skb, struct cursor_entry *cu
 	if ((id & ~CURSOR_LOW) != CURSOR_ID)
 		return 0;
 	entry = bpf_map_lookup_elem(&cursors, &key);
-	if (!entry || __sync_val_compare_and_swap(&entry->id, id, 0) != id)
+	if (!entry)
 		return 0;
+	/* Before it is given back: the next packet may have it at once. */
 	*cursor = *entry;
+	if (__sync_val_compare_and_swap(&entry->id, id, 0) != id) {
+		*cursor = (struct cursor_entry){};
+		return 0;
+	}
 	cursor->id = id;
-	skb->mark = entry->mark;
+	skb->mark = cursor->mark;
 	bpf_set_hash_invalid(skb);
 	return 1;
+}
+
+/* Returns an entry that no packet needs, whose ID is CURSOR_BUSY until it is written; NULL: its packet still waits. */
+static __always_inline struct cursor_entry *free_cursor(__u32 key, __u64 now_ns)
+{
+	struct cursor_entry *entry = bpf_map_lookup_elem(&cursors, &key);
+	__u32 id;
+
+	if (!entry)
+		return NULL;
+	id = READ_ONCE(entry->id);
+	if (id == CURSOR_BUSY || (id && now_ns - entry->since_ns < CURSOR_NS))
+		return NULL;
+	return __sync_val_compare_and_swap(&entry->id, id, CURSOR_BUSY) == id ? entry : NULL;
 }
 
 /* Queues the packet for another run, at `at`, if it may take one. Not 0: it has none, and is as it was. */
 static __always_inline int queue_again(struct __sk_buff *skb, const struct cursor_entry *cursor, __u32 at,
 				       const struct cursor_kept *kept, __u32 max_runs)
 {
-	__u32 id = CURSOR_ID | (__sync_fetch_and_add(&cursors_used, 1) & CURSOR_LOW),
-	      key = id & (CURSORS - 1);
-	struct cursor_entry *entry = bpf_map_lookup_elem(&cursors, &key);
+	/* A fan-out that has begun stays at its entry, under another ID. */
+	__u32 next = cursor->id ? cursor->id + CURSORS : __sync_fetch_and_add(&cursors_used, 1);
+	__u32 id = CURSOR_ID | (next & CURSOR_LOW), key = id & (CURSORS - 1);
 	__u32 mark = skb->mark, runs = cursor->runs + 1;
+	__u64 now_ns = bpf_ktime_get_ns();
+	struct cursor_entry *entry;
 
-	if (!entry || runs >= max_runs)
+	if (runs >= max_runs)
 		return -1;
-	*entry = (struct cursor_entry){.id = id, .mark = mark, .at = at, .runs = runs, .kept = *kept};
+	entry = free_cursor(key, now_ns);
+	if (!entry)
+		return -1;
+	entry->mark = mark;
+	entry->at = at;
+	entry->runs = runs;
+	entry->since_ns = now_ns;
+	entry->kept = *kept;
+	/* Last, with a barrier: now it is whole. */
+	__sync_lock_test_and_set(&entry->id, id);
 	skb->mark = id;
 	/* Runs take turns on the CPUs that the interface spreads its packets over, if it does. */
 	bpf_set_hash(skb, runs * GOLDEN_RATIO);

@@ -6,6 +6,7 @@
  *   gate_intf.h    what is shared with userspace; gate_maps.h: configuration and maps
  *   gate_head.h    the start of the frame, copied; gate_packet.h: what is read there
  *   gate_rules.h   the rules; gate_track.h: live connections; gate_marks.h: a filter in front of these maps
+ *   gate_networks.h  clients, and the wider networks that they are in
  *   gate_sample.h  packets that were refused, for logs and for those who follow them
  *   gate_answer.h  Retry and Version Negotiation; gate_token.h: tokens
  *   gate_expire.h  the walks that end what has been idle
@@ -212,7 +213,7 @@ SEC("syscall")
 int gate_count(struct gate_count_call *call)
 {
 	struct gate_client client = call->client;
-	__s64 count = change_count(&client, call->change, 0, ~0ULL, bpf_ktime_get_ns());
+	__s64 count = change_counts(&client, call->change, 0, ~0ULL);
 
 	call->error = count < 0;
 	call->connections = count;

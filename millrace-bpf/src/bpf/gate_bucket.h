@@ -13,30 +13,41 @@
 /* By which CPUs' times may differ: a bucket that is not full for longer than its burst takes was full long ago. */
 #define BUCKET_SLACK (1000000000ULL * GATE_TICKS)
 
-/* When the bucket will be full after `units`, which was to be at `full_at`; `over`: they are not in it. */
-static __always_inline __u64 bucket_after(__u64 full_at, const struct gate_rate *rate, __u64 units, __u64 now,
-					  int *over)
+/* What `units` take of the bucket of a network that may have `times` as much as one client: it holds the same time's worth. */
+static __always_inline __u64 price_of(const struct gate_rate *rate, __u64 units, __u64 times)
+{
+	return units * rate->cost / times;
+}
+
+/* When the bucket will be full after `price`, which was to be at `full_at`; `over`: that is not in it. */
+static __always_inline __u64 bucket_after(__u64 full_at, __u64 burst, __u64 price, __u64 now, int *over)
 {
 	__u64 ahead = full_at - now;
 
-	if (ahead > rate->burst + BUCKET_SLACK)
+	if (ahead > burst + BUCKET_SLACK)
 		ahead = 0;
-	ahead += units * rate->cost;
-	*over = ahead > rate->burst;
+	ahead += price;
+	*over = ahead > burst;
 	return now + ahead;
+}
+
+/* When a bucket will be full that begins with room for two of `price`, or full if that is more. */
+static __always_inline __u64 bucket_with_two(__u64 burst, __u64 price, __u64 now_ns)
+{
+	return now_ns * GATE_TICKS + (burst > 2 * price ? burst - 2 * price : 0);
 }
 
 /* Takes from a token bucket. Not 0: there is not enough in it, and nothing was taken. An empty bucket is only read, so that
  * the CPUs do not contend for it in a flood.
  */
-static __always_inline int is_over_at(__u64 *full_at, const struct gate_rate *rate, __u64 units, __u64 now_ns)
+static __always_inline int takes_too_much(__u64 *full_at, __u64 burst, __u64 price, __u64 now_ns)
 {
 	__u64 now = now_ns * GATE_TICKS;
 
 	for (int i = 0; i < CONTENDED_ATTEMPTS; i++) {
 		__u64 old = READ_ONCE(*full_at);
 		int over;
-		__u64 next = bucket_after(old, rate, units, now, &over);
+		__u64 next = bucket_after(old, burst, price, now, &over);
 
 		if (over)
 			return 1;
@@ -44,6 +55,11 @@ static __always_inline int is_over_at(__u64 *full_at, const struct gate_rate *ra
 			return 0;
 	}
 	return 0; /* so many others were let in meanwhile that one more hardly matters */
+}
+
+static __always_inline int is_over_at(__u64 *full_at, const struct gate_rate *rate, __u64 units, __u64 now_ns)
+{
+	return takes_too_much(full_at, rate->burst, price_of(rate, units, 1), now_ns);
 }
 
 #endif

@@ -37,15 +37,14 @@ static __always_inline int lingers(struct gate_connection *connection, const str
 		return 0;
 	if (phase == GATE_OUTLIVED)
 		return 1;
-	if (change_count(&client, -connection->counted, GATE_LINGERING - GATE_TRACKED,
-			 most_kept(policy) | GATE_CONNECTIONS, now_ns) < 0)
+	if (change_counts(&client, -connection->counted, GATE_LINGERING - GATE_TRACKED,
+			  most_kept(policy) | GATE_CONNECTIONS) < 0)
 		return 0;
 	WRITE_ONCE(connection->phase, GATE_OUTLIVED);
 	return 1;
 }
 
-static __noinline int end_connection(struct gate_connection *connection, const struct gate_id *id,
-				     __u64 now_ns)
+static __noinline int end_connection(struct gate_connection *connection, const struct gate_id *id)
 {
 	struct gate_client client = connection->client;
 	struct gate_path path = connection->path;
@@ -54,8 +53,7 @@ static __noinline int end_connection(struct gate_connection *connection, const s
 
 	bpf_map_delete_elem(&connections, id);
 	leave_path(&path, id);
-	change_count(&client, -counted, phase == GATE_OUTLIVED ? -GATE_LINGERING : -GATE_TRACKED, ~0ULL,
-		     now_ns);
+	change_counts(&client, -counted, phase == GATE_OUTLIVED ? -GATE_LINGERING : -GATE_TRACKED, ~0ULL);
 	return count_event(GATE_CONNECTION_EXPIRED);
 }
 
@@ -95,7 +93,7 @@ static long expire_connection(void *map, struct gate_id *key, struct gate_connec
 	if (is_earlier(call))
 		return 0;
 	if (is_over_with(connection, &id, call->now_ns)) {
-		end_connection(connection, &id, call->now_ns);
+		end_connection(connection, &id);
 		call->expired++;
 		call->removed++;
 	} else {
@@ -131,7 +129,7 @@ static long expire_client(void *map, struct gate_client *key, struct gate_count 
 
 	if (is_earlier(call))
 		return 0;
-	if (!READ_ONCE(count->all) && call->now_ns - count->zero_ns > NS_PER_S &&
+	if (!READ_ONCE(count->all) && is_idle(count->zero_ns, NS_PER_S, call->now_ns) &&
 	    __sync_val_compare_and_swap(&count->all, 0, GATE_COUNT_GONE) == 0) {
 		bpf_map_delete_elem(&clients, &client);
 		call->removed++;

@@ -3,7 +3,7 @@
  * and names with the BTF of the compiled object.
  *
  * Addresses have 16 bytes; IPv4 is mapped (::ffff:a.b.c.d). A client is an address with the bits behind the
- * prefix cleared.
+ * prefix cleared, and so are the wider networks that it is in.
  */
 #ifndef MILLRACE_GATE_INTF_H
 #define MILLRACE_GATE_INTF_H
@@ -20,20 +20,34 @@
 #define GATE_TICKS	64 /* per nanosecond: unit of rates, fine enough for bytes at 10 Gbit/s */
 #define GATE_TOKEN_KEYS 2
 #define GATE_TRACERS	8  /* who may follow at the same time what is refused */
+#define GATE_LEVELS	3  /* of networks that an address is in: a client, and two wider ones */
 #define GATE_MARKS_BITS 14 /* of an index into the map `marks`: 256 KiB, a million marks of either age */
 
 struct gate_address {
 	__u8 bytes[16];
 };
 
+/* Which networks of a size may have how much. */
+struct gate_level {
+	struct gate_address mask;
+	__u64 times; /* as much as one client; 0: there is no such level */
+};
+
+/* The narrowest, which is a client, first. */
+struct gate_levels {
+	struct gate_level v4[GATE_LEVELS];
+	struct gate_level v6[GATE_LEVELS];
+};
+
 /* Load-time configuration. */
 struct gate_config {
-	struct gate_address client_mask_v4;
-	struct gate_address client_mask_v6;
+	struct gate_levels levels;
 	__u64 sample_ticks; /* at least, between samples of a scope */
 	__u64 mark_seed;    /* random, so that nobody can choose whose mark to share */
 	__u64 client_ids;   /* tracked connections of one client at most, unless the quota is higher */
-	__u64 nests;	    /* with PREEMPT_RT: a run may begin in the middle of another on its CPU */
+	__u64 ids;	    /* room for them */
+	__u64 fresh_rates; /* entries of `buckets` that are made within the time that rates take to fill, and begin full */
+	__u64 nests; /* with PREEMPT_RT: a run may begin in the middle of another on its CPU */
 };
 
 /* In the order of their evaluation. */
@@ -51,6 +65,7 @@ enum gate_rule {
 	GATE_SOURCE_PORT,
 	GATE_UNKNOWN_ID,
 	GATE_QUOTA,
+	GATE_NETWORK_QUOTA, /* rules of wider networks have the modes of those of clients */
 	GATE_RETRY,
 	GATE_UNKNOWN_INITIALS,
 	GATE_UNKNOWN_PACKETS,
@@ -58,6 +73,9 @@ enum gate_rule {
 	GATE_CLIENT_INITIALS,
 	GATE_CLIENT_PACKETS,
 	GATE_CLIENT_BYTES,
+	GATE_NETWORK_INITIALS,
+	GATE_NETWORK_PACKETS,
+	GATE_NETWORK_BYTES,
 	GATE_RULES,
 };
 
@@ -146,9 +164,11 @@ enum gate_entry {
 
 #define GATE_ENTRY 3
 
+/* A client, or a wider network. */
 struct gate_client {
 	struct gate_address address;
-	__u32 scope;
+	__u16 scope;
+	__u16 level; /* 0: a client */
 };
 
 /* Value of the map `clients`. */
@@ -158,10 +178,14 @@ struct gate_count {
 };
 
 #define GATE_CONNECTIONS \
-	0xffffffffULL /* 32 bits: what the quota is about, counted by the gate or the application */
-#define GATE_TRACKED	(1LL << 32) /* 16 bits, one of them: connections whose ID is in use */
-#define GATE_LINGERING	(1LL << 48) /* 16 bits, one of them: connections of which only the path is */
-#define GATE_KEPT_MAX	0x3fff	    /* of each of the two */
+	0xffffffULL /* 24 bits: what the quota is about, counted by the gate or the application */
+#define GATE_TRACKED_BIT   24
+#define GATE_LINGERING_BIT 44
+#define GATE_TRACKED	   (1LL << GATE_TRACKED_BIT) /* 20 bits, one of them: connections whose ID is in use */
+#define GATE_LINGERING \
+	(1LL << GATE_LINGERING_BIT) /* 20 bits, one of them: connections of which only the path is */
+#define GATE_KEPT	0xfffffULL  /* all bits of either of the two */
+#define GATE_KEPT_MAX	0x3ffff	    /* of each of the two */
 #define GATE_COUNT_GONE (~0ULL)
 
 /* A connection ID, filled up with zeroes. */
@@ -230,9 +254,10 @@ enum gate_bucket {
 
 /* Whose rates. */
 struct gate_bucket_key {
-	struct gate_address client;
+	struct gate_address client; /* or a wider network */
 	__u16 scope;
-	__u16 kind; /* enum gate_bucket */
+	__u8 kind; /* enum gate_bucket */
+	__u8 level;
 };
 
 /* For each rate, when its bucket will be full again, in ticks: as time passes, it fills. */
@@ -250,7 +275,8 @@ struct gate_state {
 	__u64 retry_above_at;
 	__u64 sample_at;
 	struct gate_buckets unknown;
-	__u64 id_lens; /* of connection IDs that servers were seen to choose: a byte each, then zeroes */
+	__u64 id_lens;	/* of connection IDs that servers were seen to choose: a byte each, then zeroes */
+	__u64 fresh_at; /* of scope 0, for all: a bucket of entries of `buckets` that begin full */
 };
 
 /* Entry of the map `counters`, for each scope and reason. */
@@ -270,6 +296,7 @@ enum gate_event {
 	GATE_NOT_ANSWERED,     /* dropped, since the answer could not be made */
 	GATE_SAMPLES_LOST,     /* userspace did not read them in time */
 	GATE_BUSY,	       /* passed unjudged: it came in the middle of another run */
+	GATE_RATES_CROWDED,    /* a client's rates begin almost empty, as too many others have come */
 	GATE_EVENTS,
 };
 
@@ -351,6 +378,7 @@ struct gate_active {
 	__u32 age;	    /* of the marks that are made now: 0 or 1 */
 	__s64 unix_seconds; /* UNIX time minus CLOCK_MONOTONIC */
 	__u64 since_ns;	    /* CLOCK_MONOTONIC_COARSE: the gate looks where it looks now */
+	__u64 fill_ticks;   /* within which the slowest rate of a client fills; 0: there is none */
 	__u32 tracers;	    /* who follow what is refused: one bit each */
 	__u32 pad;
 };

@@ -67,8 +67,13 @@ static __always_inline __u64 unix_seconds(const struct gate_work *work)
 	return work->now_ns / NS_PER_S + work->active.unix_seconds;
 }
 
+/* Userspace says all of it. There are levels before that, so that tests/load.rs has the verifier walk over what is done for each. */
 SEC(".rodata.config")
-const volatile struct gate_config config = {};
+const volatile struct gate_config config = {
+	.levels = {.v4 = {{.times = 1}, {.times = 8}, {.times = 64}},
+		   .v6 = {{.times = 1}, {.times = 8}, {.times = 64}}},
+	.sample_ticks = 1,
+};
 
 /* --- The rules, which userspace writes --- */
 
@@ -163,7 +168,7 @@ struct {
 	__uint(max_entries, 1);
 } paths SEC(".maps");
 
-/* Client -> how many connections it has. */
+/* Client, or wider network -> how many connections it has. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, struct gate_client);
@@ -189,7 +194,7 @@ struct {
 	__uint(max_entries, 1);
 } openings SEC(".maps");
 
-/* Client or connection -> its rates. */
+/* Client, wider network or connection -> its rates. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct gate_bucket_key);

@@ -17,20 +17,30 @@
 /* By the coarse clock, a bucket fills in steps, when that ticks. Nothing is lost as long as a step still fits into a bucket
  * that has too little for this packet; smaller buckets need the exact clock.
  */
+static __always_inline __u64 now_for(struct gate_work *work, const struct gate_rate *rate, __u64 price)
+{
+	return rate->burst < price + ROUGH_NS * GATE_TICKS ? exact_now(work) : work->now_ns;
+}
+
 static __always_inline int is_over(struct gate_work *work, __u64 *full_at, const struct gate_rate *rate,
 				   __u64 units)
 {
-	int is_small = rate->burst < units * rate->cost + ROUGH_NS * GATE_TICKS;
+	__u64 price = price_of(rate, units, 1);
 
-	return is_over_at(full_at, rate, units, is_small ? exact_now(work) : work->now_ns);
+	return takes_too_much(full_at, rate->burst, price, now_for(work, rate, price));
 }
 
-/* The rules for packets and bytes follow each other, in all three groups. */
+static __always_inline __u32 quic_bytes(const struct gate_work *work)
+{
+	return work->packet.end - work->packet.quic_at;
+}
+
+/* The rules for packets and bytes follow each other, in all groups. */
 static __always_inline enum gate_rule check_rates(struct gate_work *work, const struct gate_policy *policy,
 						  struct gate_buckets *taken, const struct gate_rate *rates,
 						  enum gate_rule packets)
 {
-	__u32 bytes = work->packet.end - work->packet.quic_at;
+	__u32 bytes = quic_bytes(work);
 
 	if (mode_of(policy, packets) &&
 	    is_over(work, &taken->full_at[GATE_RATE_PACKETS], &rates[GATE_RATE_PACKETS], 1) &&
@@ -190,10 +200,21 @@ static __always_inline void remember_opening(struct gate_work *work, const struc
 		MARK(MARK_OPENING, &work->id);
 }
 
-static __always_inline int is_over_quota(const struct gate_work *work, const struct gate_policy *policy)
+/* Not static, so that the verifier checks it once, as all that is done for each level. */
+__noinline int check_quota(struct gate_work *work, const struct gate_policy *policy)
 {
-	return work->is_new && !work->is_repeated && mode_of(policy, GATE_QUOTA) &&
-	       connections_of(&work->client) >= policy->quota;
+	struct gate_client network __attribute__((aligned(8)));
+
+	if (!work || !policy || !work->is_new || work->is_repeated || !mode_of(policy, GATE_QUOTA))
+		return GATE_RULES;
+	for (__u32 level = 0; level < GATE_LEVELS; level++) {
+		enum gate_rule rule = level ? GATE_NETWORK_QUOTA : GATE_QUOTA;
+		__u64 times = name_network(&work->client, level, &network);
+
+		if (times && connections_of(&network) >= policy->quota * times && refuses(work, policy, rule))
+			return rule;
+	}
+	return GATE_RULES;
 }
 
 static __always_inline int wants_retry(struct gate_work *work, const struct gate_policy *policy,
@@ -239,29 +260,124 @@ static __noinline enum gate_rule check_unknown(struct gate_work *work, const str
 	    !mode_of(policy, GATE_UNKNOWN_BYTES))
 		return GATE_RULES;
 	state = bpf_map_lookup_elem(&states, &work->scope);
-	if (!state || work->is_proved || connections_of(&work->client))
+	if (!state || work->is_proved || may_be_live(work, policy) || connections_of(&work->client))
 		return GATE_RULES;
 	if (check_initials(work, policy, &state->unknown, policy->unknown, GATE_UNKNOWN_INITIALS))
 		return GATE_UNKNOWN_INITIALS;
 	return check_rates(work, policy, &state->unknown, policy->unknown, GATE_UNKNOWN_PACKETS);
 }
 
-static __noinline enum gate_rule check_client(struct gate_work *work, const struct gate_policy *policy)
-{
-	struct gate_bucket_key key = {.client = work->client.address, .scope = work->scope};
-	struct gate_buckets *found;
+/* --- One client, and the networks that it is in --- */
 
-	if (!(work->is_new && mode_of(policy, GATE_CLIENT_INITIALS)) &&
-	    !mode_of(policy, GATE_CLIENT_PACKETS) && !mode_of(policy, GATE_CLIENT_BYTES))
+static __always_inline int measures(const struct gate_work *work, const struct gate_policy *policy,
+				    __u32 rate)
+{
+	return mode_of(policy, GATE_CLIENT_INITIALS + rate) && (rate != GATE_RATE_INITIALS || work->is_new);
+}
+
+static __always_inline __u64 level_price(const struct gate_work *work, const struct gate_policy *policy,
+					 __u32 rate, __u64 times)
+{
+	return price_of(&policy->client[rate], rate == GATE_RATE_BYTES ? quic_bytes(work) : 1, times);
+}
+
+/* Whether the buckets of a network have too little, by rates of a client times `times`. Takes from them if `takes`. */
+__noinline int check_level(struct gate_work *work, const struct gate_policy *policy, struct gate_buckets *at,
+			   __u64 times, int takes)
+{
+	if (!work || !policy || !at || !times)
 		return GATE_RULES;
-	if (work->is_proved)
-		key.kind = GATE_BUCKET_PROVED;
-	found = find_buckets(&key);
-	if (!found)
+	for (__u32 rate = 0; rate < GATE_RATES; rate++) {
+		enum gate_rule rule = (times > 1 ? GATE_NETWORK_INITIALS : GATE_CLIENT_INITIALS) + rate;
+		__u64 burst = policy->client[rate].burst;
+		__u64 price, now_ns;
+		int over;
+
+		if (!measures(work, policy, rate))
+			continue;
+		price = level_price(work, policy, rate, times);
+		now_ns = now_for(work, &policy->client[rate], price);
+		if (takes)
+			over = takes_too_much(&at->full_at[rate], burst, price, now_ns);
+		else
+			bucket_after(READ_ONCE(at->full_at[rate]), burst, price, now_ns * GATE_TICKS, &over);
+		if (over && refuses(work, policy, rule))
+			return rule;
+	}
+	return GATE_RULES;
+}
+
+/* Whether so many clients have come within the time that their rates take to fill that the table has lost some that are not full
+ * yet. They would begin full again.
+ */
+static __always_inline int is_crowded(const struct gate_work *work)
+{
+	__u32 common = 0;
+	struct gate_state *state = bpf_map_lookup_elem(&states, &common);
+	__u64 fill = work->active.fill_ticks;
+
+	if (!state || !takes_too_much(&state->fresh_at, fill, fill / (config.fresh_rates | 1), work->now_ns))
+		return 0;
+	count_event(GATE_RATES_CROWDED);
+	return 1;
+}
+
+/* What comes for the first time has full buckets; in a crowd, room for two packets such as this, or as many times that as it may have. */
+static __noinline struct gate_buckets *make_buckets(struct gate_work *work, const struct gate_policy *policy,
+						    const struct gate_bucket_key *key)
+{
+	struct gate_buckets first = {};
+
+	if (key->kind == GATE_BUCKET_STRANGER && is_crowded(work))
+		for (__u32 rate = 0; rate < GATE_RATES; rate++)
+			first.full_at[rate] = bucket_with_two(
+				policy->client[rate].burst, level_price(work, policy, rate, 1), work->now_ns);
+	bpf_map_update_elem(&buckets, key, &first, BPF_NOEXIST);
+	return bpf_map_lookup_elem(&buckets, key);
+}
+
+static __always_inline __u64 name_bucket(const struct gate_work *work, __u32 level,
+					 struct gate_bucket_key *key)
+{
+	key->kind = work->is_proved ? GATE_BUCKET_PROVED : GATE_BUCKET_STRANGER;
+	key->scope = work->scope;
+	key->level = level;
+	return take_network(&config.levels, work->client.address.bytes, level, key->client.bytes);
+}
+
+/* All levels are looked at before anything is taken, or made: a network's rates are not used up by what one of its clients has too
+ * much, and a network that has too much adds no clients to the table. Not static, as check_quota.
+ */
+__noinline int check_client(struct gate_work *work, const struct gate_policy *policy)
+{
+	struct gate_bucket_key key __attribute__((aligned(8))) = {};
+	struct gate_buckets *found;
+	__u64 times;
+	int rule;
+
+	if (!work || !policy ||
+	    !(measures(work, policy, GATE_RATE_INITIALS) || measures(work, policy, GATE_RATE_PACKETS) ||
+	      measures(work, policy, GATE_RATE_BYTES)))
 		return GATE_RULES;
-	if (check_initials(work, policy, found, policy->client, GATE_CLIENT_INITIALS))
-		return GATE_CLIENT_INITIALS;
-	return check_rates(work, policy, found, policy->client, GATE_CLIENT_PACKETS);
+	for (__u32 level = 0; level < GATE_LEVELS; level++) {
+		times = name_bucket(work, level, &key);
+		found = times ? bpf_map_lookup_elem(&buckets, &key) : NULL;
+		rule = found ? check_level(work, policy, found, times, 0) : GATE_RULES;
+		if (rule != GATE_RULES)
+			return rule;
+	}
+	for (__u32 level = 0; level < GATE_LEVELS; level++) {
+		times = name_bucket(work, level, &key);
+		if (!times)
+			continue;
+		found = bpf_map_lookup_elem(&buckets, &key);
+		if (!found)
+			found = make_buckets(work, policy, &key);
+		rule = found ? check_level(work, policy, found, times, 1) : GATE_RULES;
+		if (rule != GATE_RULES)
+			return rule;
+	}
+	return GATE_RULES;
 }
 
 static __always_inline int judge_stranger(struct gate_work *work, const struct gate_policy *policy)
@@ -276,8 +392,9 @@ static __always_inline int judge_stranger(struct gate_work *work, const struct g
 	    refuses(work, policy, GATE_UNKNOWN_ID))
 		return GATE_UNKNOWN_ID;
 	look_at_claim(work, policy);
-	if (is_over_quota(work, policy) && refuses(work, policy, GATE_QUOTA))
-		return GATE_QUOTA;
+	rule = check_quota(work, policy);
+	if (rule != GATE_RULES)
+		return rule;
 	if (state && wants_retry(work, policy, state) && refuses(work, policy, GATE_RETRY))
 		return GATE_RETRY;
 	rule = check_unknown(work, policy);
@@ -412,14 +529,16 @@ static __noinline int find_scope(struct gate_work *work, __u32 found)
 static __always_inline void name_client(struct gate_work *work)
 {
 	const struct gate_packet *packet = &work->packet;
-	const volatile __u64 *mask = (const volatile __u64 *)(packet->family == 4 ? &config.client_mask_v4
-										  : &config.client_mask_v6);
+	const volatile __u64 *mask =
+		(const volatile __u64 *)(packet->family == 4 ? &config.levels.v4[0].mask
+							     : &config.levels.v6[0].mask);
 	struct bytes16 address = load128(packet->source.bytes);
 
 	address.low &= mask[0];
 	address.high &= mask[1];
 	store128(work->client.address.bytes, address);
 	work->client.scope = work->scope;
+	work->client.level = 0;
 	work->path.address = packet->source;
 	work->path.scope = work->scope;
 	work->path.port = packet->source_port;
@@ -446,7 +565,7 @@ static __always_inline int judge(struct xdp_md *ctx, struct gate_work *work, enu
 		return reason;
 	reason = find_connection(work, policy);
 	if (reason)
-		return reason == GATE_QUOTA ? reason : check_live(work, policy, reason);
+		return reason < GATE_RULES ? reason : check_live(work, policy, reason);
 	return entry == GATE_ENTRY_ALLOW ? GATE_ALLOWED : judge_stranger(work, policy);
 }
 

@@ -7,6 +7,7 @@
 
 #include "gate_bucket.h"
 #include "gate_marks.h"
+#include "gate_networks.h"
 
 #define SEEN_NS	     (NS_PER_S / 4)  /* how exact the times of last use are */
 #define HANDSHAKE_NS (10 * NS_PER_S) /* after which a handshake whose client is silent is forgotten */
@@ -38,59 +39,155 @@ static __always_inline int refuses(struct gate_work *work, const struct gate_pol
 /* --- Connections of clients --- */
 
 enum count_error {
-	COUNT_OVER = -1, /* the client has as many as it may */
-	COUNT_FULL = -2, /* there is no room for the client, or as much is kept of it as may be */
+	COUNT_OVER = -1,	 /* the client has as many as it may */
+	COUNT_FULL = -2,	 /* there is no room for the client, or as much is kept of it as may be */
+	COUNT_NETWORK_OVER = -3, /* a wider network has as many as it may */
 };
 
-static __always_inline int grows_beyond(__u64 old, __u64 next, __u64 most, __u64 field)
+/* Leaves the network of a level that a client is in. Returns how many times as much as one client it may have; 0: there is no such
+ * level.
+ */
+static __always_inline __u64 name_network(const struct gate_client *client, __u32 level,
+					  struct gate_client *network)
 {
-	return (next & field) > (old & field) && (next & field) > (most & field);
+	network->scope = client->scope;
+	network->level = level;
+	return take_network(&config.levels, client->address.bytes, level, network->address.bytes);
 }
 
-/* Changes how many connections a client has, and by `kept`, a sum of GATE_TRACKED and GATE_LINGERING, what is kept of it.
- * No field grows beyond that of `most`. Returns the connections that the client then has, or enum count_error. An entry is
- * removed long after it became zero; whoever meets one that is being removed tries again. Not static, so that the verifier
- * checks it once, and not once for each way here; Linux 6.1 takes no argument of such a function as a key.
- */
-__noinline __s64 change_count(const struct gate_client *whose, __s32 connections, __s64 kept, __u64 most,
-			      __u64 now_ns)
+/* 1 if `a` is more, of numbers below 2^63: without a branch, since the verifier walks over what follows once for each. */
+static __always_inline __u64 is_more(__u64 a, __u64 b)
 {
-	struct gate_client key, *client = &key;
+	return (b - a) >> 63;
+}
+
+/* Not 0: the field, which is from a bit on, has grown, and beyond that of `most`. */
+static __always_inline __u64 grows_beyond(__u64 old, __u64 next, __u64 most, __u64 bits, __u32 from)
+{
+	__u64 now = next >> from & bits;
+
+	return is_more(now, old >> from & bits) & is_more(now, most >> from & bits);
+}
+
+struct count_change {
+	struct gate_client client;
+	__s32 connections;
+	__s64 kept;
+	__u64 most;
+	__s64 result;
+};
+
+/* Not 0: it is done, or cannot be. Else another CPU was faster. */
+static long try_count(__u32 attempt, struct count_change *change)
+{
+	struct gate_count *count = bpf_map_lookup_elem(&clients, &change->client);
+	struct gate_count first = {};
+	__u64 old, next;
+
+	change->result = 0;
+	if (!count && change->connections <= 0 && change->kept <= 0)
+		return 1;
+	change->result = COUNT_FULL;
+	old = count ? READ_ONCE(count->all) : 0;
+	if (old == GATE_COUNT_GONE)
+		return 0;
+	next = old + change->kept;
+	if (change->connections > 0 ? (old & GATE_CONNECTIONS) < GATE_CONNECTIONS : old & GATE_CONNECTIONS)
+		next += change->connections;
+	if (grows_beyond(old, next, change->most, GATE_CONNECTIONS, 0)) {
+		change->result = COUNT_OVER;
+		return 1;
+	}
+	if (grows_beyond(old, next, change->most, GATE_KEPT, GATE_TRACKED_BIT) |
+	    grows_beyond(old, next, change->most, GATE_KEPT, GATE_LINGERING_BIT))
+		return 1;
+	if (count) {
+		if (!next)
+			count->zero_ns = bpf_ktime_get_ns();
+		if (__sync_val_compare_and_swap(&count->all, old, next) != old)
+			return 0;
+	} else {
+		first.all = next;
+		if (bpf_map_update_elem(&clients, &change->client, &first, BPF_NOEXIST))
+			return 0;
+		MARK(MARK_CLIENT, &change->client);
+	}
+	change->result = next & GATE_CONNECTIONS;
+	return 1;
+}
+
+/* Changes how many connections a client, or a network, has, and by `kept`, a sum of GATE_TRACKED and GATE_LINGERING, what is kept of it.
+ * No field grows beyond that of `most`. Returns the connections that it then has, or enum count_error. An entry is removed long after it
+ * became zero; whoever meets one that is being removed tries again. Not static, so that the verifier checks it once, and not once for each
+ * way here; Linux 6.1 takes no argument of such a function as a key.
+ */
+__noinline __s64 change_count(const struct gate_client *whose, __s32 connections, __s64 kept, __u64 most)
+{
+	struct count_change change = {
+		.connections = connections, .kept = kept, .most = most, .result = COUNT_FULL};
+
+	if (whose) {
+		change.client = *whose;
+		bpf_loop(CONTENDED_ATTEMPTS, try_count, &change, 0);
+	}
+	return change.result;
+}
+
+/* Of each field, what a network may have where one client may have `most`. */
+static __always_inline __u64 most_of_network(__u64 most, __u32 times)
+{
+	__u64 connections = most & GATE_CONNECTIONS, of_client = most / GATE_TRACKED & GATE_KEPT, kept;
+
+	if (most == ~0ULL)
+		return most;
+	if (connections * times < GATE_CONNECTIONS)
+		connections *= times;
+	else
+		connections = GATE_CONNECTIONS;
+	kept = network_most(of_client, times, config.ids);
+	if (kept < of_client)
+		kept = of_client;
+	if (kept > GATE_KEPT_MAX)
+		kept = GATE_KEPT_MAX;
+	return kept * (GATE_TRACKED + GATE_LINGERING) | connections;
+}
+
+/* Takes back what was changed for networks wider than a level. */
+static __always_inline void undo_counts(const struct gate_client *client, __u32 level, __s32 connections,
+					__s64 kept)
+{
+	struct gate_client network __attribute__((aligned(8)));
+
+	for (__u32 wider = 1; wider < GATE_LEVELS; wider++)
+		if (wider > level && name_network(client, wider, &network))
+			change_count(&network, -connections, -kept, ~0ULL);
+}
+
+/* Changes counts of a client, and of the networks that it is in, each of which may have its multiple of `most`: of all, or of none. The
+ * widest comes first: a network that has as many as it may adds no entry for each of its clients.
+ */
+__noinline __s64 change_counts(const struct gate_client *whose, __s32 connections, __s64 kept, __u64 most)
+{
+	struct gate_client network __attribute__((aligned(8)));
+	__s64 count = COUNT_FULL;
 
 	if (!whose)
 		return COUNT_FULL;
-	key = *whose;
-	for (int i = 0; i < CONTENDED_ATTEMPTS; i++) {
-		struct gate_count *count = bpf_map_lookup_elem(&clients, client);
-		struct gate_count first = {};
-		__u64 old, next;
+	for (__u32 i = 1; i <= GATE_LEVELS; i++) {
+		__u32 level = GATE_LEVELS - i;
+		__u64 times = name_network(whose, level, &network);
 
-		if (!count && connections <= 0 && kept <= 0)
-			return 0;
-		old = count ? READ_ONCE(count->all) : 0;
-		if (old == GATE_COUNT_GONE)
+		if (!times)
 			continue;
-		next = old + kept;
-		if (connections > 0 || old & GATE_CONNECTIONS)
-			next += connections;
-		if (grows_beyond(old, next, most, GATE_CONNECTIONS))
-			return COUNT_OVER;
-		if (grows_beyond(old, next, most, (__u64)GATE_TRACKED * 0xffff) ||
-		    grows_beyond(old, next, most, (__u64)GATE_LINGERING * 0xffff))
-			return COUNT_FULL;
-		if (!count) {
-			first.all = next;
-			if (bpf_map_update_elem(&clients, client, &first, BPF_NOEXIST))
-				continue;
-			MARK(MARK_CLIENT, client);
-			return next & GATE_CONNECTIONS;
-		}
-		if (!next)
-			count->zero_ns = now_ns;
-		if (__sync_val_compare_and_swap(&count->all, old, next) == old)
-			return next & GATE_CONNECTIONS;
+		count = change_count(&network, connections, kept,
+				     level ? most_of_network(most, times) : most);
+		/* What has no limit is done where it can be, but not without its client. */
+		if (count >= 0 || (level && most == ~0ULL))
+			continue;
+		undo_counts(whose, level, connections, kept);
+		return count == COUNT_OVER && level ? COUNT_NETWORK_OVER : count;
 	}
-	return COUNT_FULL;
+	return count;
 }
 
 static __always_inline __u32 connections_of(const struct gate_client *client)
@@ -115,6 +212,14 @@ static __always_inline __u64 most_kept(const struct gate_policy *policy)
 	if (most > GATE_KEPT_MAX)
 		most = GATE_KEPT_MAX;
 	return most * (GATE_TRACKED + GATE_LINGERING);
+}
+
+/* The rule that objects to a count. GATE_RULES: none, there is no room. */
+static __always_inline enum gate_rule count_rule(__s64 count)
+{
+	return count == COUNT_OVER	     ? GATE_QUOTA
+	       : count == COUNT_NETWORK_OVER ? GATE_NETWORK_QUOTA
+					     : GATE_RULES;
 }
 
 /* --- Paths --- */
@@ -217,8 +322,7 @@ static __noinline int establish(struct gate_work *work, const struct gate_policy
 		return 0;
 	}
 	connection->counted = !!(policy->flags & GATE_COUNT);
-	change_count(&connection->client, connection->counted, GATE_TRACKED - GATE_LINGERING, ~0ULL,
-		     work->now_ns);
+	change_counts(&connection->client, connection->counted, GATE_TRACKED - GATE_LINGERING, ~0ULL);
 	return 0;
 }
 
@@ -249,13 +353,39 @@ static __always_inline __s64 count_tracked(struct gate_work *work, const struct 
 					   int was_live)
 {
 	__u32 counts = !!(policy->flags & GATE_COUNT);
-	__u32 quota = counts && mode_of(policy, GATE_QUOTA) && !was_live ? policy->quota : ~0U;
+	__u64 quota = counts && mode_of(policy, GATE_QUOTA) && !was_live ? policy->quota : GATE_CONNECTIONS;
 	__u64 kept = most_kept(policy);
-	__s64 count = change_count(&work->client, counts, GATE_TRACKED, kept | quota, work->now_ns);
+	enum gate_rule rule;
+	__s64 count;
 
-	if (count == COUNT_OVER && !refuses(work, policy, GATE_QUOTA))
-		count = change_count(&work->client, counts, GATE_TRACKED, kept | ~0U, work->now_ns);
+	if (quota > GATE_CONNECTIONS)
+		quota = GATE_CONNECTIONS;
+	count = change_counts(&work->client, counts, GATE_TRACKED, kept | quota);
+	rule = count_rule(count);
+	if (rule != GATE_RULES && !refuses(work, policy, rule))
+		count = change_counts(&work->client, counts, GATE_TRACKED, kept | GATE_CONNECTIONS);
 	return count;
+}
+
+static __always_inline __u32 claim_of(const struct gate_work *work, const struct gate_opening *opening)
+{
+	return opening->port == work->path.port ? GATE_CLAIM_PROVED : GATE_CLAIM_NEAR;
+}
+
+/* Not 0: there is no room for the connection, or it is there. By itself, so that what counts it later has more of the stack. */
+static __noinline int add_connection(struct gate_work *work, const struct gate_policy *policy,
+				     const struct gate_opening *opening)
+{
+	struct gate_connection connection = {
+		.seen_ns = work->now_ns,
+		.path = work->path,
+		.client = work->client,
+		.phase = work->packet.kind == QUIC_SHORT ? GATE_ESTABLISHED : GATE_OPENING,
+		.counted = !!(policy->flags & GATE_COUNT),
+		.claim = claim_of(work, opening),
+	};
+
+	return bpf_map_update_elem(&connections, &work->id, &connection, BPF_NOEXIST);
 }
 
 /* The client has shown the ID that the server answered with, so its address is proved. From here on the connection counts:
@@ -265,29 +395,21 @@ static __noinline int track(struct gate_work *work, const struct gate_policy *po
 			    struct gate_opening *opening)
 {
 	int is_short = work->packet.kind == QUIC_SHORT;
-	struct gate_connection connection = {
-		.seen_ns = work->now_ns,
-		.path = work->path,
-		.client = work->client,
-		.phase = is_short ? GATE_ESTABLISHED : GATE_OPENING,
-		.counted = !!(policy->flags & GATE_COUNT),
-		.claim = opening->port == work->path.port ? GATE_CLAIM_PROVED : GATE_CLAIM_NEAR,
-	};
 	__s64 count;
 
-	if (!bpf_map_update_elem(&connections, &work->id, &connection, BPF_NOEXIST)) {
+	if (!add_connection(work, policy, opening)) {
 		count = count_tracked(work, policy, opening->repeated);
 		if (count >= 0) {
 			MARK(MARK_SERVER_ID, &work->id);
-			hold_path(work, connection.claim);
+			hold_path(work, claim_of(work, opening));
 			count_event(GATE_CONNECTION_TRACKED);
 			if (is_short)
 				opening->repeated = 1;
 			return is_short ? GATE_LIVE : GATE_HANDSHAKE;
 		}
 		bpf_map_delete_elem(&connections, &work->id);
-		if (count == COUNT_OVER)
-			return GATE_QUOTA;
+		if (count_rule(count) != GATE_RULES)
+			return count_rule(count);
 	} else if (bpf_map_lookup_elem(&connections, &work->id)) {
 		return is_short ? GATE_LIVE : GATE_HANDSHAKE; /* another CPU was faster */
 	}
@@ -343,7 +465,7 @@ static __always_inline int find_id(struct gate_work *work, const struct gate_pol
 									       : 0;
 }
 
-/* Finds the live connection of a packet, or the handshake that the server has answered: enum gate_pass, or GATE_QUOTA for
+/* Finds the live connection of a packet, or the handshake that the server has answered: enum gate_pass, or the rule that objects to
  * one too many. 0: there is none.
  */
 static __noinline enum gate_pass find_connection(struct gate_work *work, const struct gate_policy *policy)

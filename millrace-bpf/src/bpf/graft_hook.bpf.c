@@ -7,6 +7,7 @@
  */
 #include "graft_choice.h"
 #include "hook_rules.h"
+#include "socket_owner.h"
 
 #define SOCK_STREAM   1
 #define IPPROTO_TCP   6
@@ -152,7 +153,8 @@ static __always_inline enum hook_verdict remember(struct bpf_sock *sk, const str
 	state->explored = flow ? flow->explored : 0;
 	__builtin_memcpy(state->command, caller->command, sizeof(state->command));
 	state->cgroup = rule->cgroup;
-	state->pad = 0;
+	read_owner(sk, &state->uid, &state->gid);
+	state->mark = sk->mark;
 	return HOOK_LED;
 }
 

@@ -53,7 +53,9 @@ struct hook_led {
 	__u32 rule;			 /* its `choice` */
 	__u32 serial;			 /* of what was chosen for its path; 0: nothing was */
 	__u32 explored;
-	__u32 pad;
+	__u32 uid; /* of who has made the socket, as netfilter's skuid has it */
+	__u32 gid;
+	__u32 mark;
 };
 
 /* By what a server's broker connects from and to: the socket that the server accepts. */

@@ -40,6 +40,7 @@ static void *native_lookup(const void *map, const void *key);
 #include "congestion.h"
 #include "frames.h"
 #include "gate_bucket.h"
+#include "gate_networks.h"
 #include "gate_packet.h"
 #include "graft_option.h"
 #include "joint_wire.h"
@@ -89,7 +90,9 @@ int udp_native_parse(const __u8 *frame, __u32 bytes, const __u16 *vlan_tci, stru
 int wire_native_parse(const __u8 *frame, __u32 bytes, struct udp_packet *out, struct ip_carried *carried);
 void wire_native_change(const struct udphdr *udp, struct wire_header *wire, struct udphdr *again);
 int gate_native_read(const __u8 *frame, __u32 bytes, __u8 fill, struct gate_packet *out);
-int gate_native_take(__u64 *full_at, const struct gate_rate *rate, __u64 units, __u64 now_ns);
+int gate_native_take(__u64 *full_at, const struct gate_rate *rate, __u64 times, __u64 now_ns);
+__u32 gate_native_network(const struct gate_levels *levels, const __u8 *address, __u32 level, __u8 *to);
+__u64 gate_native_most(__u64 of_client, __u32 times, __u64 all);
 int graft_native_read(const __u8 *found, __u32 bytes);
 int rtp_native_read(const __u8 *payload, __u32 bytes, struct rtp_packet *out);
 /* As the checks have it (fuzz/kernel_overlap.rs). */
@@ -266,15 +269,26 @@ int gate_native_read(const __u8 *frame, __u32 bytes, __u8 fill, struct gate_pack
 	return found;
 }
 
-/* Takes from a bucket at a time; not 0: there is not enough in it. */
-int gate_native_take(__u64 *full_at, const struct gate_rate *rate, __u64 units, __u64 now_ns)
+/* Takes a unit from a bucket of a network at a time; not 0: there is not enough in it. */
+int gate_native_take(__u64 *full_at, const struct gate_rate *rate, __u64 times, __u64 now_ns)
 {
+	__u64 price = price_of(rate, 1, times);
 	int over;
-	__u64 next = bucket_after(*full_at, rate, units, now_ns * GATE_TICKS, &over);
+	__u64 next = bucket_after(*full_at, rate->burst, price, now_ns * GATE_TICKS, &over);
 
 	if (!over)
 		*full_at = next;
 	return over;
+}
+
+__u32 gate_native_network(const struct gate_levels *levels, const __u8 *address, __u32 level, __u8 *to)
+{
+	return take_network(levels, address, level, to);
+}
+
+__u64 gate_native_most(__u64 of_client, __u32 times, __u64 all)
+{
+	return network_most(of_client, times, all);
 }
 
 static struct quic_buf buf;

@@ -6,6 +6,10 @@ pub(crate) const SCOPES: u32 = 64;
 pub(crate) const ID_MAX: usize = 20;
 pub(crate) const VERSIONS: usize = 4;
 pub(crate) const PORTS: usize = 32;
+/// Sizes of networks that an address is in: a client, and two wider ones.
+pub(crate) const LEVELS: usize = 3;
+/// The part of a count that is about connections.
+pub(crate) const CONNECTIONS: u64 = 0xff_ffff;
 /// Per nanosecond.
 pub(crate) const TICKS: u64 = 64;
 pub(crate) const TOKEN_KEYS: usize = 2;
@@ -28,12 +32,17 @@ pub(crate) const ENTRY_BITS: u32 = 2;
 pub(crate) const WALKED: [&str; WALKS] = ["connections", "paths", "clients", "handshakes", "openings"];
 const WALKS: usize = 5;
 
+mirror!(Level = "gate_level" { mask: [u8; 16], times: u64 });
+
+mirror!(Levels = "gate_levels" { v4: [Level; LEVELS], v6: [Level; LEVELS] });
+
 mirror!(Config = "gate_config" {
-    client_mask_v4: [u8; 16],
-    client_mask_v6: [u8; 16],
+    levels: Levels,
     sample_ticks: u64,
     mark_seed: u64,
     client_ids: u64,
+    ids: u64,
+    fresh_rates: u64,
     nests: u64,
 });
 
@@ -67,11 +76,11 @@ mirror!(#[derive(PartialOrd, Ord)] PrefixKey = "gate_prefix_key" {
     address: [u8; 16],
 });
 
-mirror!(Client = "gate_client" { address: [u8; 16], scope: u32 });
+mirror!(Client = "gate_client" { address: [u8; 16], scope: u16, level: u16 });
 
 mirror!(Path = "gate_path" { address: [u8; 16], scope: u32, port: [u8; 2], pad: u16 });
 
-mirror!(BucketKey = "gate_bucket_key" { client: [u8; 16], scope: u16, kind: u16 });
+mirror!(BucketKey = "gate_bucket_key" { client: [u8; 16], scope: u16, kind: u8, level: u8 });
 
 mirror!(Count = "gate_count" { all: u64, zero_ns: u64 });
 
@@ -119,6 +128,7 @@ mirror!(Active = "gate_active" {
     age: u32,
     unix_seconds: i64,
     since_ns: u64,
+    fill_ticks: u64,
     tracers: u32,
     pad: u32,
 });
@@ -151,6 +161,8 @@ mod tests {
         assert_layouts(
             "gate.bpf.o",
             &[
+                Level::LAYOUT,
+                Levels::LAYOUT,
                 Config::LAYOUT,
                 Rate::LAYOUT,
                 Policy::LAYOUT,

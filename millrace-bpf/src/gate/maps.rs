@@ -101,7 +101,7 @@ impl Maps {
             expire: program(object, "gate_expire")?,
             forget: program(object, "gate_forget")?,
             walk: Mutex::default(),
-            masks: [96 + config.client_prefix_v4, config.client_prefix_v6],
+            masks: [96 + narrowest(&config.client_prefix_v4), narrowest(&config.client_prefix_v6)],
         })
     }
 
@@ -208,7 +208,7 @@ impl Maps {
         }
         let [handshakes, openings, paths, buckets] = &self.others;
         let of_id = |key: &[u8]| intf::Id::from_bytes(key).map(|id| id.scope);
-        let of_client = |key: &[u8]| intf::Client::from_bytes(key).map(|client| client.scope);
+        let of_client = |key: &[u8]| intf::Client::from_bytes(key).map(|client| client.scope.into());
         let of_path = |key: &[u8]| intf::Path::from_bytes(key).map(|path| path.scope);
         let of_bucket = |key: &[u8]| intf::BucketKey::from_bytes(key).map(|key| key.scope.into());
         delete_of(&self.connections, "connections", scope, of_id)?;
@@ -230,7 +230,7 @@ impl Maps {
         let address = address.to_canonical();
         let [v4, v6] = self.masks;
         let len = if address.is_ipv4() { v4 } else { v6 };
-        intf::Client { address: mask(mapped(address), len), scope }
+        intf::Client { address: mask(mapped(address), len), scope: scope as u16, level: 0 }
     }
 
     /// Counts, in the kernel and atomically, and returns how many connections the client has now.
@@ -258,7 +258,7 @@ impl Maps {
 
     pub fn clients(&self, scope: u32) -> Vec<Client> {
         let keys = self.clients.keys().filter_map(|key| intf::Client::from_bytes(&key));
-        keys.filter(|client| client.scope == scope)
+        keys.filter(|client| u32::from(client.scope) == scope && client.level == 0)
             .filter_map(|client| {
                 let value = self.clients.lookup(client.as_bytes(), MapFlags::ANY).ok()??;
                 let connections = live(&intf::Count::from_bytes(&value)?);
@@ -362,9 +362,13 @@ impl Maps {
     }
 }
 
+fn narrowest(prefixes: &[u8]) -> u8 {
+    prefixes.first().copied().unwrap_or(0)
+}
+
 /// The connections in a client's entry, which may be just being removed.
 fn live(count: &intf::Count) -> u32 {
-    if count.all == u64::MAX { 0 } else { count.all as u32 }
+    if count.all == u64::MAX { 0 } else { (count.all & intf::CONNECTIONS) as u32 }
 }
 
 fn id_key(scope: u32, id: &[u8]) -> Result<intf::Id, Error> {

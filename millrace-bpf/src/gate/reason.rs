@@ -32,6 +32,8 @@ outcomes! {
         UnknownId = "unknown_id",
         /// A new connection of a client that has as many as it may; or a handshake of one that it has opened meanwhile.
         Quota = "quota",
+        /// The same of a wider network that the client is in.
+        NetworkQuota = "network_quota",
         /// A new connection without a token, under load; or a packet of one that nobody has opened.
         Retry = "retry",
         /// New connections of all unknown clients together.
@@ -46,6 +48,25 @@ outcomes! {
         ClientPackets = "client_packets",
         /// Bytes of one client, without those of live connections.
         ClientBytes = "client_bytes",
+        /// New connections of a wider network that the client is in.
+        NetworkInitials = "network_initials",
+        /// Packets of a wider network, without those of live connections.
+        NetworkPackets = "network_packets",
+        /// Bytes of a wider network, without those of live connections.
+        NetworkBytes = "network_bytes",
+    }
+}
+
+impl Rule {
+    /// Returns the rule on one client that this one is the same as for a wider network. It has that rule's mode and a multiple of its numbers.
+    pub fn of_client(self) -> Option<Self> {
+        match self {
+            Self::NetworkQuota => Some(Self::Quota),
+            Self::NetworkInitials => Some(Self::ClientInitials),
+            Self::NetworkPackets => Some(Self::ClientPackets),
+            Self::NetworkBytes => Some(Self::ClientBytes),
+            _ => None,
+        }
     }
 }
 
@@ -91,6 +112,9 @@ outcomes! {
         SamplesLost = "samples_lost",
         /// Passed unjudged: it came in the middle of another run, on a kernel with PREEMPT_RT.
         Busy = "busy",
+        /// A client's rates began with room for two packets, since more clients had come than the table remembers for as long as rates
+        /// take to fill.
+        RatesCrowded = "rates_crowded",
     }
 }
 

@@ -70,7 +70,7 @@ pub enum Mode {
     Enforce = 2,
 }
 
-/// A mode for each rule.
+/// A mode for each rule. A rule on networks has that of the rule on clients ([`Rule::of_client`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Modes([Mode; Rule::ALL.len()]);
 
@@ -78,11 +78,11 @@ impl Modes {
     pub const OFF: Self = Self([Mode::Off; Rule::ALL.len()]);
 
     pub fn get(&self, rule: Rule) -> Mode {
-        self.0[rule as usize]
+        self.0[rule.of_client().unwrap_or(rule) as usize]
     }
 
     pub fn set(&mut self, rule: Rule, mode: Mode) {
-        self.0[rule as usize] = mode;
+        self.0[rule.of_client().unwrap_or(rule) as usize] = mode;
     }
 
     #[must_use]
@@ -166,7 +166,7 @@ pub struct Policy {
     pub modes: Modes,
     pub live: Live,
     pub counting: Counting,
-    /// Connections that a client may have; [`Rule::Quota`].
+    /// Connections that a client may have; [`Rule::Quota`], and [`Rule::NetworkQuota`] for multiples of it.
     pub quota: Option<u32>,
     /// Rate of new connections without a valid token from which on they are sent a Retry; [`Rule::Retry`]. `None`:
     /// all are.
@@ -186,7 +186,8 @@ pub struct Policy {
     pub live_rates: Rates,
     /// [`Rule::UnknownInitials`], [`Rule::UnknownPackets`], [`Rule::UnknownBytes`]; of all unknown clients together.
     pub unknown_rates: Rates,
-    /// [`Rule::ClientInitials`], [`Rule::ClientPackets`], [`Rule::ClientBytes`]; of a client.
+    /// [`Rule::ClientInitials`], [`Rule::ClientPackets`], [`Rule::ClientBytes`]; of a client. Multiples of them are for the networks that it
+    /// is in: [`Rule::NetworkInitials`], [`Rule::NetworkPackets`], [`Rule::NetworkBytes`].
     pub client_rates: Rates,
 }
 
@@ -319,7 +320,7 @@ impl Place {
 impl Modes {
     pub(super) fn encode(&self) -> [u8; intf::MODES] {
         let mut modes = [0; intf::MODES];
-        modes.iter_mut().zip(self.0).for_each(|(to, mode)| *to = mode as u8);
+        modes.iter_mut().zip(Rule::ALL).for_each(|(to, rule)| *to = self.get(rule) as u8);
         modes
     }
 }
@@ -406,7 +407,10 @@ impl Policy {
             )?,
             versions,
             ports,
-            answers: self.answers.iter().fold(0, |bits, rule| bits | 1 << *rule as u32),
+            answers: Rule::ALL
+                .into_iter()
+                .filter(|rule| self.answers.contains(&rule.of_client().unwrap_or(*rule)))
+                .fold(0, |bits, rule| bits | 1 << rule as u32),
             pad: 0,
         })
     }

@@ -6,7 +6,8 @@ use super::Listing;
 use super::intf;
 use super::maps::Maps;
 use super::prefix::Prefix;
-use super::rules::{Entry, INTERFACE, Policy, Rules};
+use super::reason::Rule;
+use super::rules::{Entry, INTERFACE, Mode, Policy, Rules};
 use super::token;
 use crate::{Error, clock};
 
@@ -87,7 +88,9 @@ impl Settings {
         let next = &self.halves[half as usize];
         maps.write(half, &policies, &next.scopes, &next.prefixes)?;
         let since_ns = if self.looks_as(rules) { self.active.since_ns } else { clock::coarse_ns() };
-        let active = intf::Active { turn, lookups: lookups | prefixes_flag(next), since_ns, ..self.active };
+        let lookups = lookups | prefixes_flag(next);
+        let fill_ticks = fill_ticks(&policies);
+        let active = intf::Active { turn, lookups, since_ns, fill_ticks, ..self.active };
         maps.activate(&active)?;
         (self.active, self.names, self.rules) = (active, names, rules.clone());
         Ok(())
@@ -300,6 +303,17 @@ fn prefixes_flag(half: &Half) -> u32 {
 fn index(names: &[String], name: &str) -> Option<u32> {
     let index = names.iter().position(|known| known == name).filter(|index| *index > 0)?;
     u32::try_from(index).ok()
+}
+
+/// How long the slowest rate of a client takes to fill.
+fn fill_ticks(policies: &[intf::Policy]) -> u64 {
+    let rules = [Rule::ClientInitials, Rule::ClientPackets, Rule::ClientBytes];
+    let of_policy = |policy: &intf::Policy| {
+        let is_on = |rule: Rule| policy.modes.get(rule as usize).is_some_and(|mode| *mode != Mode::Off as u8);
+        let rates = rules.into_iter().zip(policy.client).filter(|(rule, _)| is_on(*rule));
+        rates.map(|(_, rate)| rate.burst).max()
+    };
+    policies.iter().filter_map(of_policy).max().unwrap_or(0)
 }
 
 /// By index; nothing for what is not in the rules.

@@ -17,27 +17,43 @@ const SOCK_DESTROY: u16 = 21;
 const NLM_F_REQUEST: u16 = 1;
 const NLM_F_REQUEST_ACK: u16 = 5;
 const INET_DIAG_SKMEMINFO: u16 = 7;
+const INET_DIAG_MARK: u16 = 15;
 const INET_DIAG_CGROUP_ID: u16 = 21;
 const INET_DIAG_MSG: usize = 72;
 const STATE: usize = 1;
 const COOKIE: usize = 44;
+const UID: usize = 64;
 const QUESTION: usize = 72;
 const TIME_WAIT: u8 = 6;
 const NO_COOKIE: [u8; 8] = [0xff; 8];
 
-/// Returns the cgroup of the listening socket that a connection from one address to another would come to: `None` where nothing listens, or the
-/// kernel does not say.
+/// A listening socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Listener {
+    /// The cgroup that it was made in, by id. `None`: the kernel does not say.
+    pub cgroup: Option<u64>,
+    /// The user that has made it.
+    pub uid: u32,
+    /// That its packets have.
+    pub mark: u32,
+}
+
+/// Returns the listening socket that a connection from one address to another would come to: `None` where nothing listens.
 ///
 /// # Errors
 /// The kernel cannot be asked.
-pub fn listener_cgroup(from: SocketAddr, to: SocketAddr) -> io::Result<Option<u64>> {
+pub fn listener(from: SocketAddr, to: SocketAddr) -> io::Result<Option<Listener>> {
     let answer = Diag::open()?.ask(&question(SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, (to, from), NO_COOKIE))?;
     let body = match message(&answer) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         body => body?,
     };
-    let id = body.get(INET_DIAG_MSG..).and_then(|rest| attribute(rest, INET_DIAG_CGROUP_ID));
-    Ok(id.and_then(|id| id.first_chunk()).map(|id| u64::from_ne_bytes(*id)))
+    let about = |kind| body.get(INET_DIAG_MSG..).and_then(|rest| attribute(rest, kind));
+    let number =
+        |value: Option<&[u8]>| value.and_then(|it| it.first_chunk()).map(|it| u32::from_ne_bytes(*it));
+    let cgroup = about(INET_DIAG_CGROUP_ID).and_then(|id| id.first_chunk()).map(|id| u64::from_ne_bytes(*id));
+    let uid = number(body.get(UID..)).ok_or(io::ErrorKind::InvalidData)?;
+    Ok(Some(Listener { cgroup, uid, mark: number(about(INET_DIAG_MARK)).unwrap_or_default() }))
 }
 
 pub(super) struct Diag(OwnedFd);
@@ -214,10 +230,11 @@ mod tests {
             let listener = TcpListener::bind(at).expect("bind");
             let port = listener.local_addr().expect("an address").port();
             let to = SocketAddr::new(IpAddr::from([127, 0, 0, 1]), port);
-            let found = listener_cgroup(from, to).expect("an answer");
-            assert_eq!(found, Some(std::os::unix::fs::MetadataExt::ino(&about)), "{at}");
+            let found = super::listener(from, to).expect("an answer").expect("a listener");
+            assert_eq!(found.cgroup, Some(std::os::unix::fs::MetadataExt::ino(&about)), "{at}");
+            assert_eq!(found.uid, nix::unistd::geteuid().as_raw(), "{at}");
             drop(listener);
-            assert_eq!(listener_cgroup(from, to).expect("an answer"), None, "{at}");
+            assert_eq!(super::listener(from, to).expect("an answer"), None, "{at}");
         }
     }
 

@@ -120,6 +120,17 @@ pub struct Arrival {
     pub command: String,
     /// The cgroup that the rule names, by id; 0: none.
     pub cgroup: u64,
+    pub owner: Owner,
+}
+
+/// Whose a socket is, as firewalls see it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Owner {
+    /// The user and the group that have made it.
+    pub uid: u32,
+    pub gid: u32,
+    /// That its packets have.
+    pub mark: u32,
 }
 
 /// A connection of the broker to a server, by which the server's end of it is found.
@@ -235,7 +246,8 @@ impl Hook {
         let far = SocketAddr::new(address(led.far.address), led.far.port);
         let (near, command) = (address(led.near.address), text(&led.command));
         let (choice, serial, explored) = (led.rule, led.serial, led.explored != 0);
-        Ok(Some(Arrival { far, near, choice, serial, explored, command, cgroup: led.cgroup }))
+        let (cgroup, owner) = (led.cgroup, Owner { uid: led.uid, gid: led.gid, mark: led.mark });
+        Ok(Some(Arrival { far, near, choice, serial, explored, command, cgroup, owner }))
     }
 
     /// It was told of ([`arrival`](Self::arrival)), and may come once more.
@@ -248,7 +260,9 @@ impl Hook {
             rule: arrival.choice,
             serial: arrival.serial,
             explored: u32::from(arrival.explored),
-            pad: 0,
+            uid: arrival.owner.uid,
+            gid: arrival.owner.gid,
+            mark: arrival.owner.mark,
         };
         Ok(write(&self.maps.arrivals, "arrivals", end(from).as_bytes(), led.as_bytes())?)
     }

@@ -117,6 +117,17 @@ impl Upstream {
         }
     }
 
+    /// Something of a stream has come before the program looked at the connection: the stream is bound to no opening.
+    pub fn note_begun(&self, stream_id: u64) {
+        mark_seen(&self.entry().late, stream_id >> 2);
+    }
+
+    /// Opens no packet of the connection any more, up to runs of the program that have begun.
+    pub fn stop(&self) {
+        self.ids.clear();
+        self.entry().generations.iter().for_each(|generation| generation.store(0, Ordering::SeqCst));
+    }
+
     /// Userspace takes a unidirectional stream of the peer, unless it was taken before, which this returns. From then on
     /// nothing binds it to an opening.
     pub fn take_stream(&self, id: u64) -> bool {
@@ -168,8 +179,7 @@ impl Upstream {
 
 impl Drop for Upstream {
     fn drop(&mut self) {
-        self.ids.clear();
-        self.entry().generations.iter().for_each(|generation| generation.store(0, Ordering::SeqCst));
+        self.stop();
         self.shared.retire(|free| &mut free.upstreams, self.index);
     }
 }

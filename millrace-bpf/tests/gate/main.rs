@@ -5,6 +5,7 @@ mod form;
 mod frame;
 #[path = "../support/net.rs"]
 mod net;
+mod networks;
 mod random;
 mod refusal;
 mod retry;

@@ -366,6 +366,7 @@ fn tables_say_how_full_they_are() {
     for n in 0..3 {
         web.publish(&[n; 8]).expect("an ID");
     }
+    // Two clients, and the network that they are in.
     for client in ["192.0.2.7", "192.0.2.8"] {
         web.inc(client.parse().expect("an address")).expect("inc");
     }
@@ -375,7 +376,7 @@ fn tables_say_how_full_they_are() {
     let want = [
         ("connections", 3, 64),
         ("paths", 0, 64),
-        ("clients", 2, 64),
+        ("clients", 3, 3 * 64),
         ("handshakes", 0, 64),
         ("openings", 0, 64),
         ("prefixes", 1, 64),

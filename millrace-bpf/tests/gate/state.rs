@@ -553,7 +553,7 @@ fn large_buckets_refill_tick_by_tick() {
 }
 
 /// Addresses that an attacker makes up: as many as there are packets.
-fn spoofed(n: u32) -> String {
+pub fn spoofed(n: u32) -> String {
     let [a, b, c, d] = n.to_be_bytes();
     if n.is_multiple_of(2) {
         format!("10.{b}.{c}.{d}:4000")
@@ -610,7 +610,7 @@ fn room_for_tracked_connections_ends() {
         return;
     }
     let gate = gate(tracked(&[]));
-    let client = |n: u32| (format!("203.0.113.{n}:4000"), [n as u8 + 1; 8]);
+    let client = |n: u32| (format!("203.0.{n}.113:4000"), [n as u8 + 1; 8]);
     let mut live = BTreeSet::new();
     for n in 0..100 {
         let (from, id) = client(n);

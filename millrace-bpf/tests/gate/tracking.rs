@@ -384,7 +384,7 @@ fn large_tables() {
         answer(&gate, &from(n), 1, &id(n));
         gate.run(&to_server(&from(n), short(&id(n), 100)).bytes()).expect("a run");
     }
-    assert_eq!(pass(Pass::Live), COUNT.into());
+    assert_eq!(pass(Pass::Live), u64::from(COUNT));
     for _ in 0..20 {
         assert_eq!(gate.maintain().expect("maintenance"), 0);
     }
@@ -393,9 +393,9 @@ fn large_tables() {
         gate.run(&to_server(&from(n), short(&LATER_ID, 100)).bytes()).expect("a run");
     }
     assert_eq!((pass(Pass::Live), pass(Pass::LivePath)), (2 * u64::from(COUNT), COUNT.into()));
-    assert_eq!(gate.expire_after(idle + Duration::from_secs(1)).expect("expiry"), COUNT.into());
+    assert_eq!(gate.expire_after(idle + Duration::from_secs(1)).expect("expiry"), u64::from(COUNT));
     assert_eq!(gate.expire_after(idle + Duration::from_secs(3)).expect("expiry"), 0);
     assert_eq!(gate.clients("web").expect("clients"), []);
     gate.run(&to_server(&from(0), short(&LATER_ID, 100)).bytes()).expect("a run");
-    assert_eq!(pass(Pass::LivePath), COUNT.into());
+    assert_eq!(pass(Pass::LivePath), u64::from(COUNT));
 }

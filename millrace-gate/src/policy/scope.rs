@@ -127,7 +127,7 @@ fn unknown(
 }
 
 fn rules(reader: &mut Reader<'_>, mut section: Section<'_>, policy: &mut Policy) {
-    for rule in Rule::ALL {
+    for rule in Rule::ALL.into_iter().filter(|rule| rule.of_client().is_none()) {
         let Some((place, shape)) = reader.shape::<Mode>(&mut section, rule.name()) else { continue };
         match shape {
             Shape::Value(mode) => set_mode(reader, &place, rule, mode, policy),

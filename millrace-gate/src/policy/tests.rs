@@ -52,6 +52,7 @@ fn everything_arrives_where_it_belongs() {
         [load]
         watch = "first"
         client_prefix_v6 = 56
+        network_times = [4, 16]
         max_clients = 1_000
         [interface]
         fragment = "monitor"
@@ -76,7 +77,9 @@ fn everything_arrives_where_it_belongs() {
         "#,
     )
     .unwrap();
-    assert_eq!((policy.load.client_prefix_v4, policy.load.client_prefix_v6), (32, 56));
+    assert_eq!(policy.load.client_prefix_v4, [32, 24]);
+    assert_eq!(policy.load.client_prefix_v6, [56], "one size is one");
+    assert_eq!(policy.load.network_times, [4, 16]);
     assert_eq!(policy.load.max_clients, 1000);
     assert_eq!(policy.load.watch, Position::First);
     assert_eq!(policy.rules.interface.get(Rule::Fragment), Mode::Monitor);
@@ -116,7 +119,7 @@ fn everything_arrives_where_it_belongs() {
 
 #[test]
 fn every_problem_is_said_with_line_key_and_remedy() {
-    let table: [(&str, &[&str]); 20] = [
+    let table: [(&str, &[&str]); 24] = [
         ("", &["1: there is no scope"]),
         ("[[scope]\n", &["1: unclosed array table", "1: scope[0]: needs a name"]),
         ("[[scope]]\nport = 443\n", &["1: scope[0]: needs a name"]),
@@ -171,6 +174,16 @@ fn every_problem_is_said_with_line_key_and_remedy() {
         ("block_file = \"/nowhere/list\"\n", &["1: block_file: /nowhere/list: No such file"]),
         ("[load]\nwatch = \"front\"\n", &["2: load.watch: is \"first\" or \"last\""]),
         ("[load]\nclient_prefix_v4 = 33\n", &["2: load.client_prefix_v4: an address has 32 bits"]),
+        (
+            "[load]\nclient_prefix_v6 = []\n",
+            &["2: load.client_prefix_v6: is one number, or a list of up to 3"],
+        ),
+        (
+            "[load]\nclient_prefix_v6 = [64, 64]\n",
+            &["2: load.client_prefix_v6: begins with what makes a client"],
+        ),
+        ("[load]\nnetwork_times = 8\n", &["2: load.network_times: is two numbers, such as [8, 64]"]),
+        ("[load]\nnetwork_times = [8, 1]\n", &["2: load.network_times: is two numbers from 2 to"]),
     ];
     for (text, want) in table {
         let said = problems(text);

@@ -52,7 +52,8 @@ impl Reading {
     }
 }
 
-fn ask() -> anyhow::Result<Status> {
+/// Asks the relay of the calling thread's namespace.
+pub fn ask() -> anyhow::Result<Status> {
     let (code, body) = status::fetch(STATUS, "/status", None).context("the relay's status")?;
     ensure!(code == 200, "the relay's status: {code}");
     Ok(serde_json::from_str(&body)?)

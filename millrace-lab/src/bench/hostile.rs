@@ -1,15 +1,19 @@
 //! `millrace bench hostile`: what a bystander's media suffer while another client of the relay means no good, and what it
-//! costs the relay.
+//! costs the relay; and the same of a client that sends as many packets and does nothing wrong.
 
 use std::env;
 use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail, ensure};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::contender::{Contender, PORT};
 use super::figures::{Load, error};
+use super::newcomers::{Newcomers, Way};
 use super::owed::Owed;
 use super::process::Process;
 use super::site::{SUBSCRIBERS_LINK, Site, device};
@@ -33,7 +37,11 @@ pub struct Args {
     /// What the client does (millrace lab hostile --list); everything without it
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     scenarios: Vec<String>,
-    /// How long each scenario is repeated; media flow as long without it before
+    /// Clients that do it at the same time
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    clients: usize,
+    /// How long each scenario is repeated. Media flow as long without it, and as long while a client sends as many packets from one
+    /// port and asks for nothing
     #[arg(long, default_value_t = 20.0)]
     seconds: f64,
     /// Times that every relay meets every scenario
@@ -53,13 +61,18 @@ const SPARE_SECONDS: f64 = 3.0;
 /// A scenario ends by itself long before.
 const SCENARIO_LIMIT: Duration = Duration::from_secs(120);
 const ATTACKER: &str = "attacker";
+const NEWCOMER: &str = "newcomer";
+/// The scenario of a client that does nothing wrong.
+const STEADY: &str = "steady";
 
 pub fn run(args: Args) -> anyhow::Result<()> {
     ensure!(args.rounds > 0 && args.seconds >= 1.0, "--rounds and --seconds are at least 1");
+    ensure!(args.clients > 0, "--clients is at least 1");
     let mut rows = args.rows()?;
     warn_if_busy()?;
     let mut topology = Topology::standard(1, 1);
     topology.connect("relay", ATTACKER);
+    topology.connect("relay", NEWCOMER);
     let site = Site::new(&topology)?;
     let progress = Progress::of(args.rounds * rows.len());
     for round in 1..=args.rounds {
@@ -84,16 +97,18 @@ struct Row {
     transport: Transport,
     scenario: &'static str,
     rounds: Vec<Result<Figures, String>>,
+    /// Packets per second of all clients together in the last round.
+    packets_per_s: Option<f64>,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Figures {
     quiet: Stretch,
     meanwhile: Stretch,
-    /// How often the scenario ran.
-    attacks: u32,
-    /// After the first of them, and after the last.
-    rss_bytes: [u64; 2],
+    alike: Stretch,
+    /// The clients of `meanwhile`, and those of `alike`.
+    attacks: Attacks,
+    steady: Attacks,
 }
 
 /// One of them.
@@ -103,8 +118,20 @@ type Figure = fn(&Figures) -> f64;
 #[derive(Debug, Clone, Copy)]
 struct Stretch {
     owed: Owed,
-    /// Of the relay's process, of one CPU.
+    /// CPU time of the relay's process, percent of one CPU.
     cpu_percent: f64,
+    newcomers: Newcomers,
+}
+
+/// The clients of a stretch, hostile or not.
+#[derive(Debug, Clone, Copy, Default)]
+struct Attacks {
+    /// How often each client did it.
+    count: u32,
+    /// Packets per second of all clients together.
+    packets_per_s: f64,
+    /// The relay's memory after the first time and after the last.
+    rss_bytes: [u64; 2],
 }
 
 impl Stretch {
@@ -112,8 +139,15 @@ impl Stretch {
         self.owed.latency_us.p99.unwrap_or(f64::INFINITY)
     }
 
+    /// 99th percentile of the time until a newcomer is served by the kernel.
+    fn ready_ms(&self) -> f64 {
+        self.newcomers.ready_ms.map_or(f64::NAN, |ready| ready.p99)
+    }
+
     fn json(&self) -> Value {
-        json!({ "owed": self.owed, "relay_cpu_percent": self.cpu_percent })
+        json!({
+            "owed": self.owed, "relay_cpu_percent": self.cpu_percent, "newcomers": self.newcomers,
+        })
     }
 }
 
@@ -122,10 +156,17 @@ impl Figures {
         self.meanwhile.p99_us() / self.quiet.p99_us()
     }
 
+    /// Ratio to the 99th percentile while as many harmless packets are sent.
+    fn alike_ratio(&self) -> f64 {
+        self.meanwhile.p99_us() / self.alike.p99_us()
+    }
+
     fn json(&self) -> Value {
         json!({
-            "quiet": self.quiet.json(), "meanwhile": self.meanwhile.json(), "p99_ratio": self.p99_ratio(),
-            "attacks": self.attacks, "rss_bytes_first": self.rss_bytes[0], "rss_bytes_last": self.rss_bytes[1],
+            "quiet": self.quiet.json(), "meanwhile": self.meanwhile.json(), "alike": self.alike.json(),
+            "p99_ratio": self.p99_ratio(), "alike_ratio": self.alike_ratio(), "attacks": self.attacks.count,
+            "packets_per_s": self.attacks.packets_per_s, "alike_packets_per_s": self.steady.packets_per_s,
+            "rss_bytes_first": self.attacks.rss_bytes[0], "rss_bytes_last": self.attacks.rss_bytes[1],
         })
     }
 }
@@ -147,7 +188,7 @@ impl Row {
         json!({
             "relay": self.relay.relay(), "engine": self.relay.engine(), "transport": self.transport.name(),
             "scenario": self.scenario, "seconds": seconds,
-            "p99_ratio": self.spread(Figures::p99_ratio),
+            "p99_ratio": self.spread(Figures::p99_ratio), "alike_ratio": self.spread(Figures::alike_ratio),
             "rounds": self.rounds.iter().map(round).collect::<Vec<_>>(),
         })
     }
@@ -156,54 +197,56 @@ impl Row {
 fn told(figures: &Result<Figures, String>) -> String {
     match figures {
         Ok(it) => format!(
-            "p99 {:.0} us, {:.0} before; {:.2} % delivered; {:.1} % of a CPU, {:.1} before; {} attacks",
+            "p99 {:.0} us, {:.0} before, {:.0} alike; {:.2} % delivered; {:.1} % of a CPU, {:.1} before, {:.1} alike; newcomers ready in {:.0} ms; {} \
+             attacks of {:.0} packets/s",
             it.meanwhile.p99_us(),
             it.quiet.p99_us(),
+            it.alike.p99_us(),
             it.meanwhile.owed.delivered_percent(),
             it.meanwhile.cpu_percent,
             it.quiet.cpu_percent,
-            it.attacks
+            it.alike.cpu_percent,
+            it.meanwhile.ready_ms(),
+            it.attacks.count,
+            it.attacks.packets_per_s
         ),
         Err(error) => error.clone(),
     }
 }
 
+/// Columns of figures, each with digits behind the point.
+const COLUMNS: [(&str, Figure, usize); 13] = [
+    ("attacks", |it| f64::from(it.attacks.count), 0),
+    ("packets/s", |it| it.attacks.packets_per_s, 0),
+    ("p99 us", |it| it.meanwhile.p99_us(), 0),
+    ("before", |it| it.quiet.p99_us(), 0),
+    ("alike", |it| it.alike.p99_us(), 0),
+    ("ratio", Figures::alike_ratio, 2),
+    ("delivered %", |it| it.meanwhile.owed.delivered_percent(), 2),
+    ("CPU %", |it| it.meanwhile.cpu_percent, 1),
+    ("before", |it| it.quiet.cpu_percent, 1),
+    ("alike", |it| it.alike.cpu_percent, 1),
+    ("ready ms", |it| it.meanwhile.ready_ms(), 0),
+    ("RSS MiB", |it| mib(it.attacks.rss_bytes[1]), 1),
+    ("after 1st", |it| mib(it.attacks.rss_bytes[0]), 1),
+];
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
 fn render(rows: &[Row]) -> String {
-    let head = [
-        "scenario",
-        "engine",
-        "over",
-        "attacks",
-        "p99 us",
-        "before",
-        "ratio",
-        "delivered %",
-        "CPU %",
-        "before",
-        "RSS MiB",
-        "after 1st",
-    ];
-    let mut lines = vec![head.map(str::to_owned).to_vec()];
-    for row in rows {
-        let median = |of: Figure| row.spread(of).map(|spread| spread.median);
-        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-        let cells: [(Figure, usize); 6] = [
-            (|it| f64::from(it.attacks), 0),
-            (|it| it.meanwhile.p99_us(), 0),
-            (|it| it.quiet.p99_us(), 0),
-            (Figures::p99_ratio, 2),
-            (|it| it.meanwhile.owed.delivered_percent(), 2),
-            (|it| it.meanwhile.cpu_percent, 1),
-        ];
+    let head = ["scenario", "engine", "over"].into_iter().chain(COLUMNS.map(|(name, ..)| name));
+    let mut lines = vec![head.map(str::to_owned).collect::<Vec<_>>()];
+    for row in rows.iter().filter(|row| row.rounds.iter().any(Result::is_ok)) {
         let engine = row.relay.engine().unwrap_or_default();
         let mut line = [row.scenario, engine, row.transport.name()].map(str::to_owned).to_vec();
-        line.extend(cells.iter().filter_map(|(of, digits)| Some(format!("{:.digits$}", median(*of)?))));
-        line.extend(median(|it| it.quiet.cpu_percent).map(|percent| format!("{percent:.1}")));
-        let rss = [row.spread(|it| it.rss_bytes[1] as f64), row.spread(|it| it.rss_bytes[0] as f64)];
-        line.extend(rss.iter().flatten().map(|spread| format!("{:.1}", mib(spread.median as u64))));
-        if line.len() == head.len() {
-            lines.push(line);
-        }
+        let cell = |(_, of, digits): (&str, Figure, usize)| match row.spread(of) {
+            Some(spread) if !spread.median.is_nan() => format!("{:.digits$}", spread.median),
+            _ => "-".to_owned(),
+        };
+        line.extend(COLUMNS.map(cell));
+        lines.push(line);
     }
     let mut text = columns(&lines);
     for row in rows {
@@ -235,6 +278,7 @@ impl Args {
                     transport: *transport,
                     scenario: scenario.name,
                     rounds: Vec::new(),
+                    packets_per_s: None,
                 }));
             }
         }
@@ -242,15 +286,27 @@ impl Args {
         Ok(rows)
     }
 
-    fn round(&self, site: &Site, row: &Row) -> anyhow::Result<Figures> {
+    /// Every other round the client that means no harm comes first, with as many packets as in the round before.
+    fn round(&self, site: &Site, row: &mut Row) -> anyhow::Result<Figures> {
         let relay = site.start_relay(row.relay)?;
-        let (quiet, ()) = self.stretch(site, row.relay, &relay, || Ok(()))?;
-        let (meanwhile, (attacks, rss_bytes)) =
-            self.stretch(site, row.relay, &relay, || self.attack(site, row, &relay))?;
-        Ok(Figures { quiet, meanwhile, attacks, rss_bytes })
+        let (contender, transport) = (row.relay, row.transport);
+        let attack = |scenario: &str, rate: Option<f64>| {
+            let attack = Attack { site, relay: &relay, transport, scenario, rate };
+            self.stretch(site, contender, &relay, || self.attack(&attack))
+        };
+        let (quiet, ()) = self.stretch(site, contender, &relay, || Ok(()))?;
+        let is_before = row.rounds.len() % 2 == 1;
+        let before = row.packets_per_s.filter(|_| is_before).map(|rate| attack(STEADY, Some(rate)));
+        let (meanwhile, attacks) = attack(row.scenario, None)?;
+        row.packets_per_s = Some(attacks.packets_per_s);
+        let (alike, steady) = match before {
+            Some(before) => before?,
+            None => attack(STEADY, row.packets_per_s)?,
+        };
+        Ok(Figures { quiet, meanwhile, alike, attacks, steady })
     }
 
-    /// Media for the asked time, and something else meanwhile.
+    /// Media for the asked time, newcomers, and something else meanwhile.
     fn stretch<T>(
         &self,
         site: &Site,
@@ -264,31 +320,88 @@ impl Args {
         let traffic = Traffic::start(contender, &site.route()?, &LOAD, seconds, site.directory(), flows)?;
         // Only what the relay and the kernel take is to be in the way.
         traffic.go_first()?;
-        let (start, before) = (Instant::now(), Reading::take(relay.id())?);
-        let done = meanwhile()?;
-        std::thread::sleep(Duration::from_secs_f64(self.seconds).saturating_sub(start.elapsed()));
-        let used = Reading::take(relay.id())?.used_since(&before);
+        let way = Way { from: site.node(NEWCOMER)?, relay: node };
+        let is_over = AtomicBool::new(false);
+        let (done, newcomers, used) = std::thread::scope(|scope| {
+            let newcomers = scope.spawn(|| way.watch(&is_over));
+            let measured = || {
+                let (start, before) = (Instant::now(), Reading::take(relay.id())?);
+                let done = meanwhile()?;
+                std::thread::sleep(Duration::from_secs_f64(self.seconds).saturating_sub(start.elapsed()));
+                anyhow::Ok((done, Reading::take(relay.id())?.used_since(&before)))
+            };
+            let measured = measured();
+            is_over.store(true, Ordering::Relaxed);
+            let newcomers = newcomers.join().map_err(|_| anyhow!("the newcomers' thread panicked"))??;
+            let (done, used) = measured?;
+            anyhow::Ok((done, newcomers, used))
+        })?;
         let received = traffic.finish()?;
         let owed = received.owed.context("too little was delivered to tell what was owed")?;
-        Ok((Stretch { owed, cpu_percent: used.process_percent() }, done))
+        Ok((Stretch { owed, cpu_percent: used.process_percent(), newcomers }, done))
     }
 
-    /// How often the scenario ran, and the relay's memory after the first time and the last.
-    fn attack(&self, site: &Site, row: &Row, relay: &Process) -> anyhow::Result<(u32, [u64; 2])> {
-        let until = Instant::now() + Duration::from_secs_f64(self.seconds);
-        let url = format!("{}://{}:{PORT}", row.transport.scheme(), site.relay()?.addr_v4());
-        let (mut attacks, mut first) = (0, 0);
-        while Instant::now() < until {
-            // A machine of its own would have a CPU of its own: here it gets what nobody else wants.
-            let mut command = site.node(ATTACKER)?.command("chrt");
-            command.args(["--idle", "0"]).arg(env::current_exe()?);
-            command.args(["lab", "hostile", row.scenario, "--relay", &url, "--json"]);
-            Process::start("hostile", command, site.directory())?.finish(SCENARIO_LIMIT)?;
-            attacks += 1;
-            if attacks == 1 {
-                first = rss_bytes(relay.id())?;
+    /// Repeats a scenario for the asked time: once, and then again and again.
+    fn attack(&self, attack: &Attack<'_>) -> anyhow::Result<Attacks> {
+        let (began, time) = (Instant::now(), Duration::from_secs_f64(self.seconds));
+        let mut done = Attacks::default();
+        let mut packets = 0;
+        while began.elapsed() < time {
+            let rest = (done.count > 0).then(|| time.saturating_sub(began.elapsed()));
+            let hostile = Process::start("hostile", self.command(attack, rest)?, attack.site.directory())?;
+            let output = hostile.finish(SCENARIO_LIMIT + time)?;
+            let reports: Vec<Report> = serde_json::from_str(&output).context("a report of lab hostile")?;
+            for round in reports.iter().flat_map(|it| &it.rounds) {
+                packets += round.counts.packets_sent;
+                done.count += 1;
             }
+            let rss = rss_bytes(attack.relay.id())?;
+            done.rss_bytes = if rest.is_none() { [rss; 2] } else { [done.rss_bytes[0], rss] };
         }
-        Ok((attacks, [first, rss_bytes(relay.id())?]))
+        done.packets_per_s = packets as f64 / began.elapsed().as_secs_f64();
+        Ok(done)
     }
+
+    fn command(&self, attack: &Attack<'_>, time: Option<Duration>) -> anyhow::Result<Command> {
+        let url = format!("{}://{}:{PORT}", attack.transport.scheme(), attack.site.relay()?.addr_v4());
+        // A machine of its own would have a CPU of its own: here it gets what nobody else wants.
+        let mut command = attack.site.node(ATTACKER)?.command("chrt");
+        command.args(["--idle", "0"]).arg(env::current_exe()?);
+        command.args(["lab", "hostile", attack.scenario, "--relay", &url, "--json", "--clients"]);
+        command.arg(self.clients.to_string());
+        if let Some(time) = time {
+            command.arg("--duration").arg(format!("{}ms", time.as_millis()));
+        }
+        if let Some(rate) = attack.rate {
+            let each = (rate / self.clients as f64).round().max(1.0);
+            command.args(["--packets-per-s", &each.to_string()]);
+        }
+        Ok(command)
+    }
+}
+
+/// A scenario that is repeated.
+struct Attack<'run> {
+    site: &'run Site,
+    relay: &'run Process,
+    transport: Transport,
+    scenario: &'run str,
+    /// Packets per second of all clients together, in scenarios that send at a rate.
+    rate: Option<f64>,
+}
+
+/// The part of a report of `lab hostile --json` that counts here.
+#[derive(Deserialize)]
+struct Report {
+    rounds: Vec<Round>,
+}
+
+#[derive(Deserialize)]
+struct Round {
+    counts: Counts,
+}
+
+#[derive(Deserialize)]
+struct Counts {
+    packets_sent: u64,
 }

@@ -16,6 +16,8 @@ mod hostile;
 mod isolation;
 mod matrix;
 mod max_rate;
+mod moves;
+mod newcomers;
 mod owed;
 mod plot;
 mod process;
@@ -64,6 +66,8 @@ enum Command {
     Isolation(isolation::Args),
     /// What a bystander's media suffer from a hostile client, and what it costs the relay
     Hostile(hostile::Args),
+    /// How soon the kernel serves viewers again whose addresses have changed
+    Moves(moves::Args),
     /// Compare defences of a QUIC server: requests under attack, cost of what is refused
     Gate(gate::Args),
     /// Grafts: time to load and to swap, what they do for TCP's transfers, and how they share
@@ -105,6 +109,7 @@ pub fn run(args: Args, dashboard: StartDashboard) -> anyhow::Result<()> {
         Command::Matrix(args) => matrix::run(args),
         Command::Isolation(args) => isolation::run(args),
         Command::Hostile(args) => hostile::run(args),
+        Command::Moves(args) => moves::run(args),
         Command::Gate(args) => gate::run(args),
         Command::Graft(args) => graft::run(args),
         Command::Http3Server(args) => gate::http3::serve(args),

@@ -1,21 +1,21 @@
 //! `millrace lab hostile`.
 
 use std::{
-    fs,
     net::{SocketAddr, ToSocketAddrs as _},
     path::PathBuf,
+    time::Duration,
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use millrace_client::session::{parse_url, path_of};
 use url::Url;
 
 use super::{
     peer::Target,
-    scenario::{self, Report, Scenario},
+    scenario::{self, Effort, Repeat, Report, Scenario},
     watch::Http,
 };
-use crate::{address, progress::Progress, transport::Transport};
+use crate::{address, duration, progress::Progress, transport::Transport};
 
 /// That of this machine.
 const RELAY: &str = "moqt://127.0.0.1:4443";
@@ -41,6 +41,15 @@ pub struct Args {
     /// How often
     #[arg(long, default_value_t = 1, value_name = "N")]
     rounds: u32,
+    /// Repeat it for so long instead
+    #[arg(long, value_parser = duration::parse, value_name = "TIME", conflicts_with = "rounds")]
+    duration: Option<Duration>,
+    /// Clients that do it at the same time
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    clients: usize,
+    /// What each client sends in a second in path-hop, key-update, id-churn and steady
+    #[arg(long, default_value_t = 500, value_name = "N")]
+    packets_per_s: u32,
     #[arg(long)]
     json: bool,
 }
@@ -52,13 +61,14 @@ pub fn run(args: &Args) -> Result<()> {
         return list(args.relay.as_deref());
     }
     let target = resolve(args.relay.as_deref().unwrap_or(RELAY))?;
-    let http = http(args)?;
+    let effort = args.effort()?;
+    let http = Http::of(args.status, args.http_token_file.as_deref())?;
     let mut reports = Vec::new();
     let chosen = chosen(args.scenario.as_deref().unwrap_or_default(), target.transport)?;
     let progress = Progress::of(chosen.len());
     for scenario in chosen {
         progress.begin(scenario.name);
-        let report = scenario::run(scenario, &target, args.rounds, http.as_ref())
+        let report = scenario::run(scenario, &target, effort, http.as_ref())
             .with_context(|| format!("scenario {}", scenario.name))?;
         progress.end("done")?;
         if !args.json {
@@ -73,6 +83,15 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
+impl Args {
+    fn effort(&self) -> Result<Effort> {
+        ensure!(self.clients > 0, "--clients is at least 1");
+        ensure!((1..=100_000).contains(&self.packets_per_s), "--packets-per-s is 1 to 100,000");
+        let repeat = self.duration.map_or(Repeat::Rounds(self.rounds), Repeat::For);
+        Ok(Effort { clients: self.clients, repeat, packets_per_s: self.packets_per_s })
+    }
+}
+
 fn list(relay: Option<&str>) -> Result<()> {
     let transport = relay.map(|relay| transport_of(&parse_url(relay)?)).transpose()?;
     let is_wanted = |scenario: &&Scenario| transport.is_none_or(|transport| scenario.is_over(transport));
@@ -81,26 +100,6 @@ fn list(relay: Option<&str>) -> Result<()> {
         println!("{:width$}  {}", scenario.name, scenario.about);
     }
     Ok(())
-}
-
-fn http(args: &Args) -> Result<Option<Http>> {
-    let Some(addr) = args.status else { return Ok(None) };
-    let token = match &args.http_token_file {
-        Some(file) => {
-            Some(fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?)
-        }
-        None => fs::read_to_string(default_token_file()).ok(),
-    };
-    Ok(Some(Http { addr, token: token.map(|token| token.trim_end().to_owned()) }))
-}
-
-/// Where a relay of this user has its token.
-fn default_token_file() -> PathBuf {
-    let directory = match std::env::var_os("XDG_RUNTIME_DIR") {
-        Some(directory) if !nix::unistd::geteuid().is_root() => directory.into(),
-        _ => PathBuf::from("/run"),
-    };
-    directory.join("millrace/http.token")
 }
 
 fn chosen(name: &str, transport: Transport) -> Result<Vec<&'static Scenario>> {

@@ -8,6 +8,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     io::ErrorKind,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    os::fd::AsFd as _,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -22,6 +23,7 @@ use millrace_proto::{
         webtransport::{self, Binding},
     },
 };
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustls::{pki_types::ServerName, quic};
 
 use self::stream::Received;
@@ -81,6 +83,8 @@ pub struct Counts {
     pub stream_bytes: u64,
     /// Connections that the relay closed or refused.
     pub closed_by_relay: u64,
+    /// Packets with a number that an earlier one had.
+    pub repeated: u64,
 }
 
 impl Counts {
@@ -91,6 +95,7 @@ impl Counts {
         self.streams_opened += other.streams_opened;
         self.stream_bytes += other.stream_bytes;
         self.closed_by_relay += other.closed_by_relay;
+        self.repeated += other.repeated;
     }
 }
 
@@ -222,6 +227,14 @@ impl Peer {
         Ok(peer)
     }
 
+    /// Returns where it sends from.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn local_addr(&self) -> Result<SocketAddr> {
+        Ok(self.socket.local_addr()?)
+    }
+
     /// Whether the relay has asked for a proof of the address.
     pub fn was_asked_to_retry(&self) -> bool {
         !self.token.is_empty()
@@ -310,21 +323,21 @@ impl Peer {
                 return true;
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() || self.closed.is_some() {
+            if self.closed.is_some() || self.receive(left.min(PROBE / 5)).is_err() {
                 return false;
             }
-            let wait = left.min(PROBE / 5).max(Duration::from_millis(1));
-            if self.receive(wait).is_err() {
-                return false;
+            if left.is_zero() {
+                return done(self);
             }
         }
     }
 
     /// Takes what is there, or waits for something; acknowledges it.
     fn receive(&mut self, wait: Duration) -> Result<()> {
+        let mut polled = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
+        // In whole milliseconds, rounded up: less would not wait.
+        let _ = poll(&mut polled, PollTimeout::from(wait.as_micros().div_ceil(1000).min(60_000) as u16));
         let mut buffer = [0; 65536];
-        self.socket.set_nonblocking(false)?;
-        self.socket.set_read_timeout(Some(wait))?;
         loop {
             match self.socket.recv(&mut buffer) {
                 Ok(len) => self.on_datagram(buffer[..len].to_vec())?,
@@ -337,7 +350,6 @@ impl Peer {
                 }
                 Err(_) => break,
             }
-            self.socket.set_nonblocking(true)?;
         }
         self.acknowledge()?;
         self.repair()
@@ -377,6 +389,7 @@ impl Peer {
         let space = &mut self.spaces[level as usize];
         space.expected = space.expected.max(number + 1);
         if !space.received.insert(number) {
+            self.counts.repeated += 1;
             return Ok(());
         }
         while space.received.len() > 4096 {
@@ -521,7 +534,8 @@ impl Peer {
         self.send(frames, true)
     }
 
-    fn ping(&mut self) -> Result<()> {
+    /// Sends a packet that asks for nothing but an acknowledgement.
+    pub fn ping(&mut self) -> Result<()> {
         let mut frames = Vec::new();
         frame::write_ping(&mut frames);
         self.send(frames, false)
@@ -553,6 +567,7 @@ fn socket_to(addr: SocketAddr) -> Result<UdpSocket> {
     };
     let socket = UdpSocket::bind((local, 0))?;
     socket.connect(addr)?;
+    socket.set_nonblocking(true)?;
     Ok(socket)
 }
 

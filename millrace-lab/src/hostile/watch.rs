@@ -1,8 +1,9 @@
 //! What a relay holds, and whether it lets go of it.
 
 use std::{
-    fmt,
+    fmt, fs,
     net::SocketAddr,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -71,16 +72,50 @@ pub struct Http {
     pub token: Option<String>,
 }
 
+impl Http {
+    /// Takes a relay's address, and its token from a file: without one, from where a relay of this user has it, if it is there.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn of(addr: Option<SocketAddr>, token_file: Option<&Path>) -> Result<Option<Self>> {
+        let Some(addr) = addr else { return Ok(None) };
+        let token = match token_file {
+            Some(file) => {
+                Some(fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?)
+            }
+            None => fs::read_to_string(default_token_file()).ok(),
+        };
+        Ok(Some(Self { addr, token: token.map(|token| token.trim_end().to_owned()) }))
+    }
+
+    /// Asks the relay for its status.
+    ///
+    /// # Errors
+    /// It cannot be asked, or answers something else.
+    pub fn status(&self) -> Result<Status> {
+        let (code, body) = fetch(self.addr, "/status", self.token.as_deref())?;
+        if code != 200 {
+            bail!("/status answers {code}");
+        }
+        serde_json::from_str(&body).context("/status is of another version")
+    }
+}
+
+/// Returns where a relay of this user has its token.
+fn default_token_file() -> PathBuf {
+    let directory = match std::env::var_os("XDG_RUNTIME_DIR") {
+        Some(directory) if !nix::unistd::geteuid().is_root() => directory.into(),
+        _ => PathBuf::from("/run"),
+    };
+    directory.join("millrace/http.token")
+}
+
 /// What the relay holds now.
 ///
 /// # Errors
 /// It cannot be asked.
 pub fn look(http: &Http) -> Result<Left> {
-    let (code, body) = fetch(http.addr, "/status", http.token.as_deref())?;
-    if code != 200 {
-        bail!("/status answers {code}");
-    }
-    Ok(Left::of(&serde_json::from_str(&body).context("/status is of another version")?))
+    Ok(Left::of(&http.status()?))
 }
 
 /// Waits until the relay holds no more than `before`, and returns what it holds then.

@@ -19,7 +19,7 @@ use super::shape::Counters;
 use super::signals::{Signals, runtime};
 use super::topology::{Directions, Interface, Topology};
 use super::{Lab, registry};
-use crate::{columns::indented, hostile};
+use crate::{columns::indented, hostile, receivers};
 
 /// How long a command gets to end after it was told to, and a lab to come up or go down.
 const GRACE: Duration = Duration::from_secs(10);
@@ -53,6 +53,8 @@ enum Verb {
     Accuracy(Show),
     /// Try on a relay what a client can do that means no good
     Hostile(hostile::cli::Args),
+    /// Subscribe thousands of times in one process, from addresses that move
+    Receivers(receivers::cli::Args),
 }
 
 #[derive(Debug, clap::Args)]
@@ -144,6 +146,7 @@ pub fn run(args: Args) -> Result<()> {
         Verb::Clean => clean(),
         Verb::Accuracy(show) => measure_accuracy(show.json),
         Verb::Hostile(args) => hostile::cli::run(&args),
+        Verb::Receivers(args) => receivers::cli::run(&args),
     }
 }
 

@@ -45,13 +45,15 @@ impl<W: Borrow<AtomicU64>> PacketNumbers<W> {
         Self(word)
     }
 
-    fn word(&self) -> &AtomicU64 {
-        self.0.borrow()
+    /// Goes on in another word, from the number and generation that this one has come to. Until everybody draws from the other one, nobody
+    /// may draw from either.
+    pub fn moved<V: Borrow<AtomicU64>>(&self, word: V) -> PacketNumbers<V> {
+        word.borrow().store(self.word().load(Ordering::Acquire), Ordering::Release);
+        PacketNumbers(word)
     }
 
-    /// The owner of the word.
-    pub fn owner(&self) -> &W {
-        &self.0
+    fn word(&self) -> &AtomicU64 {
+        self.0.borrow()
     }
 
     /// Takes the next number; the packet must be sealed with the keys of the returned generation.
@@ -138,6 +140,15 @@ mod tests {
         assert_eq!(numbers.draw(), (1, 42));
         assert_eq!(numbers.draw_in(2), Ok(43));
         assert_eq!(split(word.load(Ordering::Relaxed)), (2, 44));
+    }
+
+    #[test]
+    fn moved_numbers_go_on_where_they_were() {
+        let numbers = PacketNumbers::new(1000);
+        assert_eq!(numbers.draw_in(3), Ok(1000));
+        let moved = numbers.moved(AtomicU64::new(7));
+        assert_eq!(moved.draw(), (3, 1001));
+        assert_eq!(moved.moved(AtomicU64::new(0)).peek(), (3, 1002));
     }
 
     #[test]

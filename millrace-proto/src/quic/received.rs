@@ -189,6 +189,11 @@ impl ReceivedStreams {
         }
     }
 
+    /// Returns the IDs of the streams that have begun, and are not over.
+    pub fn begun(&self) -> impl Iterator<Item = u64> {
+        self.open.keys().copied()
+    }
+
     fn has_room(&self) -> bool {
         self.open.len() < self.most && self.over.len() < self.most
     }

@@ -13,17 +13,23 @@ pub struct Account {
     share: Option<Arc<Share>>,
 }
 
-/// What the publishers of one client take up together.
+/// What the publishers of one client, or of a wider network, take up together.
 #[derive(Debug)]
 pub struct Share {
     limit: usize,
     bytes: AtomicUsize,
+    within: Option<Arc<Share>>,
 }
 
 impl Share {
-    /// `limit`: bytes.
-    pub fn new(limit: usize) -> Self {
-        Self { limit, bytes: AtomicUsize::new(0) }
+    /// Makes one of `limit` bytes, which counts for the share of a wider network as well.
+    pub fn new(limit: usize, within: Option<Arc<Share>>) -> Self {
+        Self { limit, bytes: AtomicUsize::new(0), within }
+    }
+
+    /// Returns this share and the wider ones that it is within, the narrowest first.
+    pub(super) fn levels(self: &Arc<Self>) -> impl Iterator<Item = &Arc<Self>> {
+        std::iter::successors(Some(self), |share| share.within.as_ref())
     }
 
     /// Memory of the groups that they opened, bytes.
@@ -50,8 +56,9 @@ impl Account {
         Self { share: Some(share), ..Self::default() }
     }
 
-    pub(super) fn share(&self) -> Option<&Arc<Share>> {
-        self.share.as_ref()
+    /// Returns the shares that it counts for, the narrowest first.
+    pub(super) fn shares(&self) -> impl Iterator<Item = &Arc<Share>> {
+        self.share.iter().flat_map(Share::levels)
     }
 
     /// Tells it from every other in the process.
@@ -77,6 +84,6 @@ impl Account {
     }
 
     fn counts(&self) -> impl Iterator<Item = &AtomicUsize> {
-        [&self.bytes].into_iter().chain(self.share.as_ref().map(|share| &share.bytes))
+        [&self.bytes].into_iter().chain(self.shares().map(|share| &share.bytes))
     }
 }

@@ -14,7 +14,7 @@ use std::{
 use parking_lot::Mutex;
 
 use super::{
-    account::Account,
+    account::{Account, Share},
     track::{GROUP_COST, Track},
 };
 
@@ -121,18 +121,20 @@ impl Cache {
         accounts.iter().for_each(|account| self.hold(account));
     }
 
-    /// Drops groups of the client of `account` until it has no more than its share: each time of the publisher that takes
-    /// up most, and the newest of a track last.
+    /// Drops groups of the client of `account`, and of its wider networks, until each has no more than its share: each time of the
+    /// publisher that takes up most, and the newest of a track last.
     fn hold(&self, account: &Account) {
-        let Some(share) = account.share().filter(|share| share.is_exceeded()) else { return };
+        account.shares().for_each(|share| self.hold_share(share));
+    }
+
+    fn hold_share(&self, share: &Arc<Share>) {
         while share.is_exceeded() {
             let entry = {
                 let mut holders = self.holders.lock();
-                let of_client = |holder: &&mut Holder| {
-                    holder.account.share().is_some_and(|other| Arc::ptr_eq(other, share))
-                        && !holder.groups.is_empty()
+                let counts = |holder: &&mut Holder| {
+                    holder.account.shares().any(|other| Arc::ptr_eq(other, share)) && !holder.groups.is_empty()
                 };
-                let most = holders.values_mut().filter(of_client).max_by_key(|holder| holder.account.bytes());
+                let most = holders.values_mut().filter(counts).max_by_key(|holder| holder.account.bytes());
                 most.and_then(|holder| holder.take_old().or_else(|| holder.groups.pop_front()))
             };
             let Some(entry) = entry else { return };

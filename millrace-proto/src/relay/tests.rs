@@ -519,7 +519,7 @@ fn a_client_keeps_to_its_share() {
     const BYTES: usize = 10_000;
     let now = Instant::now();
     let cache = Cache::new(Limits { bytes: 1 << 30, age: Duration::from_secs(60) });
-    let shares = [Arc::new(Share::new(5 * BYTES)), Arc::new(Share::new(1 << 30))];
+    let shares = [Arc::new(Share::new(5 * BYTES, None)), Arc::new(Share::new(1 << 30, None))];
     let publish = |track: &Arc<Track>, account: &Arc<Account>, group: u64, len: usize| {
         let mut writer = Subgroup::begin(header(group, SubgroupId::Zero), 5);
         track.add_subgroup(now, Arc::clone(writer.subgroup()), account).unwrap();

@@ -34,16 +34,34 @@ pub struct Share {
     pub fetch_bytes_per_second: u64,
     /// Of the receive windows.
     pub receive_bytes: u64,
+    /// Streams to its subscribers that engine `kernel` sends on.
+    pub kernel_streams: u64,
 }
 
 impl Share {
     /// Anything.
-    pub const UNLIMITED: Self =
-        Self { cache_bytes: u64::MAX, fetch_bytes_per_second: u64::MAX, receive_bytes: u64::MAX };
+    pub const UNLIMITED: Self = Self {
+        cache_bytes: u64::MAX,
+        fetch_bytes_per_second: u64::MAX,
+        receive_bytes: u64::MAX,
+        kernel_streams: u64::MAX,
+    };
 
-    /// Its part of the cache, of which nothing is taken.
-    pub fn of_cache(&self) -> account::Share {
-        account::Share::new(usize::try_from(self.cache_bytes).unwrap_or(usize::MAX))
+    /// Returns its part of the cache, of which nothing is taken, within that of a wider network.
+    pub fn of_cache(&self, within: Option<Arc<account::Share>>) -> account::Share {
+        account::Share::new(usize::try_from(self.cache_bytes).unwrap_or(usize::MAX), within)
+    }
+
+    /// Returns what a network may take up of which this is one client's share: `times` as much, but only one client's share of what
+    /// `most` has less of.
+    fn of_network(&self, times: u64, most: &Self) -> Self {
+        let wider = |of_client: u64, most: u64| of_client.saturating_mul(times).min(most.max(of_client));
+        Self {
+            cache_bytes: wider(self.cache_bytes, most.cache_bytes),
+            fetch_bytes_per_second: wider(self.fetch_bytes_per_second, most.fetch_bytes_per_second),
+            receive_bytes: wider(self.receive_bytes, most.receive_bytes),
+            kernel_streams: wider(self.kernel_streams, most.kernel_streams),
+        }
     }
 }
 
@@ -62,6 +80,8 @@ pub struct Limits {
     pub same_track: u64,
     /// Of what all clients share.
     pub share: Share,
+    /// What no network with many clients takes up, unless one client's share is more.
+    pub network: Share,
     /// Bytes of registered tokens of one session: MAX_AUTH_TOKEN_CACHE_SIZE.
     pub token_cache: u64,
     /// Bounds of sessions that have shown no right.
@@ -75,9 +95,22 @@ impl Default for Limits {
             client: Budget { requests_per_second: 10_000, tracks: 100_000 },
             same_track: 4,
             share: Share::default(),
+            network: Share::UNLIMITED,
             token_cache: 16 << 10,
             unproven: unproven::Bounds::default(),
         }
+    }
+}
+
+impl Limits {
+    /// Returns the limits of a network that may have `times` as much as one client.
+    pub fn of_network(&self, times: u64) -> (Budget, Share) {
+        let Budget { requests_per_second, tracks } = self.client;
+        let budget = Budget {
+            requests_per_second: requests_per_second.saturating_mul(times),
+            tracks: tracks.saturating_mul(times),
+        };
+        (budget, self.share.of_network(times, &self.network))
     }
 }
 
@@ -99,7 +132,7 @@ struct Bucket {
 }
 
 /// A track's place in budgets; given back when dropped.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Place(Vec<Arc<Usage>>);
 
 impl Drop for Place {
@@ -137,12 +170,14 @@ impl Usage {
         self.requests.lock().reserve(now, self.budget.requests_per_second, cost)
     }
 
-    /// A place for a track in all of `usages`.
+    /// Takes a place for a track in all of `usages`.
     ///
     /// # Errors
-    /// One of them has none left.
-    pub fn track(usages: &[&Arc<Self>]) -> Result<Place, Refusal> {
-        let mut place = Place(Vec::with_capacity(usages.len()));
+    /// One of them has none left. What the others gave goes back to them with `place`.
+    pub fn track<'a>(
+        place: &mut Place,
+        usages: impl IntoIterator<Item = &'a Arc<Self>>,
+    ) -> Result<(), Refusal> {
         for usage in usages {
             let most = usage.budget.tracks;
             let more = |tracks: u64| (tracks < most).then_some(tracks + 1);
@@ -152,7 +187,7 @@ impl Usage {
             }
             place.0.push(Arc::clone(usage));
         }
-        Ok(place)
+        Ok(())
     }
 
     pub fn tracks(&self) -> u64 {
@@ -235,8 +270,11 @@ mod tests {
         let of = |tracks| Usage::new(Budget { requests_per_second: 1, tracks });
         let (session, client) = (of(2), of(1));
         let both = [&session, &client];
-        let place = Usage::track(&both).unwrap();
-        assert_eq!(Usage::track(&both).unwrap_err(), Refusal::Tracks);
+        let mut place = Place::default();
+        Usage::track(&mut place, both).unwrap();
+        let mut other = Place::default();
+        assert_eq!(Usage::track(&mut other, both), Err(Refusal::Tracks));
+        drop(other);
         assert_eq!((session.tracks(), client.tracks()), (1, 1));
         drop(place);
         assert_eq!((session.tracks(), client.tracks()), (0, 0));

@@ -12,15 +12,21 @@ use millrace_proto::relay::account;
 use millrace_transport as transport;
 use parking_lot::Mutex;
 
-use super::budget::{Limits, Share, Usage};
+use super::budget::{self, Limits, Share, Usage};
+use super::refusal::Refusal;
 
-/// A client that has sessions.
+/// A client that has sessions, or a network with such clients: all of them together may have a multiple of one client's.
 #[derive(Debug)]
 pub struct Client {
     pub usage: Arc<Usage>,
     pub cache: Arc<account::Share>,
     pub receive: Arc<transport::Share>,
+    pub kernel_streams: Arc<transport::Share>,
     fetch: Fetch,
+    /// How many times as much as one client it may have.
+    times: u64,
+    /// The next wider network that the client is in.
+    within: Option<Arc<Client>>,
 }
 
 /// A token bucket, of bytes.
@@ -32,41 +38,87 @@ struct Fetch {
 }
 
 impl Client {
-    /// `cache`: of its earlier sessions too.
-    pub fn new(limits: &Limits, cache: Arc<account::Share>) -> Arc<Self> {
+    /// Makes one that may have `times` as much as one client. `cache`: of its earlier sessions too.
+    pub fn new(
+        limits: &Limits,
+        times: u64,
+        cache: Arc<account::Share>,
+        within: Option<Arc<Client>>,
+    ) -> Arc<Self> {
+        let (budget, share) = limits.of_network(times);
+        let around = within.as_ref().map(|network| Arc::clone(&network.receive));
+        let streams_around = within.as_ref().map(|network| Arc::clone(&network.kernel_streams));
         Arc::new(Self {
-            usage: Usage::new(limits.client),
+            usage: Usage::new(budget),
             cache,
-            receive: Arc::new(transport::Share::new(limits.share.receive_bytes)),
+            receive: Arc::new(transport::Share::new(share.receive_bytes, around)),
+            kernel_streams: Arc::new(transport::Share::new(share.kernel_streams, streams_around)),
             fetch: Fetch {
-                bytes_per_second: limits.share.fetch_bytes_per_second,
+                bytes_per_second: share.fetch_bytes_per_second,
                 full_at: Mutex::default(),
                 bytes: AtomicU64::new(0),
             },
+            times,
+            within,
         })
+    }
+
+    /// Returns whether it is a network of clients.
+    pub fn is_network(&self) -> bool {
+        self.times > 1
     }
 
     /// One that may take up anything.
     pub fn unlimited() -> Arc<Self> {
         let limits = Limits { share: Share::UNLIMITED, ..Limits::default() };
-        Self::new(&limits, Arc::new(limits.share.of_cache()))
+        Self::new(&limits, 1, Arc::new(limits.share.of_cache(None)), None)
+    }
+
+    /// Returns the client and the networks that it is in, the narrowest first.
+    fn levels(&self) -> impl Iterator<Item = &Self> {
+        std::iter::successors(Some(self), |client| client.within.as_deref())
+    }
+
+    fn networks(&self) -> impl Iterator<Item = &Self> {
+        self.levels().skip(1)
+    }
+
+    /// Takes a request that counts as `cost` from the budgets of the client and of its networks. What the client has no room for takes
+    /// nothing of its networks' budgets.
+    ///
+    /// # Errors
+    /// There were too many.
+    pub fn request(&self, now: Instant, cost: u64) -> Result<(), Refusal> {
+        self.usage.request(now, cost)?;
+        let of_networks = self.networks().try_for_each(|network| network.usage.request(now, cost));
+        of_networks.map_err(|_| Refusal::NetworkRate)
+    }
+
+    /// Takes a message that counts as `cost` requests from all these budgets. Returns when they have room for it.
+    pub fn reserve(&self, now: Instant, cost: u64) -> Instant {
+        self.levels().map(|level| level.usage.reserve(now, cost)).max().unwrap_or(now)
+    }
+
+    /// Takes a place for a track of this session in its budget, the client's and those of its networks.
+    ///
+    /// # Errors
+    /// One of them has none left.
+    pub fn track(&self, session: &Arc<Usage>) -> Result<budget::Place, Refusal> {
+        let mut place = budget::Place::default();
+        Usage::track(&mut place, [session, &self.usage])?;
+        Usage::track(&mut place, self.networks().map(|network| &network.usage))
+            .map_err(|_| Refusal::NetworkTracks)?;
+        Ok(place)
     }
 
     /// So many bytes of objects go into its FETCH responses.
     pub fn fetched(&self, now: Instant, bytes: u64) {
-        self.fetch.bytes.fetch_add(bytes, Relaxed);
-        let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(self.fetch.bytes_per_second.max(1));
-        // An hour is longer than any response is waited for.
-        let cost =
-            Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)).min(Duration::from_secs(3600));
-        let mut full_at = self.fetch.full_at.lock();
-        *full_at = Some(full_at.map_or(now, |at| at.max(now)) + cost);
+        self.levels().for_each(|level| level.fetch.take(now, bytes));
     }
 
     /// Until when no more of them go there.
     pub fn fetch_waits(&self, now: Instant) -> Option<Instant> {
-        let full_at = (*self.fetch.full_at.lock())?;
-        full_at.checked_sub(Duration::from_secs(1)).filter(|until| *until > now)
+        self.levels().filter_map(|level| level.fetch.waits(now)).max()
     }
 
     /// Bytes of objects in its FETCH responses so far.
@@ -75,15 +127,86 @@ impl Client {
     }
 }
 
+impl Fetch {
+    fn take(&self, now: Instant, bytes: u64) {
+        self.bytes.fetch_add(bytes, Relaxed);
+        let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(self.bytes_per_second.max(1));
+        // An hour is longer than any response is waited for.
+        let cost =
+            Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)).min(Duration::from_secs(3600));
+        let mut full_at = self.full_at.lock();
+        *full_at = Some(full_at.map_or(now, |at| at.max(now)) + cost);
+    }
+
+    fn waits(&self, now: Instant) -> Option<Instant> {
+        let full_at = (*self.full_at.lock())?;
+        full_at.checked_sub(Duration::from_secs(1)).filter(|until| *until > now)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::access::Budget;
+
+    fn within(limits: &Limits, times: u64, network: Option<&Arc<Client>>) -> Arc<Client> {
+        let cache = limits.share.of_cache(network.map(|network| Arc::clone(&network.cache)));
+        Client::new(limits, times, Arc::new(cache), network.cloned())
+    }
+
+    /// Many clients of a network have 8 times as much as one; whoever asks for more than one may takes nothing of that.
+    #[test]
+    fn networks_have_multiples_of_a_clients_budget() {
+        let client = Budget { requests_per_second: 10, tracks: 2 };
+        let share = Share { fetch_bytes_per_second: 1000, ..Share::default() };
+        let limits = Limits { client, share, ..Limits::default() };
+        let network = within(&limits, 8, None);
+        let clients: Vec<_> = (0..100).map(|_| within(&limits, 1, Some(&network))).collect();
+        let start = Instant::now();
+        let greedy = (0..1000).filter(|_| clients[0].request(start, 1).is_ok()).count();
+        assert_eq!(greedy, 10);
+        assert_eq!(clients[0].request(start, 1), Err(Refusal::Rate));
+        let others = clients.iter().skip(1).flat_map(|one| (0..10).map(|_| one.request(start, 1)));
+        let others: Vec<_> = others.collect();
+        assert_eq!(others.iter().filter(|one| one.is_ok()).count(), 70);
+        assert_eq!(others.last(), Some(&Err(Refusal::NetworkRate)));
+
+        let session = Usage::new(Budget { requests_per_second: 1, tracks: 1000 });
+        let tracks: Vec<_> =
+            clients.iter().flat_map(|one| [one.track(&session), one.track(&session)]).collect();
+        assert_eq!(tracks.iter().filter(|one| one.is_ok()).count(), 16);
+        assert_eq!(tracks.last().unwrap().as_ref().err(), Some(&Refusal::NetworkTracks));
+        assert_eq!(session.tracks(), 16, "what was refused holds nothing");
+        drop(tracks);
+        assert_eq!((session.tracks(), network.usage.tracks()), (0, 0));
+
+        clients.iter().take(9).for_each(|one| one.fetched(start, 1000));
+        assert!(clients[99].fetch_waits(start).is_some(), "the network has fetched 9 times as much");
+        assert_eq!(within(&limits, 1, None).fetch_waits(start), None);
+    }
+
+    #[test]
+    fn a_network_takes_up_no_more_than_the_limit_for_networks() {
+        let share =
+            Share { cache_bytes: 100, fetch_bytes_per_second: 7, receive_bytes: 600, ..Share::UNLIMITED };
+        let network = Share {
+            cache_bytes: 500,
+            fetch_bytes_per_second: u64::MAX,
+            receive_bytes: 500,
+            ..Share::UNLIMITED
+        };
+        let (_, wider) = Limits { share, network, ..Limits::default() }.of_network(64);
+        assert_eq!(
+            wider,
+            Share { cache_bytes: 500, fetch_bytes_per_second: 448, receive_bytes: 600, ..Share::UNLIMITED }
+        );
+    }
 
     #[test]
     fn fetches_have_a_seconds_worth_and_then_the_rate() {
         let share = Share { fetch_bytes_per_second: 1000, ..Share::default() };
         let limits = Limits { share, ..Limits::default() };
-        let client = Client::new(&limits, Arc::new(share.of_cache()));
+        let client = within(&limits, 1, None);
         let start = Instant::now();
         let at = |millis| start + Duration::from_millis(millis);
         client.fetched(start, 1000);

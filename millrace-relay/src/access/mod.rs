@@ -36,7 +36,11 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use millrace_proto::{networks, relay::account};
+use millrace_proto::{
+    networks::{self, Network},
+    relay::account,
+};
+use millrace_transport as transport;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
@@ -59,6 +63,8 @@ pub struct Access {
     /// By address or network.
     clients: Mutex<Clients>,
     unproven: Arc<Unproven>,
+    /// The part of engine `kernel`'s streams that is whoever's comes first, beyond its share.
+    kernel_streams: Arc<transport::Share>,
     /// The files of the settings that could not be read the last time.
     unread: Mutex<Vec<Unread>>,
     refused: Mutex<BTreeMap<&'static str, u64>>,
@@ -66,10 +72,10 @@ pub struct Access {
 
 #[derive(Default)]
 struct Clients {
-    /// Those that have sessions.
-    present: HashMap<IpAddr, Weak<Client>>,
+    /// Those that have sessions, and the networks that they are in.
+    present: HashMap<Network, Weak<Client>>,
     /// Of those that have sessions, or groups in the cache.
-    cache: HashMap<IpAddr, Weak<account::Share>>,
+    cache: HashMap<Network, Weak<account::Share>>,
 }
 
 /// A setting whose file could not be read, or used, when it was read last.
@@ -80,10 +86,10 @@ pub struct Unread {
     pub reason: String,
 }
 
-/// What a client uses, for the operator.
+/// What a client uses, or the clients of a network together, for the operator.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientUse {
-    pub address: IpAddr,
+    pub network: Network,
     pub requests: u64,
     pub refused: u64,
     pub tracks: u64,
@@ -100,9 +106,15 @@ impl Access {
             limits,
             clients: Mutex::default(),
             unproven: Unproven::new(limits.unproven),
+            kernel_streams: Arc::new(transport::Share::new(limits.network.kernel_streams, None)),
             unread: Mutex::default(),
             refused: Mutex::default(),
         })
+    }
+
+    /// Returns what sessions of a client may take of engine `kernel`'s streams: the client's share, and then what everybody shares.
+    pub(crate) fn kernel_streams(&self, client: &Client) -> [Arc<transport::Share>; 2] {
+        [Arc::clone(&client.kernel_streams), Arc::clone(&self.kernel_streams)]
     }
 
     /// Anyone may do anything.
@@ -136,40 +148,50 @@ impl Access {
         Usage::new(self.limits.session)
     }
 
-    /// What the sessions of this client use together.
+    /// What the sessions of this client use together, within what those of its networks do.
     fn client(&self, address: IpAddr) -> Arc<Client> {
-        let address = networks::client(address);
-        let Clients { present, cache } = &mut *self.clients.lock();
-        if let Some(client) = present.get(&address).and_then(Weak::upgrade) {
+        let levels: Vec<_> = networks::levels(address).collect();
+        let clients = &mut *self.clients.lock();
+        let of_level = |wider: Option<Arc<Client>>, (network, times): &(Network, usize)| {
+            Some(self.client_at(clients, *network, *times as u64, wider))
+        };
+        let client = levels.iter().rev().fold(None, of_level);
+        client.unwrap_or_else(Client::unlimited) // an address has levels
+    }
+
+    /// What is used at one level: by a client, or by a network, within a wider one.
+    fn client_at(
+        &self,
+        Clients { present, cache }: &mut Clients,
+        network: Network,
+        times: u64,
+        within: Option<Arc<Client>>,
+    ) -> Arc<Client> {
+        if let Some(client) = present.get(&network).and_then(Weak::upgrade) {
             return client;
         }
         // As many as there are sessions and groups at most.
         present.retain(|_, client| client.strong_count() > 0);
         cache.retain(|_, share| share.strong_count() > 0);
-        let share = cache.get(&address).and_then(Weak::upgrade);
-        let share = share.unwrap_or_else(|| Arc::new(self.limits.share.of_cache()));
-        cache.insert(address, Arc::downgrade(&share));
-        let client = Client::new(&self.limits, share);
-        present.insert(address, Arc::downgrade(&client));
+        let share = cache.get(&network).and_then(Weak::upgrade);
+        let share = share.unwrap_or_else(|| {
+            let around = within.as_ref().map(|wider| Arc::clone(&wider.cache));
+            Arc::new(self.limits.of_network(times).1.of_cache(around))
+        });
+        cache.insert(network, Arc::downgrade(&share));
+        let client = Client::new(&self.limits, times, share, within);
+        present.insert(network, Arc::downgrade(&client));
         client
     }
 
-    pub fn clients(&self) -> Vec<ClientUse> {
+    /// Returns the clients that have sessions, and the wider networks that several of them are in.
+    pub fn clients(&self) -> (Vec<ClientUse>, Vec<ClientUse>) {
         let clients = self.clients.lock();
-        let live = clients.present.iter().filter_map(|(address, client)| Some((*address, client.upgrade()?)));
-        let mut all: Vec<_> = live
-            .map(|(address, client)| ClientUse {
-                address,
-                requests: client.usage.admitted(),
-                refused: client.usage.refused(),
-                tracks: client.usage.tracks(),
-                cache_bytes: client.cache.bytes() as u64,
-                fetched_bytes: client.fetched_bytes(),
-                receive_bytes: client.receive.held(),
-            })
-            .collect();
-        all.sort_unstable_by_key(|client| client.address);
-        all
+        let live = clients.present.iter().filter_map(|(network, client)| Some((*network, client.upgrade()?)));
+        let (networks, clients): (Vec<_>, Vec<_>) = live.partition(|(_, client)| client.is_network());
+        // One is held here.
+        let crowded = networks.into_iter().filter(|(_, network)| Arc::strong_count(network) > 2);
+        (sorted(clients.into_iter()), sorted(crowded))
     }
 
     /// Gives a session that has shown no right yet a place among these; `None` where nobody needs a right.
@@ -204,6 +226,26 @@ impl Access {
     /// What was refused or ended, by reason.
     pub fn refused(&self) -> BTreeMap<&'static str, u64> {
         self.refused.lock().clone()
+    }
+}
+
+fn sorted(all: impl Iterator<Item = (Network, Arc<Client>)>) -> Vec<ClientUse> {
+    let mut all: Vec<_> = all.map(|(network, client)| ClientUse::new(network, &client)).collect();
+    all.sort_unstable_by_key(|client| (client.network.address, client.network.length));
+    all
+}
+
+impl ClientUse {
+    fn new(network: Network, client: &Client) -> Self {
+        Self {
+            network,
+            requests: client.usage.admitted(),
+            refused: client.usage.refused(),
+            tracks: client.usage.tracks(),
+            cache_bytes: client.cache.bytes() as u64,
+            fetched_bytes: client.fetched_bytes(),
+            receive_bytes: client.receive.held(),
+        }
     }
 }
 

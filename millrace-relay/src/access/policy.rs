@@ -14,7 +14,7 @@ use super::{
     grant::{Action, Grant, Resource},
     pattern::{self, Pattern},
     refusal::{Refusal, TokenError},
-    rules::{Peer, Principal, Rule},
+    rules::{CertificateName, Peer, Principal, Rule},
     token::{self, Requirements},
 };
 
@@ -41,7 +41,7 @@ pub enum Identity {
         issuer: Option<String>,
         holder: Holder,
     },
-    Certificate(String),
+    Certificate(CertificateName),
     /// A client's address, or its /64.
     Client(IpAddr),
 }
@@ -164,7 +164,7 @@ impl Policy {
     pub fn new(rules: Vec<Rule>, tokens: Requirements, certificates: bool) -> Self {
         let mut policy = Self { rules, tokens, doubts_certificates: false, version: 0 };
         if policy.rules.is_empty() {
-            let certificate = certificates.then(|| Principal::Certificate("*".into()));
+            let certificate = certificates.then_some(Principal::Certificate(None));
             let token = policy.reads_tokens().then_some(Principal::Token);
             let all: Vec<_> = token.into_iter().chain(certificate).collect();
             if !all.is_empty() {
@@ -191,7 +191,7 @@ impl Policy {
     }
 
     /// Reports whether the connection alone makes the peer one of these; the certificate's name, if it is by that.
-    fn is(&self, principal: &Principal, peer: &Peer, now: SystemTime) -> Option<Option<String>> {
+    fn is(&self, principal: &Principal, peer: &Peer, now: SystemTime) -> Option<Option<CertificateName>> {
         match principal {
             Principal::Certificate(_) if self.doubts_certificates => None,
             other => other.is(peer, now),
@@ -288,7 +288,7 @@ impl Policy {
         found.into_iter().next().map(|name| self.of_connection(peer, name)).ok_or(refusal)
     }
 
-    fn of_connection(&self, peer: &Peer, name: Option<String>) -> Basis {
+    fn of_connection(&self, peer: &Peer, name: Option<CertificateName>) -> Basis {
         match name {
             Some(name) => {
                 let until = peer.certificate.as_ref().and_then(|certificate| certificate.not_after);

@@ -44,12 +44,18 @@ pub enum Refusal {
     Unproven,
     #[error("too many sessions without a right: the oldest has to go")]
     Displaced,
+    #[error("too many sessions without a right come from this network: the oldest has to go")]
+    NetworkDisplaced,
     #[error("another publisher has this track")]
     Taken,
     #[error("too many requests")]
     Rate,
+    #[error("too many requests come from this network")]
+    NetworkRate,
     #[error("too many tracks")]
     Tracks,
+    #[error("requests from this network hold too many tracks")]
+    NetworkTracks,
     #[error("the session has as many subscriptions to this track as it may have (session-same-track)")]
     SameTrack,
 }
@@ -61,12 +67,15 @@ impl Refusal {
             Self::NotAllowed => "not_allowed",
             Self::Taken => "track_taken",
             Self::Rate => "request_rate",
+            Self::NetworkRate => "network_request_rate",
             Self::Tracks => "tracks",
+            Self::NetworkTracks => "network_tracks",
             Self::SameTrack => "same_track",
             Self::Repeated | Self::Many => "token_malformed",
             Self::Hopeless => "bad_tokens",
             Self::Unproven => "unproven",
             Self::Displaced => "unproven_displaced",
+            Self::NetworkDisplaced => "unproven_network_displaced",
             Self::Token(error) => match error {
                 TokenError::Malformed(_) => "token_malformed",
                 TokenError::Kind | TokenError::Algorithm | TokenError::Unsupported(_) => "token_unsupported",
@@ -86,7 +95,9 @@ impl Refusal {
                 code::Request::MALFORMED_AUTH_TOKEN
             }
             Self::Token(TokenError::Expired) => code::Request::EXPIRED_AUTH_TOKEN,
-            Self::Rate | Self::Tracks | Self::SameTrack => code::Request::EXCESSIVE_LOAD,
+            Self::Rate | Self::NetworkRate | Self::Tracks | Self::NetworkTracks | Self::SameTrack => {
+                code::Request::EXCESSIVE_LOAD
+            }
             _ => code::Request::UNAUTHORIZED,
         }
     }

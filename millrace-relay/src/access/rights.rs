@@ -163,10 +163,10 @@ impl Subject {
         }
         let now = Instant::now();
         self.counted(self.session.request(now, cost))?;
-        self.counted(self.client.usage.request(now, cost))?;
+        self.counted(self.client.request(now, cost))?;
         self.check_tokens(&self.access.policy(), &tokens)?;
         let place = match holds_track {
-            true => Some(self.counted(Usage::track(&[&self.session, &self.client.usage]))?),
+            true => Some(self.counted(self.client.track(&self.session))?),
             false => None,
         };
         Ok((Rights::new(self, Bearer::new(tokens), Asked::Nothing), place))
@@ -214,7 +214,7 @@ impl Subject {
                 },
                 _ = proofs.changed() => continue, // the sender is in `self`
                 () = sleep_until(deadline.unwrap_or_else(Clock::now)), if deadline.is_some() => Refusal::Unproven,
-                () = unproven::displaced(place.as_ref()) => Refusal::Displaced,
+                refusal = unproven::displaced(place.as_ref()) => refusal,
             };
             self.access.count(refusal);
             return refusal;
@@ -277,12 +277,13 @@ impl Subject {
         }
     }
 
-    /// Takes what counts as `cost` requests from the budgets of the session and of its client. Returns when both have room for it.
+    /// Takes what counts as `cost` requests from the budgets of the session, of its client and of its networks. Returns when all have
+    /// room for it.
     pub fn reserve(&self, cost: u64) -> Instant {
         let now = Instant::now();
         match self.trusted {
             true => now,
-            false => self.session.reserve(now, cost).max(self.client.usage.reserve(now, cost)),
+            false => self.session.reserve(now, cost).max(self.client.reserve(now, cost)),
         }
     }
 

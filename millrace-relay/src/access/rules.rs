@@ -1,6 +1,6 @@
 //! Rules: who may publish and who may subscribe, and where.
 
-use std::{net::IpAddr, str::FromStr, time::SystemTime};
+use std::{fmt, net::IpAddr, str::FromStr, time::SystemTime};
 
 use super::{
     authority::Authority,
@@ -22,8 +22,29 @@ pub struct Peer {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Certificate {
     /// The alternative names, then the subject's common name.
-    pub names: Vec<String>,
+    pub names: Vec<CertificateName>,
     pub not_after: Option<SystemTime>,
+}
+
+/// A name in a certificate. Names of two kinds differ, whatever their texts: an authority may check one kind, and let clients
+/// choose another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CertificateName {
+    pub kind: NameKind,
+    pub text: String,
+}
+
+/// The place that a name has in a certificate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NameKind {
+    /// An alternative name: a host.
+    Dns,
+    /// An alternative name, such as a SPIFFE ID.
+    Uri,
+    /// An alternative name: an address of mail.
+    Mail,
+    /// The subject's common name.
+    Common,
 }
 
 /// What is allowed to some, in some namespaces.
@@ -44,8 +65,8 @@ pub enum Principal {
     Anyone,
     /// Who has a token that allows it.
     Token,
-    /// Who has a certificate of this name; `*`: of any.
-    Certificate(String),
+    /// Clients with a certificate of this name; `None`: of any.
+    Certificate(Option<CertificateName>),
     Network(Network),
 }
 
@@ -59,7 +80,9 @@ pub struct Network {
 /// Why text names no principal.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PrincipalError {
-    #[error("`{0}` is none of anyone, token, cert:NAME, cidr:NET")]
+    #[error(
+        "`{0}` is none of anyone, token, cert:NAME, cert:KIND:NAME with dns, uri, mail or cn as KIND, cidr:NET"
+    )]
     Unknown(String),
     #[error("`{0}` is no network")]
     Network(String),
@@ -84,7 +107,7 @@ impl Rule {
 
 impl Principal {
     /// Whether the connection alone makes the peer one of these; the certificate's name, if it is by that.
-    pub fn is(&self, peer: &Peer, now: SystemTime) -> Option<Option<String>> {
+    pub fn is(&self, peer: &Peer, now: SystemTime) -> Option<Option<CertificateName>> {
         match self {
             Self::Anyone => Some(None),
             Self::Token => None,
@@ -94,7 +117,10 @@ impl Principal {
                 if certificate.not_after.is_some_and(|not_after| now >= not_after) {
                     return None;
                 }
-                let named = certificate.names.iter().find(|name| wanted == "*" || *name == wanted);
+                let named = certificate
+                    .names
+                    .iter()
+                    .find(|name| wanted.as_ref().is_none_or(|wanted| *name == wanted));
                 named.map(|name| Some(name.clone()))
             }
         }
@@ -125,9 +151,64 @@ impl FromStr for Principal {
         match text.split_once(':') {
             None if text == "anyone" => Ok(Self::Anyone),
             None if text == "token" => Ok(Self::Token),
-            Some(("cert", name)) if !name.is_empty() => Ok(Self::Certificate(name.to_owned())),
+            Some(("cert", "*")) => Ok(Self::Certificate(None)),
+            Some(("cert", name)) => {
+                let name = name.parse().map_err(|()| PrincipalError::Unknown(text.to_owned()))?;
+                Ok(Self::Certificate(Some(name)))
+            }
             Some(("cidr", network)) => network.parse().map(Self::Network),
             _ => Err(PrincipalError::Unknown(text.to_owned())),
+        }
+    }
+}
+
+impl NameKind {
+    const ALL: [(&'static str, Self); 4] =
+        [("dns", Self::Dns), ("uri", Self::Uri), ("mail", Self::Mail), ("cn", Self::Common)];
+
+    /// Returns the only kind that a text can be of that is a host, a URI or an address of mail; the common name is the one for the rest.
+    fn of(text: &str) -> Self {
+        let is_host = |text: &str| {
+            let label = |label: &str| {
+                !label.is_empty() && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+            };
+            text.trim_start_matches("*.").split('.').all(label)
+        };
+        match text {
+            text if text.contains(':') => Self::Uri,
+            text if text.contains('@') => Self::Mail,
+            text if is_host(text) => Self::Dns,
+            _ => Self::Common,
+        }
+    }
+}
+
+impl CertificateName {
+    pub fn new(kind: NameKind, text: impl Into<String>) -> Self {
+        Self { kind, text: text.into() }
+    }
+}
+
+/// Writes the kind and the name: of two names that differ, the texts differ.
+impl fmt::Display for CertificateName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = NameKind::ALL.iter().find(|(_, kind)| *kind == self.kind).map_or("", |(word, _)| word);
+        write!(f, "{kind}:{}", self.text)
+    }
+}
+
+impl FromStr for CertificateName {
+    type Err = ();
+
+    /// Reads `KIND:NAME`, or a name alone whose kind its form says.
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let kind = |word: &str| NameKind::ALL.iter().find(|(known, _)| *known == word).map(|(_, kind)| *kind);
+        let said = text.split_once(':').and_then(|(word, name)| Some((kind(word)?, name)));
+        let (kind, name) = said.unwrap_or_else(|| (NameKind::of(text), text));
+        match name {
+            // The one for any name has no kind.
+            "" | "*" => Err(()),
+            name => Ok(Self::new(kind, name)),
         }
     }
 }
@@ -180,10 +261,32 @@ mod tests {
     fn principals() {
         assert_eq!("anyone".parse(), Ok(Principal::Anyone));
         assert_eq!("token".parse(), Ok(Principal::Token));
-        assert_eq!("cert:cam.example".parse(), Ok(Principal::Certificate("cam.example".into())));
+        assert_eq!("cert:*".parse(), Ok(Principal::Certificate(None)));
         assert!(matches!("cidr:10.0.0.0/8".parse(), Ok(Principal::Network(_))));
-        for text in ["", "all", "cert:", "cert", "cidr:x", "token:x", "anyone:"] {
+        for text in ["", "all", "cert:", "cert", "cert:dns:", "cert:cn:*", "cidr:x", "token:x", "anyone:"] {
             assert!(text.parse::<Principal>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn certificate_names_are_of_one_kind() {
+        let table = [
+            ("cam.example", NameKind::Dns, "cam.example"),
+            ("*.example", NameKind::Dns, "*.example"),
+            ("cam", NameKind::Dns, "cam"),
+            ("spiffe://example/cam", NameKind::Uri, "spiffe://example/cam"),
+            ("urn:uuid:1", NameKind::Uri, "urn:uuid:1"),
+            ("cam@example", NameKind::Mail, "cam@example"),
+            ("Camera 1", NameKind::Common, "Camera 1"),
+            ("cn:cam.example", NameKind::Common, "cam.example"),
+            ("dns:cam.example", NameKind::Dns, "cam.example"),
+            ("uri:cn:cam", NameKind::Uri, "cn:cam"),
+            ("mail:cam@example", NameKind::Mail, "cam@example"),
+        ];
+        for (text, kind, name) in table {
+            let parsed: CertificateName = text.parse().unwrap();
+            assert_eq!(parsed, CertificateName::new(kind, name), "{text}");
+            assert_eq!(parsed.to_string().parse(), Ok(parsed), "{text}");
         }
     }
 }

@@ -1,26 +1,29 @@
 //! Sessions that have not shown a right to anything yet: how many there may be, and which has to go.
 //!
 //! Whoever connects may bring a token with a request later, so strangers are let in for what they may become. They have
-//! places of their own, few for one client. A newcomer is never turned away for want of one: the session that has waited
-//! longest goes, of the client that has most of them. So who brings a token at once is served however many strangers there are.
+//! places of their own, few for one client, and no network has more than half. A newcomer is never turned away for want of one: the
+//! session that has waited longest goes, of the network that is full, or that holds most of what it may. So who brings a token at
+//! once is served however many strangers there are.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     net::IpAddr,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
-use millrace_proto::networks;
+use millrace_proto::networks::{Full, Network, Places};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+
+use super::refusal::Refusal;
 
 /// Bounds of sessions without a right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// Sessions, of all clients.
     pub sessions: usize,
-    /// Sessions of one client, by address or /64.
+    /// Sessions of one client, by address or /64. Wider networks have multiples of it ([`millrace_proto::networks`]).
     pub of_client: usize,
     /// How long one may be without a right after SETUP, and after its last right is over.
     pub patience: Duration,
@@ -39,18 +42,25 @@ pub struct Unproven {
     waiting: Mutex<Waiting>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Waiting {
     next: u64,
     /// Sessions by age, the oldest first.
-    places: BTreeMap<u64, Session>,
-    of_client: HashMap<IpAddr, usize>,
+    sessions: BTreeMap<u64, Session>,
+    places: Places,
 }
 
 #[derive(Debug)]
 struct Session {
-    client: IpAddr,
-    displaced: Arc<Notify>,
+    address: IpAddr,
+    displaced: Arc<Displaced>,
+}
+
+/// Tells a session that its place was taken away.
+#[derive(Debug, Default)]
+struct Displaced {
+    why: OnceLock<Refusal>,
+    told: Notify,
 }
 
 /// A place among the sessions without a right, until it is dropped.
@@ -58,12 +68,14 @@ struct Session {
 pub struct Place {
     of: Arc<Unproven>,
     number: u64,
-    displaced: Arc<Notify>,
+    displaced: Arc<Displaced>,
 }
 
 impl Unproven {
     pub fn new(bounds: Bounds) -> Arc<Self> {
-        Arc::new(Self { bounds, waiting: Mutex::default() })
+        let places = Places::new(bounds.sessions, bounds.of_client);
+        let waiting = Waiting { next: 0, sessions: BTreeMap::new(), places };
+        Arc::new(Self { bounds, waiting: Mutex::new(waiting) })
     }
 
     /// Returns how long a session may be without a right.
@@ -73,67 +85,66 @@ impl Unproven {
 
     /// Returns how many sessions have no right.
     pub fn count(&self) -> usize {
-        self.waiting.lock().places.len()
+        self.waiting.lock().sessions.len()
     }
 
     /// Gives a session of this address a place. Where there are as many as there may be, another loses its own.
     pub fn enter(self: &Arc<Self>, address: IpAddr) -> Place {
-        let client = networks::client(address);
         let mut waiting = self.waiting.lock();
-        if waiting.of_client.get(&client).is_some_and(|count| *count >= self.bounds.of_client) {
-            waiting.displace(client);
+        // Each takes a place from one, so that there is one in the end.
+        while let Err(full) = waiting.places.enter(address) {
+            waiting.make_room(full);
         }
-        if waiting.places.len() >= self.bounds.sessions
-            && let Some(client) = waiting.greediest()
-        {
-            waiting.displace(client);
-        }
-        let (number, displaced) = (waiting.next, Arc::new(Notify::new()));
+        let (number, displaced) = (waiting.next, Arc::<Displaced>::default());
         waiting.next += 1;
-        waiting.places.insert(number, Session { client, displaced: Arc::clone(&displaced) });
-        *waiting.of_client.entry(client).or_default() += 1;
+        waiting.sessions.insert(number, Session { address, displaced: Arc::clone(&displaced) });
         Place { of: Arc::clone(self), number, displaced }
     }
 }
 
 impl Waiting {
-    /// Returns the client that has most places; of several, the one whose session has waited longest.
-    fn greediest(&self) -> Option<IpAddr> {
-        let most = self.of_client.values().max()?;
-        let mut oldest = self.places.values().map(|session| session.client);
-        oldest.find(|client| self.of_client.get(client) == Some(most))
+    fn make_room(&mut self, full: Full) {
+        match full {
+            Full::All => {
+                let most = self.places.greatest_load();
+                self.displace(Refusal::Displaced, |places, address| places.load(address) == most);
+            }
+            Full::Client(client) => self.displace_of(Refusal::Displaced, client),
+            Full::Wider(network) => self.displace_of(Refusal::NetworkDisplaced, network),
+        }
     }
 
-    /// Takes the place of a client's oldest session, which is told.
-    fn displace(&mut self, client: IpAddr) {
-        let oldest = self.places.iter().find(|(_, session)| session.client == client);
+    fn displace_of(&mut self, why: Refusal, network: Network) {
+        self.displace(why, |_, address| network.contains(address));
+    }
+
+    /// Takes the place of the oldest of these sessions, which is told.
+    fn displace(&mut self, why: Refusal, of: impl Fn(&Places, IpAddr) -> bool) {
+        let oldest = self.sessions.iter().find(|(_, session)| of(&self.places, session.address));
         let Some(number) = oldest.map(|(number, _)| *number) else { return };
-        if let Some(session) = self.leave(number) {
-            session.displaced.notify_one();
+        if let Some(Session { displaced, .. }) = self.leave(number) {
+            let _ = displaced.why.set(why); // it has left once
+            displaced.told.notify_one();
         }
     }
 
     fn leave(&mut self, number: u64) -> Option<Session> {
-        let session = self.places.remove(&number)?;
-        if let Some(count) = self.of_client.get_mut(&session.client) {
-            *count -= 1;
-            if *count == 0 {
-                self.of_client.remove(&session.client);
-            }
-        }
+        let session = self.sessions.remove(&number)?;
+        self.places.leave(session.address);
         Some(session)
     }
 }
 
 impl Place {
-    /// Waits until the place is taken away.
-    pub async fn displaced(&self) {
-        self.displaced.notified().await;
+    /// Waits until the place is taken away, and returns why it is.
+    pub async fn displaced(&self) -> Refusal {
+        self.displaced.told.notified().await;
+        self.displaced.why.get().copied().unwrap_or(Refusal::Displaced)
     }
 }
 
 /// Waits until a session's place is taken away, if it has one.
-pub async fn displaced(place: Option<&Place>) {
+pub async fn displaced(place: Option<&Place>) -> Refusal {
     match place {
         Some(place) => place.displaced().await,
         None => std::future::pending().await,
@@ -148,13 +159,21 @@ impl Drop for Place {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv6Addr;
     use std::pin::pin;
-    use std::task::{Context, Waker};
+    use std::task::{Context, Poll, Waker};
 
     use super::*;
 
+    fn why_displaced(place: &Place) -> Option<Refusal> {
+        match pin!(place.displaced()).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(why) => Some(why),
+            Poll::Pending => None,
+        }
+    }
+
     fn is_displaced(place: &Place) -> bool {
-        pin!(place.displaced()).poll(&mut Context::from_waker(Waker::noop())).is_ready()
+        why_displaced(place).is_some()
     }
 
     fn enter(unproven: &Arc<Unproven>, address: &str) -> Place {
@@ -167,22 +186,39 @@ mod tests {
         let addresses = ["2001:db8::1", "2001:db8::2", "2001:db8::3"];
         let places = addresses.map(|address| enter(&unproven, address));
         let other = enter(&unproven, "2001:db8:0:1::1");
-        assert_eq!(places.each_ref().map(is_displaced), [true, false, false]);
+        assert_eq!(places.each_ref().map(why_displaced), [Some(Refusal::Displaced), None, None]);
         assert!(!is_displaced(&other));
         assert_eq!(unproven.count(), 3);
         drop((places, other));
         assert_eq!(unproven.count(), 0);
-        assert!(unproven.waiting.lock().of_client.is_empty());
+        assert_eq!(unproven.waiting.lock().places.taken(), 0);
     }
 
     #[test]
     fn the_client_with_most_sessions_makes_room_for_others() {
-        let unproven = Unproven::new(Bounds { sessions: 4, of_client: 3, ..Bounds::default() });
-        let single = enter(&unproven, "192.0.2.1");
-        let greedy: Vec<_> = (0..3).map(|_| enter(&unproven, "192.0.2.2")).collect();
+        let unproven = Unproven::new(Bounds { sessions: 6, of_client: 3, ..Bounds::default() });
+        let singles = ["192.0.2.1", "198.51.100.1", "198.51.100.2"].map(|at| enter(&unproven, at));
+        let greedy: Vec<_> = (0..3).map(|_| enter(&unproven, "203.0.113.2")).collect();
         let newcomer = enter(&unproven, "192.0.2.3");
-        assert!(!is_displaced(&single) && !is_displaced(&newcomer));
+        assert!(!singles.iter().any(is_displaced) && !is_displaced(&newcomer));
         assert_eq!(greedy.iter().map(is_displaced).collect::<Vec<_>>(), [true, false, false]);
-        assert_eq!(unproven.count(), 4);
+        assert_eq!(unproven.count(), 6);
+    }
+
+    /// Whoever has a /48 has 65,536 clients, but no more sessions than half of all.
+    #[test]
+    fn a_network_with_many_addresses_displaces_itself() {
+        let unproven = Unproven::new(Bounds { sessions: 64, of_client: 4, ..Bounds::default() });
+        let others: Vec<_> = (0..16).map(|n| enter(&unproven, &format!("198.51.{n}.1"))).collect();
+        let nth = |n: u128| IpAddr::from(Ipv6Addr::from_bits(0x2001_0db8_u128 << 96 | n << 64));
+        let many: Vec<_> = (0..1000).map(|n| unproven.enter(nth(n * 61))).collect();
+        assert!(!others.iter().any(is_displaced));
+        let gone: Vec<_> = many.iter().filter_map(why_displaced).collect();
+        assert_eq!((gone.len(), unproven.count()), (1000 - 32, 16 + 32));
+        assert!(gone.iter().all(|why| *why == Refusal::NetworkDisplaced));
+        // One /56 has 8 times what a client has.
+        drop(many);
+        let site: Vec<_> = (0..256).map(|n| unproven.enter(nth(n))).collect();
+        assert_eq!(site.iter().filter(|place| !is_displaced(place)).count(), 32);
     }
 }

@@ -5,6 +5,7 @@ mod asked;
 mod budgets;
 mod goaway;
 mod updates;
+mod windows;
 
 use std::net::Ipv4Addr;
 

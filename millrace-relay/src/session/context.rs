@@ -29,6 +29,7 @@ use super::{
     request_ids::RequestIds,
     rights::{Admitted, Authority},
     tasks::Tasks,
+    uses::Uses,
 };
 use crate::{
     access::Access,
@@ -45,6 +46,7 @@ pub struct Context {
     id: u64,
     hub: Arc<Hub>,
     connection: Arc<Connection>,
+    uses: Arc<Uses>,
     /// The peer is the configured upstream relay, and we are the QUIC client.
     is_upstream: bool,
     /// What it speaks.
@@ -101,6 +103,7 @@ impl Context {
         Arc::new(Self {
             id,
             hub,
+            uses: Uses::new(Arc::clone(&connection), is_upstream),
             connection,
             is_upstream,
             // Nothing else is offered, but where nothing is.
@@ -137,6 +140,11 @@ impl Context {
 
     pub fn connection(&self) -> &Arc<Connection> {
         &self.connection
+    }
+
+    /// What the session uses the relay for.
+    pub fn uses(&self) -> &Arc<Uses> {
+        &self.uses
     }
 
     /// What the peer speaks.
@@ -245,17 +253,11 @@ impl Context {
         match error {
             SessionError::Violation { code, reason } => {
                 Counters::count(&self.hub.counters.protocol_violations);
-                if let Some(line) = self.hub.log.line(Instant::now()) {
-                    let suppressed = line.suppressed;
-                    warn!(session = self.id, %code, reason, suppressed, "closing the session");
-                }
+                warn!(session = self.id, %code, reason, "closing the session");
                 self.close(code, &reason);
             }
             SessionError::Refused { code, reason } => {
-                if let Some(line) = self.hub.log.line(Instant::now()) {
-                    let suppressed = line.suppressed;
-                    info!(session = self.id, %code, reason, suppressed, "closing the session");
-                }
+                info!(session = self.id, %code, reason, "closing the session");
                 self.close(code, &reason);
             }
             SessionError::Lost(reason) => debug!(session = self.id, reason, "a stream is lost"),
@@ -264,7 +266,6 @@ impl Context {
 
     /// Logs that the session has ended by itself, and of what: `reason`, unless the connection knows better.
     pub fn is_over(&self, reason: &str) {
-        let Some(line) = self.hub.log.line(Instant::now()) else { return };
         let closed = self.connection.quic.close_reason().map(|closed| match closed {
             quinn::ConnectionError::LocallyClosed => "closed by this relay".to_owned(),
             quinn::ConnectionError::TimedOut => "nothing came for the idle time-out".to_owned(),
@@ -275,7 +276,6 @@ impl Context {
             remote = %self.connection.quic.remote_address(),
             seconds = self.age().as_secs(),
             reason = short(closed.as_deref().unwrap_or(reason)),
-            suppressed = line.suppressed,
             "session over"
         );
     }
@@ -408,10 +408,7 @@ impl Context {
     pub fn malformed(&self, track: &LiveTrack, malformed: Malformed) {
         let now = Instant::now();
         Counters::count(&self.hub.counters.malformed_tracks);
-        if let Some(line) = self.hub.log.line(now) {
-            let (session, suppressed) = (self.id, line.suppressed);
-            warn!(session, track = %track.name().typed(), reason = %malformed, suppressed, "a malformed track");
-        }
+        warn!(session = self.id, track = %track.name().typed(), reason = %malformed, "a malformed track");
         track.fail(malformed, now, &mut Outbox::default());
     }
 

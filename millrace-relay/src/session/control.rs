@@ -1,9 +1,6 @@
 //! The control stream: SETUP, GOAWAY.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
 use millrace_proto::moq::{Message, code, message::Setup, param::Assignment};
 use tokio::{sync::mpsc, time::timeout};
@@ -11,7 +8,7 @@ use tracing::info;
 
 use super::{context::Context, rights::session_over};
 use crate::{
-    access::{Refusal, rights::Rights, unproven},
+    access::{rights::Rights, unproven},
     log_limit::short,
     wire::{self, Incoming, MessageReader, SessionError},
 };
@@ -49,12 +46,14 @@ pub async fn run(
     };
     let (mut send, mut reader, rights) = tokio::select! {
         begun = timeout(SETUP_TIMEOUT, begin) => begun.map_err(late)??,
-        () = unproven::displaced(place.as_ref()) => {
-            context.authority().count(Refusal::Displaced);
-            return Err(session_over(Refusal::Displaced));
+        refusal = unproven::displaced(place.as_ref()) => {
+            context.authority().count(refusal);
+            return Err(session_over(refusal));
         }
     };
-    let mut without_right = std::pin::pin!(context.authority().without_right(context.connection(), place));
+    let proven = || context.uses().prove();
+    let without_right = context.authority().without_right(context.connection(), place, proven);
+    let mut without_right = std::pin::pin!(without_right);
     loop {
         tokio::select! {
             incoming = reader.next() => match incoming? {
@@ -99,17 +98,14 @@ async fn read_setup(
         _ => {}
     }
     let rights = context.authority().admit(context.connection(), context.is_upstream(), &setup)?;
-    if let Some(line) = context.hub().log.line(Instant::now()) {
-        info!(
-            session = context.id(),
-            identity = short(&rights.identity().to_string()),
-            remote = %context.connection().quic.remote_address(),
-            implementation = short(setup.implementation.as_deref().unwrap_or("unknown")),
-            draft = context.draft().number(),
-            suppressed = line.suppressed,
-            "session established"
-        );
-    }
+    info!(
+        session = context.id(),
+        identity = short(&rights.identity().to_string()),
+        remote = %context.connection().quic.remote_address(),
+        implementation = short(setup.implementation.as_deref().unwrap_or("unknown")),
+        draft = context.draft().number(),
+        "session established"
+    );
     context.set_ready(&setup);
     Ok((reader, rights))
 }
@@ -118,9 +114,7 @@ fn on_message(context: &Context, incoming: Incoming) -> Result<(), SessionError>
     match incoming {
         Incoming::GoAway(goaway) => {
             context.set_peer_goes_away(goaway.uri);
-            if let Some(line) = context.hub().log.line(Instant::now()) {
-                info!(session = context.id(), suppressed = line.suppressed, "the peer goes away");
-            }
+            info!(session = context.id(), "the peer goes away");
             Ok(())
         }
         Incoming::Message(message) => {

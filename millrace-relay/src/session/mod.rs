@@ -42,6 +42,7 @@ mod subscribe;
 mod tasks;
 mod track_status;
 mod upstream_fetch;
+mod uses;
 mod within;
 
 use std::{sync::Arc, time::Duration};

@@ -21,6 +21,7 @@ use super::{
     ask::{ask, failed, wrong_answer},
     context::Context,
     rights::request_error,
+    uses::{Kind, Use},
 };
 use crate::{
     access::{Refusal, rights::Rights},
@@ -288,7 +289,8 @@ impl Publications {
             self.context.hub().track_established(&published.track);
         }
         let ended = Ended::new(code::Done::INTERNAL_ERROR, "the publisher is gone");
-        Ok((Adopted { family: Arc::clone(self), published, ended, rights, _claim: claim }, asks))
+        let _use = self.context.uses().begin(Kind::Publication);
+        Ok((Adopted { family: Arc::clone(self), published, ended, rights, _claim: claim, _use }, asks))
     }
 }
 
@@ -363,6 +365,7 @@ struct Adopted {
     ended: Ended,
     rights: Arc<Rights>,
     _claim: Claim,
+    _use: Use,
 }
 
 impl Drop for Adopted {

@@ -147,15 +147,21 @@ impl Authority {
         self.access.count(refusal);
     }
 
-    /// Waits until the session is to be closed because it has no right: see [`Subject::without_right`].
+    /// Waits until the session is to be closed because it has no right: see [`Subject::without_right`]. Calls `proven` as soon as it has
+    /// shown one.
     pub async fn without_right(
         &self,
         connection: &Connection,
         place: Option<unproven::Place>,
+        proven: impl Fn(),
     ) -> SessionError {
         let Some((subject, _)) = self.admitted.get() else { return SessionError::violation("no SETUP") };
-        let share = || connection.share_receive_window(Arc::clone(&subject.client().receive));
-        refused(subject.without_right(place, share).await)
+        let proven = || {
+            connection.share_receive_window(Arc::clone(&subject.client().receive));
+            connection.share_offload(self.access.kernel_streams(subject.client()));
+            proven();
+        };
+        refused(subject.without_right(place, proven).await)
     }
 
     /// A request of the peer; asked before anything is made for it. The inner error is what it is refused with.

@@ -44,10 +44,7 @@ impl Context {
         tokio::select! {
             biased;
             refusal = ended => {
-                if let Some(line) = self.hub().log.line(Instant::now()) {
-                    let suppressed = line.suppressed;
-                    info!(session = self.id(), reason = %refusal, suppressed, "a request is not allowed any more");
-                }
+                info!(session = self.id(), reason = %refusal, "a request is not allowed any more");
                 Ok(())
             }
             result = serve(stream) => result,

@@ -22,7 +22,7 @@ impl Subscription {
         choice.join(base, self.track.data.largest().map(|largest| largest.group));
         state.origin = Origin::Renditions(choice);
         // Of another rendition they would be other datagrams.
-        state.delegated = None;
+        self.connection.recall_datagrams(self.owner);
         true
     }
 
@@ -83,8 +83,7 @@ impl Subscription {
     pub fn take_place(&self, place: Place) {
         let mut state = self.state.lock();
         state.origin = Origin::Set(place);
-        state.delegated = None;
-        self.withdraw(Instant::now());
+        self.take_back(Instant::now());
     }
 
     /// Has the offload open no more streams for it. Returns whether there is none of which it is not known yet what it carries.

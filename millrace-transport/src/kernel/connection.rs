@@ -1,34 +1,86 @@
 //! Connections as the kernel engine sees them.
 
-use std::sync::{
-    Arc, OnceLock, Weak,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    sync::{
+        Arc, OnceLock, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Instant,
 };
 
 use millrace_bpf::relay::{self as bpf, Forwarded};
 use millrace_proto::quic::webtransport::Binding;
 use parking_lot::Mutex;
 
-use super::{Kernel, deferred::Deferred, keystream::Ahead, queue::Place};
-use crate::offload::{Ingress, Owner, Seen};
+use super::{Claimant, Kernel, deferred::Deferred, keystream::Ahead, queue::Place};
+use crate::offload::{Claim, Ingress, Owner, Seen, Standing, Worth};
 
-/// A connection that the kernel may send on, and whose packets it may open.
+/// A connection's claim to a record.
+pub(super) struct Claimed {
+    kernel: Arc<Kernel>,
+    number: u64,
+}
+
+impl Claimed {
+    pub fn new(kernel: Arc<Kernel>, claimant: Claimant) -> Self {
+        let number = kernel.records.enter(claimant, Instant::now());
+        Self { kernel, number }
+    }
+}
+
+impl Claim for Claimed {
+    fn set_worth(&self, worth: Worth) {
+        self.kernel.claims_changed(self.kernel.records.set_worth(self.number, worth, Instant::now()));
+    }
+
+    fn end(&self) {
+        self.kernel.claims_changed(self.kernel.records.end(self.number));
+    }
+
+    fn standing(&self) -> Standing {
+        self.kernel.records.standing(self.number)
+    }
+}
+
+impl Drop for Claimed {
+    fn drop(&mut self) {
+        self.kernel.claims_changed(self.kernel.records.leave(self.number));
+    }
+}
+
+/// A record that was made for a claim; it counts as in use until this is dropped.
+struct Granted {
+    kernel: Arc<Kernel>,
+    claim: u64,
+}
+
+impl Drop for Granted {
+    fn drop(&mut self) {
+        self.kernel.claims_changed(self.kernel.records.returned(self.claim));
+    }
+}
+
+/// A connection that has a record: the kernel may send on it, and open its packets.
 pub(super) struct Connection {
     pub downstream: bpf::Downstream,
     /// Once a stream of the peer may be forwarded.
     pub upstream: OnceLock<bpf::Upstream>,
+    // Behind both: when they are gone the record is free.
+    _granted: Granted,
     /// Of the connection's endpoint.
     pub deferred: Option<Arc<Deferred>>,
     pub seal: Ahead,
     pub open: Ahead,
     pub kernel: Arc<Kernel>,
-    pub owner: OnceLock<Weak<dyn Owner>>,
+    owner: Weak<dyn Owner>,
     /// Of a connection that is not bare.
     binding: OnceLock<Binding>,
     /// Of tracks of the peer.
     pub openings: Mutex<Vec<Weak<dyn Binds>>>,
     /// Commands to the engine's thread.
     pub place: Place,
+    /// It is to be given back.
+    pub is_released: AtomicBool,
     pub inbox: Mutex<Vec<Forwarded>>,
     /// The inbox is not empty.
     pub waiting: AtomicBool,
@@ -41,19 +93,22 @@ pub(super) trait Binds: Send + Sync {
 }
 
 impl Connection {
-    pub fn new(kernel: Arc<Kernel>, downstream: bpf::Downstream, deferred: Option<Arc<Deferred>>) -> Self {
+    pub fn new(kernel: Arc<Kernel>, downstream: bpf::Downstream, claim: u64, claimant: Claimant) -> Self {
+        let Claimant { owner, deferred } = claimant;
         deferred.iter().for_each(|deferred| downstream.set_deferred_socket(&deferred.handle));
         Self {
             downstream,
             upstream: OnceLock::new(),
+            _granted: Granted { kernel: Arc::clone(&kernel), claim },
             deferred,
             seal: Ahead::default(),
             open: Ahead::default(),
             kernel,
-            owner: OnceLock::new(),
+            owner,
             binding: OnceLock::new(),
             openings: Mutex::default(),
             place: Place::default(),
+            is_released: AtomicBool::new(false),
             inbox: Mutex::default(),
             waiting: AtomicBool::new(false),
         }
@@ -65,7 +120,7 @@ impl Connection {
     }
 
     pub fn owner(&self) -> Option<Arc<dyn Owner>> {
-        self.owner.get()?.upgrade()
+        self.owner.upgrade()
     }
 
     /// The connection as one that media arrives on, if it is.
@@ -73,13 +128,13 @@ impl Connection {
         self.upstream.get()
     }
 
-    /// Makes the kernel open the connection's packets, those from number `expected` on.
-    pub fn open_from(&self, seen: Seen) -> Result<&bpf::Upstream, millrace_bpf::Error> {
+    /// Makes the kernel open the connection's packets, those that nothing was seen of.
+    pub fn open_from(&self, seen: &Seen) -> Result<&bpf::Upstream, millrace_bpf::Error> {
         if self.upstream.get().is_none() {
             let upstream = self.kernel.relay.upstream_from(seen.packets, seen.streams)?;
+            seen.begun.iter().for_each(|id| upstream.note_begun(*id));
             upstream.set_web(self.web_session());
             self.deferred.iter().for_each(|deferred| upstream.set_deferred_socket(&deferred.handle));
-            self.downstream.remove_ids();
             let _ = self.upstream.set(upstream); // another was faster
         }
         self.upstream().ok_or(millrace_bpf::Error::Full { what: "upstreams" })

@@ -94,6 +94,12 @@ impl Egress {
     }
 }
 
+impl offload::Made for Ingress {
+    fn is_over(&self) -> bool {
+        self.connection.is_released.load(Ordering::Relaxed)
+    }
+}
+
 impl offload::Ingress for Ingress {
     fn advance(&self, position: &Position) {
         let Position { offset, field, value, missing, left, previous, with_properties, ended, kind } =

@@ -1,7 +1,8 @@
 //! Engine `kernel`: media of the streams that were delegated to it is forwarded at TC ingress, before any process
 //! wakes (`millrace_bpf::relay`).
 //!
-//! [`Kernel`] is the engine; each connection that it sends on has a record in the kernel (`connection`). The kernel says
+//! [`Kernel`] is the engine; each connection that it sends on has a record in the kernel (`connection`), of which there are fewer than
+//! connections (`records`). The kernel says
 //! afterwards what it sent, for all connections in one ring: whoever looks there puts what belongs to others into their
 //! inboxes, where each connection finds its own under its own lock. Where nobody looks, a task does (`ticker`). What has to
 //! wait for the kernel is done by one thread (`worker`), which calls the connection back, and waits its turn in `queue`. Another
@@ -17,6 +18,7 @@ mod keystream;
 mod offloading;
 mod openings;
 mod queue;
+mod records;
 mod room;
 mod socket;
 mod ticker;
@@ -35,7 +37,10 @@ use std::{
 
 use millrace_bpf::crypto::QuicKeys;
 use millrace_bpf::relay::{self as bpf, EgressOutcome, FrameOutcome, FurtherRun, Opening, Outcome};
-use millrace_proto::plane::downstream::StreamKey;
+use millrace_proto::{
+    plane::downstream::StreamKey,
+    quic::{keys::Suite, packet::ConnectionId},
+};
 use nix::sys::socket::{getsockopt, setsockopt, sockopt};
 use parking_lot::RwLock;
 use quinn::{Runtime as _, TokioRuntime};
@@ -43,11 +48,20 @@ use thiserror::Error;
 use tracing::debug;
 
 use self::{
-    clock::Clock, computer::Computer, connection::Connection, deferred::Deferred, interfaces::Interfaces,
-    queue::Queue, room::Room, socket::Socket, ticker::Ticker, worker::SetInterfaces,
+    clock::Clock,
+    computer::Computer,
+    connection::{Claimed, Connection},
+    deferred::Deferred,
+    interfaces::Interfaces,
+    queue::Queue,
+    records::{Decision, Records},
+    room::Room,
+    socket::Socket,
+    ticker::Ticker,
+    worker::SetInterfaces,
 };
 use crate::{
-    offload::{self, Attached, Delegation, Offload, Path, Status},
+    offload::{self, Attached, Delegation, Owner, Path, Status},
     trace,
 };
 
@@ -129,6 +143,17 @@ impl Default for Limits {
     }
 }
 
+/// The suites that the program has.
+const SUITES: &[Suite] = &[Suite::ChaCha20Poly1305, Suite::Aes128Gcm];
+
+/// Whoever may have a record.
+#[derive(Clone)]
+struct Claimant {
+    owner: Weak<dyn Owner>,
+    /// Of its endpoint.
+    deferred: Option<Arc<Deferred>>,
+}
+
 /// The fast path, attached until it is dropped.
 pub struct Kernel {
     relay: bpf::Relay,
@@ -137,6 +162,7 @@ pub struct Kernel {
     connections: RwLock<Vec<Weak<Connection>>>,
     clock: Clock,
     commands: Arc<Queue<Connection, SetInterfaces>>,
+    records: Records<Claimant>,
     computer: Computer,
     ticker: Ticker,
     deferred: RwLock<Vec<Weak<Deferred>>>,
@@ -178,6 +204,7 @@ impl Kernel {
             connections: RwLock::default(),
             clock: Clock::new(),
             commands,
+            records: Records::new(limits.sessions as usize),
             computer: Computer::default(),
             ticker: Ticker::default(),
             deferred: RwLock::default(),
@@ -217,16 +244,58 @@ impl Kernel {
         self.streams.load(Ordering::Relaxed)
     }
 
-    /// A connection that begins; the kernel may not send anything on it yet.
-    fn connect(
+    /// Has records made for those to whom they are worth most, and given back by others. To be called by the engine's thread.
+    fn decide(self: &Arc<Self>) {
+        let decided = self.records.decide(Instant::now());
+        if decided.is_short {
+            self.room
+                .explain(&millrace_bpf::Error::Full { what: "downstreams" }, "sessions wait for a record");
+        }
+        for decision in decided.decisions {
+            match decision {
+                Decision::Grant(claim, claimant) => self.grant(claim, claimant),
+                Decision::Recall(Claimant { owner, .. }) => {
+                    owner.upgrade().into_iter().for_each(|owner| owner.on_offload_recalled(Instant::now()));
+                }
+            }
+        }
+    }
+
+    /// Makes a record for a claim. If that has gone meanwhile, the record goes with it.
+    fn grant(self: &Arc<Self>, claim: u64, claimant: Claimant) {
+        let record = match self.record(claim, &claimant) {
+            // Those of connections that have ended are free in a moment.
+            Err(millrace_bpf::Error::Unsettled { .. }) => {
+                worker::settle(self);
+                self.record(claim, &claimant)
+            }
+            made => made,
+        };
+        match record {
+            Ok(record) => {
+                let owner = claimant.owner.upgrade();
+                owner
+                    .into_iter()
+                    .for_each(|owner| owner.on_offload(Instant::now(), Arc::clone(&record) as _));
+            }
+            Err(error) => {
+                self.room.explain(&error, "served from userspace");
+                self.records.returned(claim);
+            }
+        }
+    }
+
+    /// Makes a record on which the kernel may not send anything yet.
+    fn record(
         self: &Arc<Self>,
-        remote: SocketAddr,
-        deferred: Option<Arc<Deferred>>,
-    ) -> Result<Arc<dyn Offload>, millrace_bpf::Error> {
-        let nowhere = bpf::Path { local: remote, remote, id: Vec::new(), traffic_class: 0, flow_label: 0 };
+        claim: u64,
+        claimant: &Claimant,
+    ) -> Result<Arc<Connection>, millrace_bpf::Error> {
+        let at = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
+        let nowhere = bpf::Path { local: at, remote: at, id: Vec::new(), traffic_class: 0, flow_label: 0 };
         let downstream = self.relay.downstream(&nowhere, 0, 0)?;
         let index = downstream.id().index as usize;
-        let connection = Arc::new(Connection::new(Arc::clone(self), downstream, deferred));
+        let connection = Arc::new(Connection::new(Arc::clone(self), downstream, claim, claimant.clone()));
         let mut connections = self.connections.write();
         if connections.len() <= index {
             connections.resize_with(index + 1, Weak::new);
@@ -301,6 +370,26 @@ impl Kernel {
         self.commands.set_keys(connection, generation, keys);
     }
 
+    fn install_open_keys(&self, connection: Arc<Connection>, generation: u16, keys: QuicKeys) {
+        self.commands.set_open_keys(connection, generation, keys);
+    }
+
+    fn change_id(&self, connection: Arc<Connection>, id: ConnectionId, is_used: bool) {
+        self.commands.set_id(connection, id, is_used);
+    }
+
+    /// Has the thread see who gets a record, if there is something to decide.
+    fn claims_changed(&self, is_to_decide: bool) {
+        if is_to_decide {
+            self.commands.wake();
+        }
+    }
+
+    /// Tells the connection when no run of the program can use it any more.
+    fn release(&self, connection: Arc<Connection>) {
+        self.commands.release(connection);
+    }
+
     fn change_path(&self, connection: Arc<Connection>, path: Path) {
         self.commands.set_path(connection, path);
     }
@@ -340,11 +429,11 @@ impl offload::Engine for Kernel {
             None => TokioRuntime.wrap_udp_socket(socket)?,
         };
         self.ticker.start(&self);
-        let connect = move |remote| {
-            let connection = self.connect(remote, deferred.clone());
-            connection.inspect_err(|error| self.room.explain(error, "served from userspace")).ok()
+        let enter = move |owner| {
+            let claimant = Claimant { owner, deferred: deferred.clone() };
+            Box::new(Claimed::new(Arc::clone(&self), claimant)) as Box<dyn offload::Claim>
         };
-        Ok(Attached { socket, connect: Box::new(connect) })
+        Ok(Attached { socket, enter: Box::new(enter), suites: SUITES })
     }
 
     fn interfaces(&self) -> Vec<offload::Interface> {
@@ -363,6 +452,8 @@ impl offload::Engine for Kernel {
             commands_waiting: self.commands.len() as u64,
             commands: self.commands.commands(),
             commands_coalesced: self.commands.coalesced(),
+            offloads_waiting: self.records.waiting() as u64,
+            offloads_taken: self.records.taken(),
             records: self.relay.fill().to_vec(),
             received: counters.map(|all| Outcome::ALL.map(|one| (one.name(), all.packets(one))).to_vec()),
             frames: counters.map(|all| FrameOutcome::ALL.map(|one| (one.name(), all.frames(one))).to_vec()),

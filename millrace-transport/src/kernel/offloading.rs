@@ -10,6 +10,15 @@ use std::{
     time::Instant,
 };
 
+use super::{
+    connection::{Binds, Connection},
+    ingress::{Egress, Ingress, ours},
+    openings::Openings,
+};
+use crate::offload::{
+    self, Carried, ConnectionStatus, Datagrams, Declined, Delegation, KeystreamUse, Offload, Opened, Opens,
+    Origin, Path, Seen, Sent, Stream,
+};
 use millrace_bpf::{
     crypto::QuicKeys,
     relay::{self as bpf, EgressOutcome, Forwarded, Lookup},
@@ -22,25 +31,16 @@ use millrace_proto::{
         webtransport::Binding,
     },
 };
-use tracing::debug;
-
-use super::{
-    connection::{Binds, Connection},
-    ingress::{Egress, Ingress, ours},
-    openings::Openings,
-};
-use crate::offload::{
-    self, Carried, ConnectionStatus, Datagrams, Declined, Delegation, KeystreamUse, Offload, Opened, Opens,
-    Origin, Owner, Path, Seen, Sent, Stream,
-};
 
 impl Offload for Connection {
     fn numbers(&self) -> &AtomicU64 {
         self.downstream.number()
     }
 
-    fn set_owner(&self, owner: Weak<dyn Owner>) {
-        let _ = self.owner.set(owner); // there is one already
+    fn release(self: Arc<Self>) {
+        self.is_released.store(true, Ordering::Relaxed);
+        let kernel = Arc::clone(&self.kernel);
+        kernel.release(self);
     }
 
     fn is_active(&self) -> bool {
@@ -56,10 +56,6 @@ impl Offload for Connection {
         self.bind(binding);
     }
 
-    fn supports(&self, suite: Suite) -> bool {
-        suite != Suite::Aes256Gcm
-    }
-
     fn set_seal_keys(self: Arc<Self>, generation: u16, secret: &Secret, header: &[u8; 32]) {
         let Some(keys) = quic_keys(secret, header) else { return };
         self.seal.set_keys(generation, secret);
@@ -72,12 +68,11 @@ impl Offload for Connection {
         self.kernel.computer.wake();
     }
 
-    fn set_open_keys(&self, generation: u16, secret: &Secret, header: &[u8; 32]) {
-        let (Some(upstream), Some(keys)) = (self.upstream(), quic_keys(secret, header)) else { return };
+    fn set_open_keys(self: Arc<Self>, generation: u16, secret: &Secret, header: &[u8; 32]) {
+        let (Some(_), Some(keys)) = (self.upstream(), quic_keys(secret, header)) else { return };
         self.open.set_keys(generation, secret);
-        if let Err(error) = upstream.set_keys(generation, &keys) {
-            debug!(%error, "the kernel has no keys to open packets with");
-        }
+        let kernel = Arc::clone(&self.kernel);
+        kernel.install_open_keys(self, generation, keys);
     }
 
     fn on_open_generation(&self, generation: u16) {
@@ -85,24 +80,14 @@ impl Offload for Connection {
         self.kernel.computer.wake();
     }
 
-    fn add_id(&self, id: &ConnectionId) {
-        let added = match self.upstream() {
-            Some(upstream) => upstream.add_id(id),
-            None => self.downstream.add_id(id),
-        };
-        if let Err(error) = added {
-            debug!(%error, "the kernel does not know a connection ID");
-        }
+    fn add_id(self: Arc<Self>, id: &ConnectionId) {
+        let kernel = Arc::clone(&self.kernel);
+        kernel.change_id(self, *id, true);
     }
 
-    fn remove_id(&self, id: &ConnectionId) {
-        let removed = match self.upstream() {
-            Some(upstream) => upstream.remove_id(id),
-            None => self.downstream.remove_id(id),
-        };
-        if let Err(error) = removed {
-            debug!(%error, "the kernel still knows a connection ID");
-        }
+    fn remove_id(self: Arc<Self>, id: &ConnectionId) {
+        let kernel = Arc::clone(&self.kernel);
+        kernel.change_id(self, *id, false);
     }
 
     fn set_path(self: Arc<Self>, path: Path) {
@@ -164,7 +149,7 @@ impl Offload for Connection {
         seen: Seen,
         held: Arc<dyn Any + Send + Sync>,
     ) -> Option<Arc<dyn offload::Ingress>> {
-        let upstream = self.open_from(seen);
+        let upstream = self.open_from(&seen);
         let explain = |error: &_| self.kernel.room.explain(error, "packets are opened in userspace");
         let upstream = upstream.inspect_err(explain).ok()?;
         let slot = match origin {
@@ -280,6 +265,7 @@ impl Offload for Connection {
         let opened = |lookup| self.upstream().map_or(0, |upstream| upstream.lookups(lookup));
         ConnectionStatus {
             refused: None,
+            standing: None,
             is_ready: false,
             copies,
             sent: sent.iter().sum(),

@@ -43,7 +43,7 @@ impl Openings {
         seen: Seen,
         held: Arc<dyn Any + Send + Sync>,
     ) -> Result<Arc<Self>, millrace_bpf::Error> {
-        let track = connection.open_from(seen)?.track(alias, last)?;
+        let track = connection.open_from(&seen)?.track(alias, last)?;
         track.set_low(FIRST / 2);
         Ok(Arc::new(Self {
             track,
@@ -74,6 +74,12 @@ impl Binds for Openings {
         let opening = openings.swap_remove(at);
         opening.slot.lock().bind(stream);
         Some(opening)
+    }
+}
+
+impl offload::Made for Openings {
+    fn is_over(&self) -> bool {
+        self.connection.is_released.load(Ordering::Relaxed)
     }
 }
 

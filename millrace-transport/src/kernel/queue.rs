@@ -5,6 +5,7 @@
 //! there are connections. What the operator wants is taken first.
 
 use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -13,8 +14,9 @@ use std::{
 };
 
 use millrace_bpf::crypto::QuicKeys;
-use millrace_proto::plane::downstream::StreamKey;
+use millrace_proto::{plane::downstream::StreamKey, quic::packet::ConnectionId};
 use parking_lot::{Condvar, Mutex};
+use tracing::error;
 
 use crate::offload::{Delegation, Path};
 
@@ -27,6 +29,17 @@ pub(super) trait Subject {
     fn retire_keys(&self, generation: u16) -> bool;
 
     fn set_keys(&self, generation: u16, keys: &QuicKeys);
+
+    fn set_open_keys(&self, generation: u16, keys: &QuicKeys);
+
+    /// The peer uses a connection ID from now on, or does not any more.
+    fn set_id(&self, id: &ConnectionId, is_used: bool);
+
+    /// Has the program open none of the peer's packets any more.
+    fn stop_opening(&self);
+
+    /// No run of the program sends on the connection any more.
+    fn on_released(&self);
 
     /// Returns whether runs of the program have to be waited for before [`Self::set_path`].
     fn path_waits(&self) -> bool;
@@ -50,6 +63,11 @@ struct Pending {
     path: Option<Box<Path>>,
     /// A generation and its keys, by parity of the generation.
     keys: [Option<(u16, Box<QuicKeys>)>; 2],
+    /// As `keys`, for the peer's packets.
+    open_keys: [Option<(u16, Box<QuicKeys>)>; 2],
+    /// The peer's connection IDs that are new, and those that it does not use any more: at most as many as it may use, of each.
+    ids: Vec<(ConnectionId, bool)>,
+    is_released: bool,
     /// The streams that are taken back; at most as many as the connection has.
     recalled: Vec<(StreamKey, Option<Box<dyn Delegation>>)>,
     /// Tags of prepared streams; at most as many as the connection has.
@@ -149,15 +167,30 @@ impl<C: Subject, O> Queue<C, O> {
 
     /// Seals with these keys once the packet number word has come to `generation`.
     pub fn set_keys(&self, connection: Arc<C>, generation: u16, keys: QuicKeys) {
+        self.put(connection, |pending| put_keys(&mut pending.keys, generation, keys));
+    }
+
+    /// Opens the peer's packets of `generation` with these keys.
+    pub fn set_open_keys(&self, connection: Arc<C>, generation: u16, keys: QuicKeys) {
+        self.put(connection, |pending| put_keys(&mut pending.open_keys, generation, keys));
+    }
+
+    /// The peer uses a connection ID from now on, or does not any more.
+    pub fn set_id(&self, connection: Arc<C>, id: ConnectionId, is_used: bool) {
         self.put(connection, |pending| {
-            let place = &mut pending.keys[usize::from(generation & 1)];
-            let is_newer = place.as_ref().is_none_or(|(known, _)| *known <= generation);
-            let replaces = place.is_some();
-            if is_newer {
-                *place = Some((generation, Box::new(keys)));
+            let known = pending.ids.iter().position(|(known, _)| *known == id);
+            match known.map(|at| pending.ids.remove(at)) {
+                // The program has never heard of it.
+                Some((_, true)) if !is_used => {}
+                _ => pending.ids.push((id, is_used)),
             }
-            replaces
+            known.is_some()
         });
+    }
+
+    /// Has the connection told when no run of the program sends on it any more: nothing is granted to it.
+    pub fn release(&self, connection: Arc<C>) {
+        self.put(connection, |pending| std::mem::replace(&mut pending.is_released, true));
     }
 
     /// Takes a delegation back.
@@ -222,27 +255,62 @@ impl<C, O> Drop for Taker<C, O> {
 
 impl<C: Subject, O> Batch<C, O> {
     /// Carries out what connections want. `wait`, which returns when runs of the program that have begun are over, is called once, if it
-    /// is needed or `must_wait`. What does not need it goes first.
+    /// is needed or `must_wait`. What does not need it goes first. A command that panics is given up, and none besides: streams that were
+    /// taken back would otherwise be sent by nobody.
     pub fn carry_out(mut self, must_wait: bool, wait: impl FnOnce()) {
         for (connection, pending) in &mut self.connections {
-            pending.begin(&**connection);
+            guarded(|| pending.begin(&**connection));
+            guarded(|| pending.recalled.iter_mut().for_each(|(_, delegation)| drop(delegation.take())));
+            guarded(|| pending.install(&**connection));
         }
         self.connections.retain(|(_, pending)| !pending.is_empty());
         if must_wait || !self.connections.is_empty() {
-            wait();
+            guarded(wait);
         }
-        self.connections.into_iter().for_each(|(connection, pending)| pending.finish(&*connection));
+        for (connection, mut pending) in self.connections {
+            guarded(|| pending.finish(&*connection));
+            guarded(|| pending.give_back(&*connection));
+        }
     }
 }
 
+/// Does some work of the engine's thread, which goes on if that panics.
+pub(super) fn guarded(work: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(work)).is_err() {
+        error!(
+            "the kernel engine has given up a command, and goes on: please report the panic that was written to standard error"
+        );
+    }
+}
+
+/// Puts keys in place of older ones; returns whether there are some.
+fn put_keys(places: &mut [Option<(u16, Box<QuicKeys>)>; 2], generation: u16, keys: QuicKeys) -> bool {
+    let place = &mut places[usize::from(generation & 1)];
+    let is_newer = place.as_ref().is_none_or(|(known, _)| *known <= generation);
+    let replaces = place.is_some();
+    if is_newer {
+        *place = Some((generation, Box::new(keys)));
+    }
+    replaces
+}
+
 impl Pending {
-    /// Does what does not have to wait for anything.
+    /// Does what never has to wait.
     fn begin(&mut self, connection: &impl Subject) {
+        let open_keys = self.open_keys.iter_mut().filter_map(Option::take);
+        open_keys.for_each(|(generation, keys)| connection.set_open_keys(generation, &keys));
+        self.ids.drain(..).for_each(|(id, is_used)| connection.set_id(&id, is_used));
+        if self.is_released {
+            connection.stop_opening();
+        }
         let gone = std::mem::take(&mut self.gone);
         if !gone.is_empty() {
             connection.on_gone(&gone);
         }
-        self.recalled.iter_mut().for_each(|(_, delegation)| drop(delegation.take()));
+    }
+
+    /// Puts a path and keys in place that nothing has to be waited for.
+    fn install(&mut self, connection: &impl Subject) {
         for place in &mut self.keys {
             let is_free = |keys: &mut (u16, _)| !connection.retire_keys(keys.0);
             place.take_if(is_free).into_iter().for_each(|(number, keys)| connection.set_keys(number, &keys));
@@ -251,20 +319,28 @@ impl Pending {
         path.into_iter().for_each(|path| connection.set_path(&path));
     }
 
-    /// Does the rest.
-    fn finish(self, connection: &impl Subject) {
-        let keys = self.keys.into_iter().flatten();
+    /// Does what had to wait.
+    fn finish(&mut self, connection: &impl Subject) {
+        let keys = self.keys.iter_mut().filter_map(Option::take);
         keys.for_each(|(generation, keys)| connection.set_keys(generation, &keys));
-        self.path.into_iter().for_each(|path| connection.set_path(&path));
+        self.path.take().into_iter().for_each(|path| connection.set_path(&path));
+    }
+
+    /// Says what the program has no part in any more.
+    fn give_back(&self, connection: &impl Subject) {
         if !self.recalled.is_empty() {
             let keys: Vec<_> = self.recalled.iter().map(|(key, _)| *key).collect();
             connection.on_returned(&keys);
         }
+        if self.is_released {
+            connection.on_released();
+        }
     }
 
     fn is_empty(&self) -> bool {
-        let Self { is_queued: _, path, keys, recalled, gone } = self;
-        path.is_none() && keys.iter().all(Option::is_none) && recalled.is_empty() && gone.is_empty()
+        let Self { is_queued: _, path, keys, open_keys, ids, is_released, recalled, gone } = self;
+        let no_keys = keys.iter().chain(open_keys).all(Option::is_none);
+        path.is_none() && no_keys && ids.is_empty() && !is_released && recalled.is_empty() && gone.is_empty()
     }
 }
 

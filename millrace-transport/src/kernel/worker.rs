@@ -6,13 +6,13 @@ use std::{
 };
 
 use millrace_bpf::{crypto::QuicKeys, relay as bpf};
-use millrace_proto::plane::downstream::StreamKey;
+use millrace_proto::{plane::downstream::StreamKey, quic::packet::ConnectionId};
 use tracing::{debug, warn};
 
 use super::{
     Error, Kernel,
     connection::Connection,
-    queue::{Place, Subject, Taker},
+    queue::{Place, Subject, Taker, guarded},
 };
 use crate::offload::Path;
 
@@ -35,21 +35,23 @@ pub(super) fn work(kernel: &Weak<Kernel>, commands: &Taker<Connection, SetInterf
     while let Some(mut batch) = commands.take(Instant::now() + LOOK) {
         let Some(kernel) = kernel.upgrade() else { return };
         for SetInterfaces { names, done } in std::mem::take(&mut batch.orders) {
-            let _ = done.send(kernel.interfaces.set(&kernel.relay, &names)); // nobody waits any more
+            guarded(|| drop(done.send(kernel.interfaces.set(&kernel.relay, &names)))); // nobody may wait any more
         }
         let erases = erased.elapsed() >= ERASE && kernel.relay.has_old_keys();
         batch.carry_out(erases || kernel.relay.needs_settling(), || settle(&kernel));
         if erases {
             erased = Instant::now();
         }
+        guarded(|| kernel.decide());
         if looked.elapsed() >= LOOK {
-            kernel.interfaces.look(&kernel.relay);
+            guarded(|| kernel.interfaces.look(&kernel.relay));
             looked = Instant::now();
         }
     }
 }
 
-fn settle(kernel: &Kernel) {
+/// Waits for runs of the program that have begun.
+pub(super) fn settle(kernel: &Kernel) {
     if let Err(error) = kernel.relay.settle() {
         warn!(%error, "cannot wait for the kernel");
     }
@@ -68,6 +70,37 @@ impl Subject for Connection {
         if let Err(error) = self.downstream.set_keys(generation, keys) {
             warn!(%error, "keys cannot be installed: this connection is served from userspace");
         }
+    }
+
+    fn set_open_keys(&self, generation: u16, keys: &QuicKeys) {
+        let Some(upstream) = self.upstream() else { return };
+        if let Err(error) = upstream.set_keys(generation, keys) {
+            debug!(%error, "the kernel has no keys to open packets with");
+        }
+    }
+
+    fn set_id(&self, id: &ConnectionId, is_used: bool) {
+        let changed = match (self.upstream(), is_used) {
+            (Some(upstream), true) => {
+                // They are the publisher's from now on, which is told all of them.
+                self.downstream.remove_ids();
+                upstream.add_id(id)
+            }
+            (Some(upstream), false) => upstream.remove_id(id),
+            (None, true) => self.downstream.add_id(id),
+            (None, false) => self.downstream.remove_id(id),
+        };
+        if let Err(error) = changed {
+            debug!(%error, "the kernel does not know which connection ID is in use");
+        }
+    }
+
+    fn stop_opening(&self) {
+        self.upstream().into_iter().for_each(|upstream| upstream.stop());
+    }
+
+    fn on_released(&self) {
+        self.owner().into_iter().for_each(|owner| owner.on_released(Instant::now()));
     }
 
     fn path_waits(&self) -> bool {

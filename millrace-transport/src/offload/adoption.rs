@@ -15,13 +15,14 @@ impl Offloaded {
     /// Has it open a stream for whatever the ingress will be bound to. Returns whether it may.
     pub fn prepare(&mut self, downstream: &Downstream, ingress: &Arc<dyn Ingress>, opens: &Opens) -> bool {
         let place = (opens.owner, ingress.serial());
-        if !self.takes() || self.openings.waiting.contains_key(&place) {
+        let Some(offload) = self.takes().map(Arc::clone) else { return false };
+        if self.openings.waiting.contains_key(&place) {
             return false;
         }
         let tag = TAG | self.openings.made;
         self.openings.made += 1;
         let opened = Opened { tag, max_offset: downstream.initial_stream_credit(), opens: *opens };
-        let delegation = match Arc::clone(&self.offload).prepare(ingress, &opened) {
+        let delegation = match self.places.within(|| offload.prepare(ingress, &opened)) {
             Ok(delegation) => delegation,
             Err(declined) => {
                 debug!(%declined, "streams are opened in userspace");
@@ -122,5 +123,23 @@ impl Offloaded {
             }
         }
         self.openings.of_owner(owner).is_empty()
+    }
+
+    /// Has the offload open no more streams for anybody. Those that it has opened are as if they were delegated: whoever asks for one
+    /// later still finds it.
+    pub(super) fn close_openings(&mut self, downstream: &mut Downstream) {
+        for tag in self.openings.prepared() {
+            let delegation = self.openings.by_tag.get(&tag).and_then(|opening| opening.delegation.as_ref());
+            match delegation.map(|delegation| delegation.close()) {
+                Some(Opener::Userspace) => {
+                    self.openings.take(tag);
+                    self.openings.by_tag.remove(&tag);
+                }
+                Some(Opener::Offload(id)) => {
+                    self.openings.key(tag, id, downstream, &mut self.delegations);
+                }
+                None => {}
+            }
+        }
     }
 }

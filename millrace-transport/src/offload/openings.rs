@@ -110,6 +110,12 @@ impl Openings {
         }
     }
 
+    /// Those whose stream the offload has not opened, as far as is known.
+    pub fn prepared(&self) -> Vec<u64> {
+        let prepared = self.by_tag.iter().filter(|(_, opening)| opening.delegation.is_some());
+        prepared.map(|(tag, _)| *tag).collect()
+    }
+
     pub fn of_owner(&self, owner: u64) -> Vec<u64> {
         self.waiting.range((owner, 0)..=(owner, u64::MAX)).map(|(_, tag)| *tag).collect()
     }

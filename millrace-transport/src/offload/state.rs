@@ -2,6 +2,9 @@
 //!
 //! It sends within a budget of credit and window, which it is granted whenever the connection's lock is let go. Before
 //! anything is sent from here the budget is reclaimed, so both together stay within the peer's limits.
+//!
+//! A connection has an offload some of the time ([`Offloaded::take_offload`] to [`Offloaded::finish_release`]). What that has to know of
+//! the connection is kept here from the beginning on.
 
 use std::{
     any::Any,
@@ -14,7 +17,11 @@ use std::{
 
 use millrace_proto::{
     plane::downstream::{Budget, Downstream, Label, OffloadedPacket, StreamKey},
-    quic::{keys::Secret, packet::ConnectionId, webtransport::Binding},
+    quic::{
+        keys::{Secret, Suite},
+        packet::ConnectionId,
+        webtransport::Binding,
+    },
 };
 use tracing::{debug, warn};
 
@@ -23,26 +30,37 @@ use super::{
     deferral::Deferral,
     delivered::Delivered,
     openings::{self, Delegated, Openings},
+    places::Places,
     trial::Trial,
 };
-use crate::{dscp::ECT0, path};
+use crate::{dscp::ECT0, path, windows::Share};
 
 /// This end's connection IDs that a peer may use in turn; older ones are forgotten. quinn gives a peer so many at a time.
 const IDS: usize = 8;
 
-/// A connection's offload, behind the connection's lock.
+/// What a connection has with an offload, behind the connection's lock.
+///
+/// States: without an offload, with one, and releasing it. [`Self::take_offload`], [`Self::release`] and [`Self::finish_release`] move it,
+/// in this order. While it is releasing, nothing is granted or delegated.
 pub(crate) struct Offloaded {
-    pub(super) offload: Arc<dyn Offload>,
+    offload: Option<Arc<dyn Offload>>,
+    is_releasing: bool,
+    /// Suites that an offload supports.
+    suites: &'static [Suite],
     /// Of this end's socket.
     local: SocketAddr,
-    /// From where to where it was told to send, and whether it does.
+    /// From where to where packets go, as the latest offload was told.
     path: Option<Path>,
+    /// The one that there is now was told.
+    path_told: bool,
+    /// It sends to there.
     path_ready: bool,
     /// It was told what it may send, at the latest occasion.
     is_ready: bool,
     /// On this path.
     trial: Trial,
     failed_trials: u64,
+    pub(super) places: Places,
     /// The header keys of both directions, which are those of generation 0.
     seal_header: Option<[u8; 32]>,
     open: Option<Open>,
@@ -50,14 +68,22 @@ pub(crate) struct Offloaded {
     ids: VecDeque<ConnectionId>,
     pub(super) delegations: HashMap<StreamKey, Delegated>,
     pub(super) openings: Openings,
+    /// Datagrams that it forwards, by tag.
+    datagrams: HashMap<u64, Box<dyn Delegation>>,
     /// Unidirectional streams of the peer that were accepted.
     accepted: u64,
+    binding: Option<Binding>,
+    stream_bits: u32,
+    /// The largest DATAGRAM frame that the peer takes, bytes.
+    max_datagram: u32,
     /// Totals that it has registered.
     registered: Budget,
     /// What it may send beyond them.
     budget: Budget,
     session: u32,
     refused: Option<&'static str>,
+    /// What earlier offloads did.
+    past: ConnectionStatus,
     delivered: Delivered,
     deferral: Deferral,
     /// A timer has waited for acknowledgements to be read, and does not again.
@@ -72,58 +98,130 @@ struct Open {
 }
 
 impl Offloaded {
-    pub fn new(offload: Arc<dyn Offload>, local: SocketAddr) -> Self {
+    pub fn new(local: SocketAddr, suites: &'static [Suite]) -> Self {
         Self {
-            offload,
+            offload: None,
+            is_releasing: false,
+            suites,
             local,
             path: None,
+            path_told: false,
             path_ready: false,
             is_ready: false,
             trial: Trial::new(),
             failed_trials: 0,
+            places: Places::default(),
             seal_header: None,
             open: None,
             ids: VecDeque::new(),
             delegations: HashMap::new(),
             openings: Openings::default(),
+            datagrams: HashMap::new(),
             accepted: 0,
+            binding: None,
+            stream_bits: 0,
+            max_datagram: 0,
             registered: Budget::default(),
             budget: Budget::default(),
             session: 0,
             refused: None,
+            past: ConnectionStatus::default(),
             delivered: Delivered::default(),
             deferral: Deferral::default(),
             waited: false,
         }
     }
 
+    /// Takes further places for streams from these shares.
+    pub fn set_shares(&mut self, shares: [Arc<Share>; 2]) {
+        self.places.set_shares(shares);
+    }
+
     /// How traces name the connection.
     pub fn set_session(&mut self, session: u32) {
         self.session = session;
-        self.offload.set_session(session);
+        self.offload.iter().for_each(|offload| offload.set_session(session));
     }
 
-    /// Low bits of the IDs of this end's unidirectional streams.
-    pub fn set_stream_bits(&self, bits: u64) {
-        self.offload.set_stream_bits(bits as u32);
+    /// Low bits of the IDs of this end's unidirectional streams, and the largest DATAGRAM frame that the peer takes, bytes.
+    pub fn set_peer(&mut self, stream_bits: u64, max_datagram: u64) {
+        self.stream_bits = stream_bits as u32;
+        self.max_datagram = u32::try_from(max_datagram).unwrap_or(u32::MAX);
+        self.offload.iter().for_each(|offload| self.tell_peer(&**offload));
     }
 
-    /// The largest DATAGRAM frame that the peer takes, bytes.
-    pub fn set_max_datagram(&self, bytes: u64) {
-        self.offload.set_max_datagram(u32::try_from(bytes).unwrap_or(u32::MAX));
+    fn tell_peer(&self, offload: &dyn Offload) {
+        offload.set_max_datagram(self.max_datagram);
+        offload.set_stream_bits(self.stream_bits);
     }
 
     /// How the application's streams and datagrams lie on the connection.
-    pub fn bind(&self, binding: Binding) {
-        self.offload.set_binding(binding);
+    pub fn bind(&mut self, binding: Binding) {
+        self.binding = Some(binding);
+        self.offload.iter().for_each(|offload| offload.set_binding(binding));
+    }
+
+    /// Whether an offload would be of any use.
+    pub fn is_usable(&self) -> bool {
+        self.refused.is_none()
+    }
+
+    /// The offload as long as it may be used.
+    pub(super) fn offload(&self) -> Option<&Arc<dyn Offload>> {
+        self.offload.as_ref().filter(|_| !self.is_releasing)
     }
 
     pub fn status(&self) -> ConnectionStatus {
-        let mut status = self.offload.status();
+        let mut status = self.offload.as_ref().map(|offload| offload.status()).unwrap_or_default();
+        status.add(&self.past);
         status.refused = self.refused;
         status.is_ready = self.is_ready;
         status.copies.push(("not_arriving", self.failed_trials));
+        status.copies.push(("client_share", self.places.declined));
         status
+    }
+}
+
+/// Having an offload, and having none any more.
+impl Offloaded {
+    /// There is an offload from now on, which draws from the connection's word. It is told all that came before: `seal` is the generation
+    /// that this end seals with now, and its secret.
+    pub fn take_offload(&mut self, offload: Arc<dyn Offload>, seal: Option<(u16, &Secret)>) {
+        offload.set_session(self.session);
+        self.binding.iter().for_each(|binding| offload.set_binding(*binding));
+        self.tell_peer(&*offload);
+        self.ids.iter().for_each(|id| Arc::clone(&offload).add_id(id));
+        (self.registered, self.budget) = (Budget::default(), Budget::default());
+        (self.path_told, self.path_ready) = (false, false);
+        self.offload = Some(offload);
+        self.install_both_seal_keys(seal);
+    }
+
+    /// Takes everything back from the offload: its streams are returned one by one, and [`Self::finish_release`] follows.
+    pub fn release(&mut self, downstream: &mut Downstream) {
+        let Some(offload) = self.offload().map(Arc::clone) else { return };
+        self.reclaim_budget(downstream);
+        self.datagrams.clear();
+        self.close_openings(downstream);
+        for (key, delegated) in self.delegations.drain() {
+            Arc::clone(&offload).recall(key, Some(delegated.delegation));
+        }
+        (self.is_releasing, self.is_ready) = (true, false);
+        offload.release();
+    }
+
+    /// The offload sends nothing more, and all that it has sent was drained. Returns it, to be dropped without the connection's lock.
+    pub fn finish_release(&mut self, downstream: &mut Downstream) -> Option<Arc<dyn Offload>> {
+        let offload = self.offload.take_if(|_| self.is_releasing)?;
+        // Of streams that it was opening meanwhile, and that are open now.
+        for (key, _) in self.delegations.drain() {
+            downstream.on_returned(key);
+            self.openings.on_returned(key);
+        }
+        self.past.add(&offload.status());
+        downstream.set_outstanding(Budget::default());
+        (self.is_releasing, self.budget) = (false, Budget::default());
+        Some(offload)
     }
 }
 
@@ -131,27 +229,34 @@ impl Offloaded {
 impl Offloaded {
     /// The handshake is over: both directions' keys of the first two generations.
     pub fn on_keys(&mut self, seal: Option<&Secret>, open: Option<Secret>) {
-        let suites = seal.into_iter().chain(&open).map(Secret::suite);
-        if suites.into_iter().any(|suite| !self.offload.supports(suite)) {
+        let mut suites = seal.into_iter().chain(&open).map(Secret::suite);
+        if suites.any(|suite| !self.suites.contains(&suite)) {
             self.refused = Some("cipher suite");
         }
         if let Some(secret) = seal.filter(|_| self.refused.is_none()) {
             self.seal_header = Some(secret.key_material().header);
-            self.install_seal_keys(0, secret);
-            self.install_seal_keys(1, &secret.next());
+            self.install_both_seal_keys(Some((0, secret)));
         }
         self.open = open.map(|secret| Open { header: secret.key_material().header, secret, generation: 0 });
     }
 
     /// This end seals with the keys of `generation`, those of `secret`, from now on.
     pub fn on_seal_keys(&mut self, generation: u16, secret: &Secret) {
-        self.offload.on_key_update();
+        self.offload().into_iter().for_each(|offload| offload.on_key_update());
         self.install_seal_keys(generation.saturating_add(1), &secret.next());
     }
 
+    /// The generation in use and the next.
+    fn install_both_seal_keys(&self, seal: Option<(u16, &Secret)>) {
+        if let Some((generation, secret)) = seal {
+            self.install_seal_keys(generation, secret);
+            self.install_seal_keys(generation.saturating_add(1), &secret.next());
+        }
+    }
+
     fn install_seal_keys(&self, generation: u16, secret: &Secret) {
-        if let Some(header) = &self.seal_header {
-            Arc::clone(&self.offload).set_seal_keys(generation, secret, header);
+        if let (Some(offload), Some(header)) = (self.offload(), &self.seal_header) {
+            Arc::clone(offload).set_seal_keys(generation, secret, header);
         }
     }
 
@@ -166,12 +271,12 @@ impl Offloaded {
             open.generation += 1;
             self.install_open_keys();
         }
-        self.offload.on_received(number)
+        self.offload.as_ref().is_none_or(|offload| offload.on_received(number))
     }
 
     /// As [`Offload::leave`].
     pub fn leave(&self, stream: u64, bytes: &Range<u64>, fin: bool) {
-        self.offload.leave(stream, bytes, fin);
+        self.offload.iter().for_each(|offload| offload.leave(stream, bytes, fin));
     }
 
     /// The peer has moved to another of this end's IDs.
@@ -185,20 +290,20 @@ impl Offloaded {
         }
         self.ids.push_back(id);
         let oldest = if self.ids.len() > IDS { self.ids.pop_front() } else { None };
-        if let Some(oldest) = oldest {
-            self.offload.remove_id(&oldest);
+        if let Some(offload) = self.offload() {
+            oldest.iter().for_each(|oldest| Arc::clone(offload).remove_id(oldest));
+            Arc::clone(offload).add_id(&id);
         }
-        self.offload.add_id(&id);
     }
 
     /// Keys of the generation in use and of the next.
     fn install_open_keys(&self) {
-        let Some(open) = &self.open else { return };
+        let (Some(offload), Some(open)) = (self.offload(), &self.open) else { return };
         let next = open.generation.saturating_add(1);
         for (generation, secret) in [(open.generation, open.secret.clone()), (next, open.secret.next())] {
-            self.offload.set_open_keys(generation, &secret, &open.header);
+            Arc::clone(offload).set_open_keys(generation, &secret, &open.header);
         }
-        self.offload.on_open_generation(open.generation);
+        offload.on_open_generation(open.generation);
     }
 }
 
@@ -206,7 +311,7 @@ impl Offloaded {
 impl Offloaded {
     /// When a packet arrived that ends with these bytes, which may have waited to be read.
     pub fn arrival(&self, now: Instant, end: [u8; 8]) -> Instant {
-        self.offload.arrival(now, end)
+        self.offload.as_ref().map_or(now, |offload| offload.arrival(now, end))
     }
 
     /// A packet of `size` bytes held an acknowledgement with this ACK Delay, which told of no loss, and nothing else.
@@ -217,18 +322,19 @@ impl Offloaded {
     /// Before a timer acts on an acknowledgement that is missing: whether it shall wait since it may be among the
     /// deferred packets, which are read now.
     pub fn reads_first(&mut self) -> bool {
-        self.waited = !self.waited && self.offload.read_deferred();
+        self.waited = !self.waited && self.offload.as_ref().is_some_and(|offload| offload.read_deferred());
         self.waited
     }
 
     /// Says which packets of the peer need not wake the process.
     fn defer(&mut self, now: Instant, downstream: &Downstream) {
+        let Some(offload) = &self.offload else { return };
         let forwards = !self.delegations.is_empty() || !self.openings.is_empty();
-        let serves = forwards && self.trial == Trial::Passed && downstream.is_steady();
-        let declined = self.offload.short_of_room();
+        let serves = forwards && self.trial.has_passed() && downstream.is_steady();
+        let declined = offload.short_of_room();
         let (size, bytes) = self.deferral.limits(now, self.budget, downstream.unpaced_window(), declined);
         let size = if serves { size } else { 0 };
-        self.offload.set_deferral(size, self.registered.bytes.saturating_add(bytes));
+        offload.set_deferral(size, self.registered.bytes.saturating_add(bytes));
     }
 }
 
@@ -241,22 +347,26 @@ impl Offloaded {
 
     /// Lets it send and open nothing more. What it may have sent without having said so is outstanding.
     pub fn reclaim_budget(&mut self, downstream: &mut Downstream) {
-        downstream.set_outstanding(self.grant(Budget::default()));
+        let Some(outstanding) = self.grant(Budget::default()) else { return };
+        downstream.set_outstanding(outstanding);
         self.grant_streams(downstream, 0);
     }
 
     fn grant_streams(&self, downstream: &mut Downstream, limit: u64) {
-        let next = self.offload.set_streams(downstream.next_stream(), limit);
-        downstream.on_streams_opened(next);
+        if let Some(offload) = &self.offload {
+            downstream.on_streams_opened(offload.set_streams(downstream.next_stream(), limit));
+        }
     }
 
-    fn grant(&mut self, budget: Budget) -> Budget {
+    /// Returns how much it may have used without having said so; `None`: there is no offload.
+    fn grant(&mut self, budget: Budget) -> Option<Budget> {
+        let offload = self.offload.as_ref()?;
         let Budget { bytes, data } = self.registered;
         self.budget = budget;
         let total =
             Budget { bytes: bytes.saturating_add(budget.bytes), data: data.saturating_add(budget.data) };
-        let reached = self.offload.grant(total);
-        Budget { bytes: reached.bytes.saturating_sub(bytes), data: reached.data.saturating_sub(data) }
+        let reached = offload.grant(total);
+        Some(Budget { bytes: reached.bytes.saturating_sub(bytes), data: reached.data.saturating_sub(data) })
     }
 
     /// Tells it what it may send now, if the plane is `open` and has keys, and takes streams back that are over.
@@ -267,15 +377,21 @@ impl Offloaded {
         (path, traffic_class): (&path::Path, u8),
         open: bool,
     ) {
+        let Some(offload) = self.offload().map(Arc::clone) else {
+            // All of its streams are on their way back, or here.
+            while downstream.poll_recall().is_some() {}
+            self.is_ready = false;
+            return downstream.set_offload_marks(now, false);
+        };
         while let Some(key) = downstream.poll_recall() {
             let delegation = self.delegations.remove(&key).map(|delegated| delegated.delegation);
-            Arc::clone(&self.offload).recall(key, delegation);
+            Arc::clone(&offload).recall(key, delegation);
         }
         downstream.set_outstanding(Budget::default());
-        self.is_ready = self.follow_path(now, (path, traffic_class), downstream) && open;
+        self.is_ready = self.follow_path(now, &offload, (path, traffic_class), downstream) && open;
         let budget = if self.is_ready { downstream.budget() } else { Budget::default() };
         let budget = self.trial.allow(now, budget, downstream.mtu());
-        self.offload.set_waiting(downstream.waiting().map(|level| u16::from_be_bytes(level.into())));
+        offload.set_waiting(downstream.waiting().map(|level| u16::from_be_bytes(level.into())));
         self.grant(budget);
         let streams = if budget.bytes > 0 { downstream.max_streams() } else { 0 };
         self.grant_streams(downstream, streams);
@@ -284,7 +400,10 @@ impl Offloaded {
 
     /// Takes note of what was sent.
     pub fn drain(&mut self, now: Instant, downstream: &mut Downstream) {
-        let Self { offload, registered, delivered, trial, openings, delegations, .. } = self;
+        let Self { offload: Some(offload), registered, delivered, trial, openings, delegations, .. } = self
+        else {
+            return;
+        };
         offload.drain(now, &mut |sent, one| {
             let Sent { tag, number, size, carried } = one;
             registered.bytes += u64::from(size);
@@ -330,25 +449,26 @@ impl Offloaded {
     fn follow_path(
         &mut self,
         now: Instant,
+        offload: &Arc<dyn Offload>,
         (path, traffic_class): (&path::Path, u8),
         downstream: &mut Downstream,
     ) -> bool {
         let ip = path.local.or(Some(self.local.ip()).filter(|ip| !ip.is_unspecified()));
         let Some(ip) = ip else { return false };
-        self.offload.set_mtu(u32::try_from(downstream.mtu()).unwrap_or(u32::MAX));
+        offload.set_mtu(u32::try_from(downstream.mtu()).unwrap_or(u32::MAX));
         let local = SocketAddr::new(ip, self.local.port());
         let wanted = Path { local, remote: path.remote, id: path.id, traffic_class };
         let marks = traffic_class & ECT0 != 0;
         // Nobody but the stack sends to an address that has not answered. A peer that goes from one to the next has nothing changed.
-        if path.is_validated() && self.path.as_ref() != Some(&wanted) {
-            self.path_ready = false;
+        if path.is_validated() && !(self.path_told && self.path.as_ref() == Some(&wanted)) {
+            (self.path_told, self.path_ready) = (true, false);
             let is_same = |path: &Path| Path { traffic_class, ..path.clone() } == wanted;
             if !self.path.as_ref().is_some_and(is_same) {
                 self.trial = Trial::new();
                 self.deferral = Deferral::default();
             }
             self.path = Some(wanted.clone());
-            Arc::clone(&self.offload).set_path(wanted);
+            Arc::clone(offload).set_path(wanted);
         }
         downstream.set_offload_marks(now, marks && self.path_ready);
         self.path_ready && path.is_validated()
@@ -356,58 +476,63 @@ impl Offloaded {
 
     /// Packets go there from now on.
     pub fn on_path(&mut self, path: &Path) {
-        self.path_ready |= self.path.as_ref() == Some(path);
+        self.path_ready |= self.path_told && self.path.as_ref() == Some(path);
     }
 }
 
 /// What it forwards.
 impl Offloaded {
-    /// What the peer sends as it may forward it, while the connection is `held`. `expected`: the next packet number.
+    /// What the peer sends as it may forward it, while the connection is `held`. `expected`: the next packet number; `begun`: the streams
+    /// that have begun.
     pub fn ingress(
         &mut self,
         origin: Origin,
-        expected: u64,
+        (expected, begun): (u64, impl Iterator<Item = u64>),
         held: Arc<dyn Any + Send + Sync>,
     ) -> Option<Arc<dyn Ingress>> {
-        let seen = Seen { packets: expected, streams: self.accepted };
-        self.upstream(|offload| offload.ingress(origin, seen, held))
+        self.upstream((expected, begun), |offload, seen| offload.ingress(origin, seen, held))
     }
 
     /// As [`Offload::openings`].
     pub fn openings(
         &mut self,
         (alias, last): (u64, (u64, u64)),
-        expected: u64,
+        (expected, begun): (u64, impl Iterator<Item = u64>),
         held: Arc<dyn Any + Send + Sync>,
     ) -> Option<Arc<dyn super::Openings>> {
-        let seen = Seen { packets: expected, streams: self.accepted };
-        self.upstream(|offload| offload.openings(alias, last, seen, held))
+        self.upstream((expected, begun), |offload, seen| offload.openings(alias, last, seen, held))
     }
 
     /// As [`Offload::accept`].
     pub fn accept(&mut self, stream: u64) -> Option<Arc<dyn Ingress>> {
         self.accepted = self.accepted.max((stream >> 2) + 1);
-        self.offload.accept(stream)
+        self.offload()?.accept(stream)
     }
 
     /// What is made of the connection as one that media arrives on.
-    fn upstream<T>(&mut self, make: impl FnOnce(Arc<dyn Offload>) -> Option<T>) -> Option<T> {
-        if !self.offload.is_active() || !self.offload.supports(self.open.as_ref()?.secret.suite()) {
+    fn upstream<T>(
+        &mut self,
+        (packets, begun): (u64, impl Iterator<Item = u64>),
+        make: impl FnOnce(Arc<dyn Offload>, Seen) -> Option<T>,
+    ) -> Option<T> {
+        let offload = self.offload().filter(|offload| offload.is_active())?;
+        if !self.suites.contains(&self.open.as_ref()?.secret.suite()) {
             return None;
         }
-        let is_first = !self.offload.has_ingress();
-        let made = make(Arc::clone(&self.offload))?;
+        let is_first = !offload.has_ingress();
+        let begun = if is_first { begun.collect() } else { Vec::new() };
+        let made = make(Arc::clone(offload), Seen { packets, streams: self.accepted, begun })?;
         if is_first {
             self.install_open_keys();
-            self.offload.set_session(self.session);
-            self.ids.iter().for_each(|id| self.offload.add_id(id));
+            offload.set_session(self.session);
+            self.ids.iter().for_each(|id| Arc::clone(offload).add_id(id));
         }
         Some(made)
     }
 
-    /// Whether anything can be delegated at the moment.
-    pub(super) fn takes(&self) -> bool {
-        self.seal_header.is_some() && self.offload.is_active()
+    /// The offload, if anything can be delegated to it at the moment.
+    pub(super) fn takes(&self) -> Option<&Arc<dyn Offload>> {
+        self.offload().filter(|offload| self.seal_header.is_some() && offload.is_active())
     }
 
     /// Has it forward an ingress as stream `key`, once that owes nothing: from offset `from` of the ingress on, at an
@@ -419,9 +544,7 @@ impl Offloaded {
         ingress: &Arc<dyn Ingress>,
         (shift, from): (i64, u64),
     ) -> bool {
-        if !self.takes() {
-            return false;
-        }
+        let Some(offload) = self.takes().map(Arc::clone) else { return false };
         let Some(granted) = downstream.delegate(key) else { return self.delegations.contains_key(&key) };
         let stream = Stream {
             key,
@@ -433,7 +556,7 @@ impl Offloaded {
             track: granted.label.track,
             group: granted.label.group,
         };
-        match Arc::clone(&self.offload).delegate(ingress, &stream) {
+        match self.places.within(|| offload.delegate(ingress, &stream)) {
             Ok(delegation) => {
                 self.delegations.insert(key, Delegated { id: granted.id, delegation });
                 true
@@ -446,17 +569,21 @@ impl Offloaded {
         }
     }
 
-    /// Has it forward a track's datagrams, until what it returns is dropped.
-    pub fn delegate_datagrams(
-        &self,
-        ingress: &Arc<dyn Ingress>,
-        datagrams: &Datagrams,
-    ) -> Option<Box<dyn Delegation>> {
-        if !self.takes() {
-            return None;
+    /// Has it forward a track's datagrams, in place of others with the same tag and until [`Self::recall_datagrams`].
+    pub fn delegate_datagrams(&mut self, ingress: &Arc<dyn Ingress>, datagrams: &Datagrams) {
+        let Some(offload) = self.takes().map(Arc::clone) else { return };
+        if self.datagrams.get(&datagrams.tag).is_some_and(|delegation| delegation.is_of(ingress)) {
+            return;
         }
-        let delegation = Arc::clone(&self.offload).delegate_datagrams(ingress, datagrams);
-        delegation.inspect_err(|declined| debug!(%declined, "datagrams stay in userspace")).ok()
+        self.recall_datagrams(datagrams.tag);
+        match self.places.within(|| offload.delegate_datagrams(ingress, datagrams)) {
+            Ok(delegation) => drop(self.datagrams.insert(datagrams.tag, delegation)),
+            Err(declined) => debug!(%declined, "datagrams stay in userspace"),
+        }
+    }
+
+    pub fn recall_datagrams(&mut self, tag: u64) {
+        self.datagrams.remove(&tag);
     }
 
     /// Whether it has sent the datagram; says so once.

@@ -14,11 +14,23 @@ use millrace_proto::plane::downstream::Budget;
 /// Packets on trial. With every third packet lost on the way, all of them are in one trial of 6000.
 const PACKETS: usize = 8;
 
-/// Whatever was in the way may be gone by then.
+/// Packets of each later trial: on a host where none ever arrives, each is a loss.
+const LATER_PACKETS: usize = 2;
+
+/// Whatever was in the way may be gone by then. After each trial that fails it is twice as long, up to an hour.
 const RETRY: Duration = Duration::from_secs(60);
+const RETRY_MOST: Duration = Duration::from_secs(3600);
+
+/// The trial of an offload on one path: it is open, and then has passed, or has failed until it is open again.
+#[derive(Debug)]
+pub(in crate::offload) struct Trial {
+    state: State,
+    /// Trials that failed, one after the other.
+    failures: u32,
+}
 
 #[derive(Debug, PartialEq)]
-pub(in crate::offload) enum Trial {
+enum State {
     /// The numbers of packets sent.
     Open(Vec<u64>),
     Passed,
@@ -27,13 +39,22 @@ pub(in crate::offload) enum Trial {
 
 impl Trial {
     pub fn new() -> Self {
-        Self::Open(Vec::with_capacity(PACKETS))
+        Self { state: State::Open(Vec::with_capacity(PACKETS)), failures: 0 }
+    }
+
+    pub fn has_passed(&self) -> bool {
+        self.state == State::Passed
+    }
+
+    fn packets(&self) -> usize {
+        if self.failures == 0 { PACKETS } else { LATER_PACKETS }
     }
 
     /// It has sent a packet.
     pub fn on_sent(&mut self, number: u64) {
-        if let Self::Open(numbers) = self
-            && numbers.len() < PACKETS
+        let packets = self.packets();
+        if let State::Open(numbers) = &mut self.state
+            && numbers.len() < packets
         {
             numbers.push(number);
         }
@@ -41,13 +62,15 @@ impl Trial {
 
     /// Returns whether the trial has just failed: all were sent, and a later packet arrived but none of them.
     pub fn on_ack(&mut self, now: Instant, ranges: &[RangeInclusive<u64>]) -> bool {
-        let Self::Open(numbers) = self else { return false };
+        let packets = self.packets();
+        let State::Open(numbers) = &self.state else { return false };
         let arrived = |number: &u64| ranges.iter().any(|range| range.contains(number));
         let largest = ranges.iter().map(|range| *range.end()).max();
         if numbers.iter().any(arrived) {
-            *self = Self::Passed;
-        } else if numbers.len() == PACKETS && numbers.iter().all(|number| Some(*number) < largest) {
-            *self = Self::Failed(now);
+            self.state = State::Passed;
+        } else if numbers.len() == packets && numbers.iter().all(|number| Some(*number) < largest) {
+            self.state = State::Failed(now);
+            self.failures = self.failures.saturating_add(1);
             return true;
         }
         false
@@ -55,17 +78,23 @@ impl Trial {
 
     /// What may be granted of a budget, in packets of at most `mtu` bytes.
     pub fn allow(&mut self, now: Instant, budget: Budget, mtu: usize) -> Budget {
-        if matches!(self, Self::Failed(at) if now.saturating_duration_since(*at) >= RETRY) {
-            *self = Self::new();
+        if matches!(self.state, State::Failed(at) if now.saturating_duration_since(at) >= self.pause()) {
+            self.state = State::Open(Vec::with_capacity(LATER_PACKETS));
         }
-        match self {
-            Self::Passed => budget,
-            Self::Open(numbers) => {
-                let left = (PACKETS - numbers.len()) * mtu;
+        match &self.state {
+            State::Passed => budget,
+            State::Open(numbers) => {
+                let left = (self.packets() - numbers.len()) * mtu;
                 Budget { bytes: budget.bytes.min(left as u64), ..budget }
             }
-            Self::Failed(_) => Budget::default(),
+            State::Failed(_) => Budget::default(),
         }
+    }
+
+    /// Returns the time between the last trial, which has failed, and the next.
+    fn pause(&self) -> Duration {
+        let doubled = 1 << self.failures.saturating_sub(1).min(6);
+        (RETRY * doubled).min(RETRY_MOST)
     }
 }
 
@@ -97,6 +126,28 @@ mod tests {
         assert!(!trial.on_ack(now, &[20..=40, 0..=19]), "once");
         let later = now + RETRY;
         assert_eq!(trial.allow(later - Duration::from_nanos(1), BUDGET, MTU), Budget::default());
-        assert_eq!(trial.allow(later, BUDGET, MTU).bytes, 8000);
+        assert_eq!(trial.allow(later, BUDGET, MTU).bytes, 2000);
+        assert!(!trial.has_passed());
+        trial.on_sent(50);
+        assert!(!trial.on_ack(later, &[50..=50]));
+        assert!(trial.has_passed());
+    }
+
+    /// A host that routes by the owner of a socket: nothing that the kernel sends arrives, ever.
+    #[test]
+    fn where_nothing_arrives_a_day_costs_few_packets() {
+        let (mut trial, start) = (Trial::new(), Instant::now());
+        let (mut lost, mut trials) = (0, 0);
+        for second in 0..24 * 3600 {
+            let now = start + Duration::from_secs(second);
+            while trial.allow(now, BUDGET, MTU).bytes > 0 {
+                trial.on_sent(10 * second + lost % 10);
+                lost += 1;
+            }
+            // What userspace has sent arrives.
+            trials += u64::from(trial.on_ack(now, &[10 * second + 10..=10 * second + 10]));
+        }
+        assert!((20..=35).contains(&trials), "{trials}");
+        assert_eq!(lost, 8 + 2 * (trials - 1));
     }
 }

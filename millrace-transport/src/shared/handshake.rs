@@ -30,9 +30,9 @@ impl Shared {
                 is_server,
             };
             state.plane.set_limits(limits);
-            if let Some(offload) = &state.offload {
-                offload.set_max_datagram(peer.max_datagram_frame_size);
-                offload.set_stream_bits(state.plane.downstream.stream_bits());
+            let stream_bits = state.plane.downstream.stream_bits();
+            if let Some(offload) = &mut state.offload {
+                offload.set_peer(stream_bits, peer.max_datagram_frame_size);
             }
         }
         state.stack.cap(encoded)

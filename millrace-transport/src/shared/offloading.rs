@@ -7,13 +7,16 @@ use std::{
 
 use millrace_proto::{
     plane::downstream::{Downstream, NewStream, StreamKey},
-    quic::webtransport::Binding,
+    quic::{received::ReceivedStreams, webtransport::Binding},
 };
 
 use super::{Shared, State};
-use crate::offload::{
-    self, Adopted, ConnectionStatus, Datagrams, Delegation, Ingress, Openings, Opens, Origin, Owner,
-    state::Offloaded,
+use crate::{
+    numbers::Word,
+    offload::{
+        self, Adopted, ConnectionStatus, Datagrams, Ingress, Offload, Openings, Opens, Origin, Owner,
+        state::Offloaded,
+    },
 };
 
 impl Shared {
@@ -22,7 +25,7 @@ impl Shared {
         if state.offload.is_none() {
             return;
         }
-        let has_keys = self.has_keys(&mut state.plane);
+        let has_keys = self.has_keys(state);
         let State { offload: Some(offload), plane, .. } = state else { return };
         let open = has_keys && self.open.load(Ordering::Relaxed);
         let class = plane.offload_class();
@@ -38,23 +41,26 @@ impl Shared {
     pub fn bind(&self, binding: Binding, streams: u64) {
         let mut state = self.state.lock();
         state.plane.downstream.bind(binding, streams);
-        state.offload.iter().for_each(|offload| offload.bind(binding));
+        state.offload.iter_mut().for_each(|offload| offload.bind(binding));
     }
 
     /// What the peer sends as the offload may forward it from now on.
     pub fn ingress(self: &Arc<Self>, origin: Origin) -> Option<Arc<dyn Ingress>> {
         let mut guard = self.state.lock();
-        let expected = guard.received.next();
-        guard.offload.as_mut()?.ingress(origin, expected, Arc::clone(self) as _)
+        let State { offload: Some(offload), received, streams, .. } = &mut *guard else { return None };
+        let begun = streams.iter().flat_map(ReceivedStreams::begun);
+        offload.ingress(origin, (received.next(), begun), Arc::clone(self) as _)
     }
 
-    /// Has the offload forward a track's datagrams, until what it returns is dropped.
-    pub fn delegate_datagrams(
-        &self,
-        ingress: &Arc<dyn Ingress>,
-        datagrams: &Datagrams,
-    ) -> Option<Box<dyn Delegation>> {
-        self.state.lock().offload.as_ref()?.delegate_datagrams(ingress, datagrams)
+    /// Has the offload forward a track's datagrams, in place of others with the same tag.
+    pub fn delegate_datagrams(&self, ingress: &Arc<dyn Ingress>, datagrams: &Datagrams) {
+        let mut state = self.state.lock();
+        state.offload.iter_mut().for_each(|offload| offload.delegate_datagrams(ingress, datagrams));
+    }
+
+    /// Has the offload forward no datagrams with this tag.
+    pub fn recall_datagrams(&self, tag: u64) {
+        self.state.lock().offload.iter_mut().for_each(|offload| offload.recall_datagrams(tag));
     }
 
     /// Whether the offload has sent the datagram of a subscription, at this group and object; says so once.
@@ -75,8 +81,9 @@ impl Shared {
     /// Streams of the peer that begin under a track alias as the offload may open streams for them.
     pub fn openings(self: &Arc<Self>, alias: u64, last: (u64, u64)) -> Option<Arc<dyn Openings>> {
         let mut guard = self.state.lock();
-        let expected = guard.received.next();
-        guard.offload.as_mut()?.openings((alias, last), expected, Arc::clone(self) as _)
+        let State { offload: Some(offload), received, streams, .. } = &mut *guard else { return None };
+        let begun = streams.iter().flat_map(ReceivedStreams::begun);
+        offload.openings((alias, last), (received.next(), begun), Arc::clone(self) as _)
     }
 
     /// This end takes a unidirectional stream of the peer; returns what the offload has bound it to.
@@ -119,9 +126,11 @@ impl Shared {
         Some(change(offload, &mut plane.downstream))
     }
 
-    /// What the offload did; `None`: there is none.
+    /// What the connection's offloads did; `None`: it never has one.
     pub fn offload_status(&self) -> Option<ConnectionStatus> {
-        Some(self.state.lock().offload.as_ref()?.status())
+        let mut status = self.state.lock().offload.as_ref()?.status();
+        status.standing = self.claim.get().map(|claim| claim.standing());
+        Some(status)
     }
 
     /// Packets that the offload sent without saying so. There are none but those that another CPU registers this moment.
@@ -134,6 +143,48 @@ impl Shared {
 }
 
 impl Owner for Shared {
+    fn on_offload(&self, now: Instant, offload: Arc<dyn Offload>) {
+        {
+            let mut guard = self.state.lock();
+            let State { numbers, plane, offload: Some(offloaded), .. } = &mut *guard else { return };
+            // It has no window, no keys and no streams: nobody but this end draws from either word.
+            *numbers = numbers.moved(Word::Offload(Arc::clone(&offload)));
+            *self.offload.lock() = Some(Arc::clone(&offload));
+            let seal = plane.keys.as_ref().map(|keys| (keys.generation, &keys.secret));
+            offloaded.take_offload(offload, seal);
+            self.arm(&mut guard, now);
+        }
+        self.transmit_now(now);
+    }
+
+    fn on_offload_recalled(&self, now: Instant) {
+        {
+            let mut guard = self.state.lock();
+            guard.drain_offload(now);
+            let State { plane, offload: Some(offload), .. } = &mut *guard else { return };
+            offload.release(&mut plane.downstream);
+            self.arm(&mut guard, now);
+        }
+        self.transmit_now(now);
+    }
+
+    fn on_released(&self, now: Instant) {
+        let offload = {
+            let mut guard = self.state.lock();
+            guard.drain_offload(now);
+            let State { numbers, plane, offload: Some(offloaded), .. } = &mut *guard else { return };
+            let Some(offload) = offloaded.finish_release(&mut plane.downstream) else { return };
+            // No run of it is under way, and it may send nothing.
+            *numbers = numbers.moved(Word::own());
+            *self.offload.lock() = None;
+            self.arm(&mut guard, now);
+            offload
+        };
+        self.transmit_now(now);
+        // Without the lock: it leaves the kernel's tables.
+        drop(offload);
+    }
+
     fn on_sent(&self, now: Instant) {
         self.transmit_now(now);
     }

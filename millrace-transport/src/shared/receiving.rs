@@ -51,7 +51,7 @@ impl Shared {
             state.learn_ack(arrival.size, &contents);
             if contents.ack.is_some() {
                 self.tell(state, now);
-                self.set_trap(&mut state.traps);
+                self.set_trap(&state.numbers, &mut state.traps);
             }
             if contents.lies {
                 *payload = BytesMut::from(UNSENT);
@@ -142,7 +142,7 @@ impl Shared {
         ack: &ack::Frame<'_>,
         len: usize,
     ) -> Option<&'a [u8]> {
-        if ack.largest >= self.numbers.peek().1 {
+        if ack.largest >= state.numbers.peek().1 {
             // Larger than any number of quinn's too: it closes the connection.
             self.counters.acks_refused.add(1);
             return None;

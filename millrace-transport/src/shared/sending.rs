@@ -9,6 +9,7 @@ use millrace_proto::quic::{
 
 use super::{Shared, State, attention, with_batch};
 use crate::{
+    numbers::Numbers,
     offload::state::Offloaded,
     plane::{Builder, KeyUse, Plane},
     send::Batch,
@@ -25,17 +26,17 @@ impl Shared {
         let state = &mut *guard;
         state.drain_offload(now);
         state.reclaim_budget();
+        let State { numbers, plane, traps, .. } = state;
         let builder = Builder {
-            numbers: &self.numbers,
+            numbers,
             counters: &self.counters,
             tap: &self.tap,
             session: self.session.load(Ordering::Relaxed),
         };
-        let State { plane, traps, .. } = state;
         batch.of_connection(&self.handover, |batch| {
             while batch.packet(plane.flow(), |out| {
-                self.set_trap(traps);
-                self.may_seal(plane) && plane.build(now, &builder, out)
+                self.set_trap(numbers, traps);
+                self.may_seal(numbers, plane) && plane.build(now, &builder, out)
             }) {}
         });
         if plane.downstream.has_events() {
@@ -52,23 +53,27 @@ impl Shared {
     }
 
     /// Leaves a number out now and then.
-    pub(super) fn set_trap(&self, traps: &mut Traps) {
-        if traps.is_due(self.numbers.peek().1) {
-            traps.add(self.numbers.skip());
+    pub(super) fn set_trap(&self, numbers: &Numbers, traps: &mut Traps) {
+        if traps.is_due(numbers.peek().1) {
+            traps.add(numbers.skip());
             self.counters.skipped_numbers.add(1);
         }
     }
 
     /// Whether there are keys for one more packet of the plane, which otherwise waits for newer ones.
-    fn may_seal(&self, plane: &mut Plane) -> bool {
-        let usable = self.has_keys(plane);
+    fn may_seal(&self, numbers: &Numbers, plane: &mut Plane) -> bool {
+        let usable = self.is_usable(numbers, plane);
         plane.set_stalled(!usable && plane.keys.is_some());
         usable
     }
 
     /// Whether there are keys that are not used up; asks for newer ones well before they are.
-    pub(super) fn has_keys(&self, plane: &mut Plane) -> bool {
-        let Some(KeyUse { used_up, ask }) = plane.key_use(self.numbers.peek().1) else { return false };
+    pub(super) fn has_keys(&self, state: &mut State) -> bool {
+        self.is_usable(&state.numbers, &mut state.plane)
+    }
+
+    fn is_usable(&self, numbers: &Numbers, plane: &mut Plane) -> bool {
+        let Some(KeyUse { used_up, ask }) = plane.key_use(numbers.peek().1) else { return false };
         if ask {
             self.request(attention::KEY_UPDATE);
         }
@@ -83,8 +88,7 @@ impl Shared {
             if late && state.offload.as_mut().is_some_and(Offloaded::reads_first) {
                 // The next tick but one: whoever was woken for that has a whole tick.
                 let at = self.alarm.time(now) + 1;
-                self.deadline.store(at, Ordering::Release);
-                self.alarm.at(at);
+                self.set_deadline(at);
                 return;
             }
             state.plane.downstream.on_timeout(now);
@@ -109,8 +113,8 @@ impl Shared {
     ) -> u64 {
         let mut guard = self.state.lock();
         let state = &mut *guard;
-        self.set_trap(&mut state.traps);
-        let wire = state.stack.draw(now, (generation, number), &self.numbers, &self.counters);
+        self.set_trap(&state.numbers, &mut state.traps);
+        let wire = state.stack.draw(now, (generation, number), &state.numbers, &self.counters);
         if let Some(keys) = state.plane.keys.as_mut().filter(|keys| generation > keys.generation) {
             keys.advance(generation, wire);
             self.counters.key_updates.add(1);

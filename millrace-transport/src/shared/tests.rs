@@ -14,8 +14,14 @@ use millrace_proto::{
 
 use super::{receiving::UNSENT, *};
 
+mod late;
+
 /// A connection before its handshake.
 pub fn fresh() -> Shared {
+    fresh_with(None)
+}
+
+fn fresh_with(offloads: Option<(std::net::SocketAddr, &'static [Suite])>) -> Shared {
     let (socket, config) = (UdpSocket::bind("127.0.0.1:0").unwrap(), Config::default());
     Shared::new(
         Path::new(socket.local_addr().unwrap()),
@@ -24,7 +30,7 @@ pub fn fresh() -> Shared {
         Arc::new(Secrets::new(None)),
         Arc::new(Alarm::new()),
         Arc::new(Sender::new(&socket, false).unwrap()),
-        None,
+        offloads,
     )
 }
 
@@ -70,8 +76,9 @@ fn quinns(shared: &Shared, now: Instant, number: u64) -> u64 {
 
 /// A packet that quinn did not send.
 fn others(shared: &Shared, now: Instant) -> u64 {
-    let (_, number) = shared.numbers.draw();
-    shared.state.lock().plane.downstream.on_stack_sent(now, number, 1200, true);
+    let mut state = shared.state.lock();
+    let (_, number) = state.numbers.draw();
+    state.plane.downstream.on_stack_sent(now, number, 1200, true);
     number
 }
 

@@ -11,7 +11,10 @@ use anyhow::{Context as _, bail};
 use millrace_bpf::gate::Prefix;
 use millrace_graft::Side;
 
-use crate::graft::control::{self, Request};
+use crate::{
+    cgroup::own_cgroup,
+    graft::control::{self, Request},
+};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -75,16 +78,6 @@ fn ask(args: &Args, cgroup: &Path) -> anyhow::Result<()> {
 
 fn enter(cgroup: &Path) -> std::io::Result<()> {
     fs::write(cgroup.join("cgroup.procs"), std::process::id().to_string())
-}
-
-/// This process', of version 2.
-fn own_cgroup() -> Option<PathBuf> {
-    let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
-    let mut fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
-    let root = PathBuf::from(fields.find(|fields| fields.get(2) == Some(&"cgroup2"))?.get(1)?);
-    let own = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let own = own.lines().find_map(|line| line.strip_prefix("0::/"))?;
-    Some(root.join(own))
 }
 
 #[cfg(test)]

@@ -2,7 +2,10 @@
 //! gone. `docs/gate.md` documents it.
 
 use std::{
-    collections::HashMap,
+    collections::{
+        HashMap,
+        hash_map::Entry::{Occupied, Vacant},
+    },
     fmt,
     net::{IpAddr, SocketAddr},
     path::Path,
@@ -12,10 +15,11 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use millrace_gate::{
-    Connection, Entry, Prefix, Tracer, hex,
+    Entry, Prefix, Scope, Tracer, hex,
     status::{Listed, Status},
 };
 use serde::{Deserialize, Serialize};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{
     daemon::Daemon,
@@ -24,6 +28,10 @@ use super::{
 use crate::socket::{Conversation, Socket};
 
 pub const DEFAULT_SOCKET: &str = "/run/millrace/gate.sock";
+
+/// Addresses of clients that all connections to the socket together may count connections of, for each client that the gate has room for:
+/// several addresses may be one client.
+const ADDRESSES_FACTOR: usize = 16;
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
@@ -122,24 +130,46 @@ pub fn ask_more(gate: &mut Conversation, request: &Request) -> anyhow::Result<An
 /// Answers everybody, until the task is aborted.
 pub async fn serve(socket: &Socket, daemon: Arc<Daemon>) -> std::convert::Infallible {
     // A connection may be a server's for its whole life.
+    let most = usize::try_from(daemon.gate.load().max_clients).unwrap_or(usize::MAX);
+    let most = most.saturating_mul(ADDRESSES_FACTOR).min(Semaphore::MAX_PERMITS);
+    let places = Arc::new(Semaphore::new(most));
     let answerer = || {
-        let (daemon, mut told) = (daemon.clone(), Told::default());
+        let (daemon, mut told) = (daemon.clone(), Told::new(places.clone()));
         move |line: &[u8]| answer(&daemon, &mut told, line)
     };
     socket.serve(answerer).await
 }
 
 /// What one connection to the socket told; undone when it ends, since the server that told it has.
-#[derive(Default)]
 struct Told {
-    connections: HashMap<(String, IpAddr), Vec<Connection>>,
+    /// Places for clients, shared by all connections to the socket.
+    places: Arc<Semaphore>,
+    connections: HashMap<(String, IpAddr), Counted>,
+    /// No more than the gate has room for.
     ids: HashMap<(String, Vec<u8>), Id>,
     trace: Option<Tracer>,
 }
 
+/// Connections of a client that count; when it is dropped they do not any more.
+struct Counted {
+    scope: Scope,
+    client: IpAddr,
+    count: u32,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        for _ in 0..self.count {
+            // Where it fails the kernel's map is gone, or has forgotten the client.
+            let _ = self.scope.dec(self.client);
+        }
+    }
+}
+
 /// A published connection ID; retired when dropped.
 struct Id {
-    scope: millrace_gate::Scope,
+    scope: Scope,
     bytes: Vec<u8>,
 }
 
@@ -206,22 +236,42 @@ fn answer(daemon: &Daemon, told: &mut Told, line: &[u8]) -> anyhow::Result<Answe
 }
 
 impl Told {
+    fn new(places: Arc<Semaphore>) -> Self {
+        Self { places, connections: HashMap::new(), ids: HashMap::new(), trace: None }
+    }
+
     fn inc(&mut self, daemon: &Daemon, scope: String, client: IpAddr) -> anyhow::Result<u32> {
         let handle = daemon.gate.scope(&scope)?;
-        let connection = handle.connection(client)?;
-        self.connections.entry((scope, client)).or_default().push(connection);
-        Ok(handle.connections(client)?)
+        match self.connections.entry((scope, client)) {
+            Occupied(mut counted) => {
+                let has = handle.inc(client)?;
+                counted.get_mut().count += 1;
+                Ok(has)
+            }
+            Vacant(entry) => {
+                let _place = Arc::clone(&self.places).try_acquire_owned().context(
+                    "connections of as many clients are counted as there is room for: raise `max_clients` in the policy's `[load]`, and \
+                     restart the gate",
+                )?;
+                let has = handle.inc(client)?;
+                entry.insert(Counted { scope: handle, client, count: 1, _place });
+                Ok(has)
+            }
+        }
     }
 
     fn dec(&mut self, daemon: &Daemon, scope: String, client: IpAddr) -> anyhow::Result<u32> {
         let handle = daemon.gate.scope(&scope)?;
         let key = (scope, client);
-        let counted = self.connections.get_mut(&key).context("this client was not counted on this socket")?;
-        counted.pop();
-        if counted.is_empty() {
+        let counted = self.connections.get_mut(&key).filter(|counted| counted.count > 0);
+        let counted = counted.context("this client was not counted on this socket")?;
+        counted.count -= 1;
+        let is_last = counted.count == 0;
+        let has = handle.dec(client);
+        if is_last {
             self.connections.remove(&key);
         }
-        Ok(handle.connections(client)?)
+        Ok(has?)
     }
 
     fn publish(&mut self, daemon: &Daemon, scope: String, id: Vec<u8>) -> anyhow::Result<()> {

@@ -6,7 +6,7 @@ use crate::render::{
     Fit::{self, Name, Whole},
     bytes, line, span, table,
 };
-use millrace_gate::status::{Scope, Status};
+use millrace_gate::status::{NetworkSize, Scope, Status};
 
 const COUNTS: [(&str, Fit); 6] = [
     ("SCOPE", Name),
@@ -94,6 +94,9 @@ fn summary(out: &mut String, status: &Status, width: usize) {
     say(format!("millrace {} guards {}{dry}", status.version, interfaces.join(", ")));
     let policy = if status.policy.is_empty() { "flags" } else { &status.policy };
     say(format!("up {}, policy from {policy}", span(status.uptime_s)));
+    if !status.networks.is_empty() {
+        say(networks(status));
+    }
     for trouble in &status.trouble {
         say(format!("TROUBLE: {trouble}"));
     }
@@ -103,6 +106,19 @@ fn summary(out: &mut String, status: &Status, width: usize) {
     for scope in status.scopes.iter().filter(|scope| scope.clients > 0) {
         say(format!("{}: {} connections of {} clients", scope.name, scope.connections, scope.clients));
     }
+}
+
+/// How large clients are, and how much wider networks may have.
+fn networks(status: &Status) -> String {
+    let of = |wanted: &dyn Fn(u32) -> bool, text: &dyn Fn(&NetworkSize) -> String| {
+        let all: Vec<_> = status.networks.iter().filter(|size| wanted(size.times)).map(text).collect();
+        all.join(", ")
+    };
+    let clients = of(&|times| times == 1, &|size| format!("IPv{} /{}", size.family, size.prefix));
+    let wider =
+        of(&|times| times > 1, &|size| format!("IPv{} /{} {} times", size.family, size.prefix, size.times));
+    let wider = if wider.is_empty() { "no network is bounded beside".to_owned() } else { wider };
+    format!("a client is {clients}; {wider}")
 }
 
 /// A row about a verdict.
@@ -198,6 +214,9 @@ mod tests {
                 attached: true,
                 ..Interface::default()
             }],
+            networks: [(32, 1), (24, 8)]
+                .map(|(prefix, times)| NetworkSize { family: 4, prefix, times })
+                .into(),
             scopes: vec![Scope {
                 name: "web".into(),
                 clients: 2,
@@ -226,7 +245,9 @@ mod tests {
             ..Status::default()
         };
         let text = super::status(&status(10.0, 1000), 80);
-        for part in ["guards eth0 (native)", "web: 3 connections of 2 clients", "1000", "192.0.2.0/24"] {
+        let sizes = "a client is IPv4 /32; IPv4 /24 8 times";
+        for part in ["guards eth0 (native)", sizes, "web: 3 connections of 2 clients", "1000", "192.0.2.0/24"]
+        {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
         assert!(!text.contains("retry"), "a rule that is off and has not counted is not shown\n{text}");

@@ -30,6 +30,8 @@ const TURN: usize = 64;
 const BUSY: Duration = Duration::from_millis(10);
 const IDLE: Duration = Duration::from_millis(100);
 const IDLE_AFTER: Duration = Duration::from_secs(1);
+/// Between two words to the daemon that it still does its work.
+const ALIVE: Duration = Duration::from_secs(1);
 /// Until what was not acknowledged is sent again the first time: before a round trip is known.
 const RTO_INITIAL_MS: u32 = 500;
 
@@ -40,10 +42,12 @@ pub struct Serve {
     pub parameters: BTreeMap<String, u64>,
 }
 
-/// What the process says at its end.
+/// What the process says: that it goes on, and once how it ends.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "tell", rename_all = "snake_case")]
 pub enum Tell {
+    /// It has looked at all of its sockets within the last second.
+    Alive,
     /// Both ends have everything, and send no more.
     Done,
     Failed {
@@ -103,6 +107,7 @@ struct Link {
     has_finished: bool,
     ticked: Instant,
     busy: Instant,
+    told: Instant,
 }
 
 /// What came of an attempt at a socket.
@@ -137,6 +142,7 @@ impl Link {
             has_finished: false,
             ticked: now,
             busy: now,
+            told: now,
         })
     }
 
@@ -151,6 +157,11 @@ impl Link {
             }
             if self.is_left && self.outgoing.is_none() && !std::mem::replace(&mut self.has_finished, true) {
                 self.association.finish();
+            }
+            if self.told.elapsed() >= ALIVE {
+                self.told = Instant::now();
+                // There is no room as long as the daemon does not read.
+                let _ = say(control, &Tell::Alive);
             }
             if self.wait(control)? {
                 return Ok(());

@@ -148,6 +148,8 @@ pub enum Gso {
 
 const PORT: u16 = 4443;
 const MAX_SESSIONS: usize = 10_000;
+const CACHE_BYTES: u64 = 256 << 20;
+const RECEIVE_BYTES: u64 = 1 << 30;
 
 /// An update takes a round trip. With fewer packets to a key, media would wait for updates all the time.
 const MIN_PACKETS_PER_KEY: u64 = 100;
@@ -243,7 +245,7 @@ settings! {
     /// Requests per second of one session [default: 1000]
     #[arg(long, value_name = "N")]
     session_requests: u64,
-    /// Requests per second of one client, by address or /64 [default: 10000]
+    /// Requests per second of one client, by address or /64; of a /24 or /56 8, of a /48 64 times as many [default: 10000]
     #[arg(long, value_name = "N")]
     client_requests: u64,
     /// Tracks that the requests of one session hold at a time [default: 10000]
@@ -273,7 +275,7 @@ settings! {
     /// Guard the relay's ports at XDP [default: auto]
     #[arg(long, value_enum)]
     gate: GateChoice,
-    /// Sessions that one client may have, by address or /64 [default: any number]
+    /// Sessions that one client may have, by address or /64; a /24 or /56 8, a /48 64 times as many [default: any number]
     #[arg(long, value_name = "N")]
     gate_sessions: u32,
     /// Let engine kernel attach again where somebody detached it or an interface came back [default: true]
@@ -585,8 +587,8 @@ impl Check {
             queue,
             adaptive,
             switching_sets: settings.switching_sets.unwrap_or(false),
-            cache_bytes: settings.cache_bytes.map_or(256 << 20, |count| count.0),
-            receive_bytes: settings.receive_bytes.map_or(1 << 30, |count| count.0),
+            cache_bytes: settings.cache_bytes.map_or(CACHE_BYTES, |count| count.0),
+            receive_bytes: settings.receive_bytes.map_or(RECEIVE_BYTES, |count| count.0),
             cache_age: self.positive("cache-seconds", settings.cache_seconds, 30),
             idle_timeout: self.positive("idle-timeout", settings.idle_timeout, 30),
             max_sessions: self.at_least_one("max-sessions", settings.max_sessions, MAX_SESSIONS),

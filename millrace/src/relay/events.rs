@@ -35,6 +35,7 @@ impl Shown {
         cut(&mut relay.tracks, |track| track.subscribers, |track| track.name.clone());
         relay.tracks.iter_mut().for_each(|track| track.name = typed(&track.name));
         relay.access.clients.clear();
+        relay.access.networks.clear();
         status.gate.tables.clear();
         status.gate.scopes.clear();
         Self { status, session_count, track_count }

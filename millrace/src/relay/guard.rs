@@ -5,9 +5,8 @@
 //! that could be wrong, and nothing is watched on the way out.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
     io,
-    net::{IpAddr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
     sync::{
         Arc, Weak,
         mpsc::{RecvTimeoutError, Sender, channel},
@@ -20,7 +19,8 @@ use millrace_gate::{
     rules::{self, Place},
     status::{self as gate_status, Status},
 };
-use millrace_relay::{Admission, Permit};
+use millrace_proto::networks::{Full, Places};
+use millrace_relay::{Admission, Crowded, Permit};
 use millrace_transport::interfaces;
 use parking_lot::Mutex;
 use tracing::{info, warn};
@@ -88,13 +88,16 @@ struct Running {
 }
 
 /// Sessions of clients.
-#[derive(Default)]
 struct Seats {
-    /// That one client may have.
-    limit: Option<u32>,
-    taken: HashMap<IpAddr, u32>,
+    taken: Places,
     /// Who is told.
     scope: Option<Scope>,
+}
+
+impl Default for Seats {
+    fn default() -> Self {
+        Self { taken: Places::new(usize::MAX, usize::MAX), scope: None }
+    }
 }
 
 /// A session's place among those of its client, until it is dropped.
@@ -209,52 +212,45 @@ impl Guard {
 }
 
 impl Admission for Guard {
-    fn may_connect(&self, client: IpAddr) -> bool {
-        !self.seats.lock().is_full(client_of(client))
+    fn may_connect(&self, client: IpAddr) -> Result<(), Crowded> {
+        self.seats.lock().taken.full(client).map_or(Ok(()), |full| Err(crowded(full)))
     }
 
-    fn admit(&self, client: IpAddr) -> Option<Permit> {
-        let client = client_of(client);
-        let mut seats = self.seats.lock();
-        if seats.is_full(client) {
-            return None;
-        }
-        seats.take(client);
-        Some(Box::new(Seat { guard: Weak::clone(&self.this), client }))
+    fn admit(&self, client: IpAddr) -> Result<Permit, Crowded> {
+        self.seats.lock().take(client).map_err(crowded)?;
+        Ok(Box::new(Seat { guard: Weak::clone(&self.this), client }))
+    }
+}
+
+fn crowded(full: Full) -> Crowded {
+    match full {
+        Full::Wider(_) => Crowded::Network,
+        Full::Client(_) | Full::All => Crowded::Client,
     }
 }
 
 impl Seats {
-    fn is_full(&self, client: IpAddr) -> bool {
-        let taken = self.taken.get(&client).copied().unwrap_or(0);
-        self.limit.is_some_and(|limit| taken >= limit)
+    fn take(&mut self, address: IpAddr) -> Result<(), Full> {
+        self.taken.enter(address)?;
+        if let Some(scope) = &self.scope {
+            told(scope.inc(address));
+        }
+        Ok(())
     }
 
-    fn take(&mut self, client: IpAddr) {
-        *self.taken.entry(client).or_default() += 1;
+    fn leave(&mut self, address: IpAddr) {
+        self.taken.leave(address);
         if let Some(scope) = &self.scope {
-            told(scope.inc(client));
-        }
-    }
-
-    fn leave(&mut self, client: IpAddr) {
-        if let Entry::Occupied(mut taken) = self.taken.entry(client) {
-            match taken.get() {
-                0 | 1 => drop(taken.remove()),
-                _ => *taken.get_mut() -= 1,
-            }
-        }
-        if let Some(scope) = &self.scope {
-            told(scope.dec(client));
+            told(scope.dec(address));
         }
     }
 
     /// A gate that has only just come is told of all.
     fn tell(&mut self, scope: Option<Scope>, limit: Option<u32>) {
-        self.limit = limit;
+        self.taken.set_of_client(limit.map_or(usize::MAX, |limit| limit as usize));
         if let (None, Some(scope)) = (&self.scope, &scope) {
-            for (client, count) in &self.taken {
-                (0..*count).for_each(|_| told(scope.inc(*client)));
+            for (client, count) in self.taken.clients() {
+                (0..count).for_each(|_| told(scope.inc(client)));
             }
         }
         self.scope = scope;
@@ -382,14 +378,6 @@ fn told(result: Result<u32, millrace_gate::Error>) {
     }
 }
 
-/// An IPv4 address, or the /64 of an IPv6 address.
-fn client_of(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX)).into(),
-        v4 => v4,
-    }
-}
-
 fn policy(config: &Config, listen: &[SocketAddr]) -> Policy {
     let place = |addr: &SocketAddr| Place {
         address: Some(addr.ip()).filter(|ip| !ip.is_unspecified()),
@@ -449,10 +437,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_client_is_an_address_or_a_network() {
-        let client = |text: &str| client_of(text.parse().expect("an address")).to_string();
-        assert_eq!(client("192.0.2.7"), "192.0.2.7");
-        assert_eq!(client("::ffff:192.0.2.7"), "192.0.2.7");
-        assert_eq!(client("2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::");
+    fn sessions_of_a_network_are_bounded_as_well() {
+        let mut seats = Seats::default();
+        seats.tell(None, Some(2));
+        let address = |n: u32| IpAddr::from([192, 0, 2, n as u8]);
+        let taken = (0..300).filter(|n| seats.take(address(n / 2)).is_ok()).count();
+        assert_eq!(taken, 16);
+        assert_eq!(crowded(seats.take(address(0)).unwrap_err()), Crowded::Client);
+        assert_eq!(crowded(seats.take(address(200)).unwrap_err()), Crowded::Network);
+        assert!(seats.take([198, 51, 100, 1].into()).is_ok());
+        // The limit goes up, and is taken away.
+        seats.tell(None, Some(3));
+        assert!(seats.take(address(200)).is_ok());
+        seats.tell(None, None);
+        assert!((0..1000).all(|_| seats.take(address(1)).is_ok()));
     }
 }

@@ -74,6 +74,13 @@ impl Snapshot {
         out.gauge("kernel_prepared", "Streams that the kernel may open", None, self.0.engine.prepared)?;
         let waiting = self.0.engine.commands_waiting;
         out.gauge("kernel_commands_waiting", "Sessions whose changes wait for the kernel", None, waiting)?;
+        let waiting = self.0.engine.records_waiting;
+        out.gauge(
+            "kernel_records_waiting",
+            "Sessions that wait for a record of the kernel's",
+            None,
+            waiting,
+        )?;
         let records = &self.0.engine.records;
         let used = records.iter().map(|(table, fill)| (table.as_str(), fill.used));
         let max = records.iter().map(|(table, fill)| (table.as_str(), fill.max));
@@ -151,6 +158,13 @@ impl Snapshot {
         out.counter("cache_share_evicted_groups", "Those of clients beyond their share", None, over)?;
         let limited = self.0.receive.limited;
         out.counter("receive_limited", "Windows that a client's share kept small", None, limited)?;
+        let reclaimed = self.0.receive.reclaimed;
+        out.counter(
+            "receive_reclaimed",
+            "Idle sessions that were closed for their windows",
+            None,
+            reclaimed,
+        )?;
         out.counter("fetch_waits", "FETCH responses held up by a client's rate", None, totals.fetch_waits)?;
         let (waits, searches) = (totals.message_waits, totals.publisher_searches);
         out.counter("message_waits", "Messages held up by a client's rate of requests", None, waits)?;
@@ -217,6 +231,13 @@ impl Snapshot {
         out.counter("kernel_ticks", "Looks at what the kernel did, without a packet", None, *ticks)?;
         let Engine { commands, commands_coalesced, .. } = &self.0.engine;
         out.counter("kernel_commands", "Changes of sessions that the kernel was told", None, *commands)?;
+        let taken = self.0.engine.records_taken;
+        out.counter(
+            "kernel_records_taken",
+            "Records of subscribers that publishers have taken",
+            None,
+            taken,
+        )?;
         let about = "Those that newer ones have replaced";
         out.counter("kernel_commands_coalesced", about, None, *commands_coalesced)?;
         out.by_outcome("kernel_frames", "Frames of streams that the kernel may forward", frames)?;
@@ -303,7 +324,7 @@ mod tests {
             },
             uptime_s: 2.5,
             cache: Cache { bytes: 7, limit: 8, groups: 2, evicted: 3, over_share: 1 },
-            receive: Receive { held: 10, limit: 11, refused: 12, limited: 13 },
+            receive: Receive { held: 10, limit: 11, refused: 12, limited: 13, reclaimed: 14 },
             access: Access {
                 keys: 2,
                 refused: [("token_expired".to_owned(), 6)].into(),
@@ -358,6 +379,7 @@ mod tests {
             "millrace_relay_receive_held_bytes 10",
             "millrace_relay_receive_refused_total 12",
             "millrace_relay_receive_limited_total 13",
+            "millrace_relay_receive_reclaimed_total 14",
             "millrace_relay_cache_share_evicted_groups_total 1",
             "millrace_relay_uptime_seconds 2.5",
             r#"millrace_relay_packets_sent_total{sender="data_plane"} 9"#,

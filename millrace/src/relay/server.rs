@@ -268,7 +268,7 @@ impl StatusSource for Server {
     fn status(&self) -> Status {
         let mut relay = self.relay.status();
         relay.totals.log_lines_dropped = log::dropped();
-        relay.totals.log_lines_suppressed += log::suppressed();
+        relay.totals.log_lines_suppressed = log::suppressed();
         Status { gate: self.guard.describe(), pid: std::process::id(), ..relay.into() }
     }
 

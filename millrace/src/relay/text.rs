@@ -259,8 +259,10 @@ fn kernel_row(session: &Session) -> Vec<String> {
 fn declined(session: &Session) -> Option<String> {
     let counts = session.kernel_copies.iter().flatten().filter(|(outcome, _)| *outcome != "sent");
     let counts = counts.map(|(reason, count)| format!("{reason} {count}"));
-    let waits = (session.kernel_ready == Some(false) && session.kernel_refused.is_none())
-        .then(|| "no way yet".to_owned());
+    let waits = (session.kernel_ready == Some(false)).then(|| match session.kernel_record.as_deref() {
+        Some("held") | None => "no way yet".to_owned(),
+        Some(why) => format!("no record: {why}"),
+    });
     let all: Vec<_> = session.kernel_refused.iter().cloned().chain(waits).chain(counts).collect();
     (!all.is_empty()).then(|| all.join(", "))
 }
@@ -352,6 +354,7 @@ pub(super) mod tests {
             data_plane: Sent::default(),
             kernel: Sent::default(),
             kernel_refused: None,
+            kernel_record: None,
             kernel_ready: None,
             kernel_copies: None,
             kernel_deferred: 0,

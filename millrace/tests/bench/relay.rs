@@ -179,8 +179,9 @@ fn bystanders_of_a_hostile_client_are_measured() {
         println!("SKIP bystanders_of_a_hostile_client_are_measured: needs root");
         return;
     }
-    let rows =
-        rows("hostile --transport raw,webtransport --scenarios garbage,web-requests --seconds 2 --rounds 1");
+    let rows = rows(
+        "hostile --transport raw,webtransport --scenarios garbage,web-requests --clients 2 --seconds 2 --rounds 1",
+    );
     let expected = [
         ("garbage", "raw", "kernel"),
         ("garbage", "raw", "user"),
@@ -196,13 +197,42 @@ fn bystanders_of_a_hostile_client_are_measured() {
         assert_eq!(text, [Some(scenario), Some(transport), Some(engine)]);
         let round = &row["rounds"][0];
         assert!(round["attacks"].as_u64().is_some_and(|attacks| attacks > 0), "{row}");
-        for stretch in ["quiet", "meanwhile"] {
+        for stretch in ["quiet", "meanwhile", "alike"] {
+            let newcomers = &round[stretch]["newcomers"];
+            assert!(newcomers["count"].as_u64().is_some_and(|count| count > 0), "{stretch}: {row}");
+            assert_eq!(newcomers["ready_ms"].is_object(), engine == "kernel", "{stretch}: {row}");
+            assert_eq!(newcomers["queue_too_long"], 0, "{stretch}: {row}");
             let owed = &round[stretch]["owed"];
             assert!(owed["objects"].as_u64().is_some_and(|objects| objects > 0), "{row}");
             assert_eq!(owed["objects"], owed["delivered"], "{stretch}: {row}");
         }
+        for rate in ["packets_per_s", "alike_packets_per_s"] {
+            assert!(round[rate].as_f64().is_some_and(|rate| rate > 0.0), "{rate}: {row}");
+        }
         assert!(round["rss_bytes_last"].as_u64().is_some_and(|bytes| bytes > 0), "{row}");
     }
+}
+
+/// How soon they are back depends on who gets the CPU.
+#[test]
+fn viewers_that_move_are_measured() {
+    if !nix::unistd::geteuid().is_root() {
+        println!("SKIP viewers_that_move_are_measured: needs root");
+        return;
+    }
+    let rows = rows("moves --sessions 50 --rounds 1");
+    let [row] = &rows.as_array().expect("a list")[..] else { panic!("{rows}") };
+    assert_eq!((&row["engine"], &row["sessions"]), (&Value::from("kernel"), &Value::from(50)));
+    let round = &row["rounds"][0];
+    for figure in ["back_ms", "ready_ms"] {
+        assert!(round[figure].as_f64().is_some(), "{figure}: {row}");
+    }
+    let viewers = &round["viewers"];
+    assert_eq!((&viewers["served"], &viewers["moves"][0]["sessions"]), (&Value::from(50), &Value::from(50)));
+    for figure in ["missing", "duplicates", "late", "streams_cut"] {
+        assert_eq!(viewers[figure], 0, "{figure}: {row}");
+    }
+    assert!(viewers["bytes_per_session"].as_u64().is_some_and(|bytes| bytes > 0), "{row}");
 }
 
 /// Both engines; how little a busy machine lets one suffer from the other is not what is tested.

@@ -490,6 +490,33 @@ fn what_a_server_told_goes_with_its_connection_to_the_socket() {
     wait_until("the counts of a server that is gone", || gate.connections(), |count| *count == 0);
 }
 
+/// All addresses are of one /64, so of one client of the two that there is room for.
+#[test]
+fn servers_tell_of_no_more_clients_than_there_is_room_for() {
+    if !is_root() {
+        return;
+    }
+    let site = Site::new("told", &format!("{}[load]\nmax_clients = 2\n", policy(2)));
+    let gate = Gate::start(&site, &["--policy=gate.toml", "--http=off"]);
+    let socket = site.path("gate.sock");
+    let mut tellers = [Teller::new(&socket), Teller::new(&socket)];
+    let request = |verb: &str, client: usize| json!({"do": verb, "scope": "web", "client": format!("2001:db8::{client:x}")});
+    for client in 0..32 {
+        let answer = tellers[client % 2].ask(request("inc", client));
+        assert_eq!(answer["ok"], json!(true), "{answer}");
+    }
+    let refused = tellers[0].ask(request("inc", 32));
+    assert!(refused["error"].as_str().unwrap().contains("raise `max_clients`"), "{refused}");
+    assert_eq!(tellers[0].ask(request("inc", 0))["ok"], json!(true), "one that it knows");
+    // One that is told of no more, and a server that is gone, make room.
+    assert_eq!(tellers[1].ask(request("dec", 1))["ok"], json!(true));
+    assert_eq!(tellers[0].ask(request("inc", 32))["ok"], json!(true));
+    let [mut one, other] = tellers;
+    drop(other);
+    wait_until("room", || one.ask(request("inc", 33))["ok"].clone(), |is_there| *is_there == json!(true));
+    drop((one, gate));
+}
+
 #[test]
 fn a_policy_is_checked_without_privilege() {
     let dir = tempfile::tempdir().unwrap();

@@ -5,6 +5,7 @@
 mod agreement;
 mod carried;
 mod choosing;
+mod firewall;
 mod gateway;
 mod go;
 mod messages;

@@ -189,7 +189,7 @@ impl Site {
     }
 
     /// A socket belongs to the cgroup that its process is in when it is made.
-    fn enter<T>(&self, side: usize, work: impl FnOnce() -> T) -> T {
+    pub fn enter<T>(&self, side: usize, work: impl FnOnce() -> T) -> T {
         let enter =
             |path: &Path| fs::write(path.join("cgroup.procs"), std::process::id().to_string()).unwrap();
         enter(&self.cgroups[side]);

@@ -1,46 +1,29 @@
 //! What strangers, peers and other users of a host cannot do to its daemons.
 
 use std::{
-    io::{ErrorKind, Read as _, Write as _},
-    net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
+    io::{ErrorKind, Read as _},
+    net::{IpAddr, TcpListener},
     os::fd::AsFd as _,
-    pin::Pin,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
-    },
-    task::{Context, Poll},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     thread,
     time::Duration,
 };
 
-use millrace_graft::message::control::Control;
+use millrace_graft::{message::control::Control, settings::Kind};
+use millrace_lab::stall::Strangers;
+use millrace_testkit::lingering;
 use nix::sys::signal::Signal;
-use quinn::{AsyncUdpSocket, Runtime as _, UdpPoller, udp};
+use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::{
     agreement::keys,
     carried::{
-        CARRIERS, Stops, accepted, at, client, connect, exchange, server, wait_for_ended, wait_for_state,
-        warm,
+        CARRIERS, Stops, accepted, at, client, connect, ended, exchange, server, wait_for_ended,
+        wait_for_state, warm,
     },
     messages::{Host, hosts, pair, socket},
     site::{CLIENT, CLIENT6, Daemon, PORT, SERVER, SERVER6, Site, inside, ip, wait_for, wait_until},
 };
-
-/// Longer than a test waits for anything.
-const LINGER: Duration = Duration::from_secs(3600);
-
-/// A connection that nobody reads at the other end, and that waits for that when it is closed. To close the other end ends the wait.
-fn lingering() -> (TcpStream, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let (far, _) = listener.accept().unwrap();
-    near.set_nonblocking(true).unwrap();
-    while (&near).write(&[0; 1 << 16]).is_ok() {}
-    socket2::SockRef::from(&near).set_linger(Some(LINGER)).unwrap();
-    (near, far)
-}
 
 /// Any user may connect to the socket of messages, and pass what takes an hour to close: with a record that is read, with one that is not, and
 /// beyond what a user may have.
@@ -138,146 +121,81 @@ fn listener_outside_the_cgroup_is_not_reached_by_carriers() {
     wait_for_ended([&far], "not-listed", 1);
 }
 
-/// Other addresses of the client's host, of which strangers call.
-const STRANGERS: [&str; 2] = ["10.96.0.50", "10.96.0.51"];
-
-/// The peer's host has the address that its settings have there. `stall` calls all the time, and says no more than it has to, to hold a place.
-fn peer_is_warm_while_strangers_stall(
-    kind: &str,
-    stall: impl FnOnce(&Site, &AtomicBool, &AtomicUsize) + Send,
-) {
-    let Some(site) = Site::new(&format!("stall-{kind}")) else { return };
-    for address in STRANGERS {
-        ip(&format!("-n {} addr add {address}/24 dev eth", site.namespaces[0]));
+/// Other addresses of the client's host, from which strangers call: of IPv4, and of the /64 that the peer's host is in.
+fn strangers(site: &Site) -> [Vec<IpAddr>; 2] {
+    let of_64 = (0x100..0x110).map(|n| format!("fd96::{n:x}"));
+    let from = [vec!["10.96.0.50".to_owned()], of_64.collect()];
+    for address in from.iter().flatten() {
+        let bits = if address.contains(':') { 64 } else { 24 };
+        ip(&format!("-n {} addr add {address}/{bits} dev eth nodad", site.namespaces[0]));
     }
-    let known = keys(&site);
-    let with = |text: String| text.replace("[carry]", &format!("[carry]\ncarrier = {kind:?}"));
-    site.configure_on(0, &with(client(&known[1], "")));
-    let addresses = format!("addresses = [\"{CLIENT}\", \"{CLIENT6}\"]");
-    site.configure_on(
-        1,
-        &with(server(&known[0], "")).replace(&format!("addresses = [\"{CLIENT6}\"]"), &addresses),
-    );
-    let _far = Daemon::start_on(&site, 1);
-    let (is_over, stalled) = (AtomicBool::new(false), AtomicUsize::new(0));
-    thread::scope(|scope| {
-        let _stops = Stops(&is_over);
-        let (site, is_over, stalled) = (&site, &is_over, &stalled);
-        scope.spawn(move || stall(site, is_over, stalled));
-        wait_until("strangers", || stalled.load(Relaxed), |count| *count > 300);
-        let near = Daemon::start_on(site, 0);
-        wait_for_state(&near, "warm");
-        let before = stalled.load(Relaxed);
-        wait_until("more strangers", || stalled.load(Relaxed), |count| *count > before);
-    });
+    from.map(|all| all.iter().map(|address| address.parse().unwrap()).collect())
 }
 
-/// Some 200 a second.
+/// 200 a second of each group of addresses.
 const PACE: Duration = Duration::from_millis(5);
+
+fn has_sctp(test: &str) -> bool {
+    let protocol = Some(Protocol::from(millrace_bpf::sctp::PROTOCOL));
+    let is_there = Socket::new(Domain::IPV4, Type::STREAM, protocol).is_ok();
+    if !is_there {
+        println!("SKIP {test}: no SCTP");
+    }
+    is_there
+}
+
+/// The peer's host has the address that its settings have there. Strangers call all the time, and say no more than they have to, to hold a place.
+fn peer_is_warm_while_strangers_stall(kind: Kind) {
+    let Some(site) = Site::new(&format!("stall-{}", kind.name())) else { return };
+    if kind == Kind::Sctp && !has_sctp("peer_by_sctp_is_warm_while_strangers_stall") {
+        return;
+    }
+    let (from, known) = (strangers(&site), keys(&site));
+    let with = |text: String| text.replace("[carry]", &format!("[carry]\ncarrier = {:?}", kind.name()));
+    site.configure_on(0, &with(client(&known[1], "")));
+    let text = with(server(&known[0], "")).replace(&format!("listen = \"{SERVER}:"), "listen = \"[::]:");
+    site.configure_on(
+        1,
+        &text.replace(
+            &format!("addresses = [\"{CLIENT6}\"]"),
+            &format!("addresses = [\"{CLIENT}\", \"{CLIENT6}\"]"),
+        ),
+    );
+    let far = Daemon::start_on(&site, 1);
+    let is_over = AtomicBool::new(false);
+    let counts = [const { AtomicUsize::new(0) }; 2];
+    thread::scope(|scope| {
+        let _stops = Stops(&is_over);
+        let (site, is_over) = (&site, &is_over);
+        for ((from, begun), to) in from.iter().zip(&counts).zip([SERVER, SERVER6]) {
+            let strangers = Strangers { kind, from, to: at(to, CARRIERS), pace: PACE, is_over, begun };
+            scope.spawn(move || inside(&site.namespaces[0], || strangers.run().unwrap()));
+        }
+        let begun = || counts.each_ref().map(|count| count.load(Relaxed));
+        wait_until("strangers", begun, |counts| counts.iter().all(|count| *count > 300));
+        let near = Daemon::start_on(site, 0);
+        wait_for_state(&near, "warm");
+        // The first call was taken.
+        assert!(!near.log().contains("no carrier: "), "{}", near.log());
+        let before = begun();
+        wait_until("more strangers", begun, |counts| {
+            counts.iter().zip(before).all(|(now, before)| *now > before)
+        });
+    });
+    wait_until("strangers who were let go", || ended(&far, "crowded"), |count| *count > 0);
+}
 
 #[test]
 fn peer_by_tcp_is_warm_while_strangers_stall() {
-    peer_is_warm_while_strangers_stall("tcp", |site, is_over, stalled| {
-        inside(&site.namespaces[0], || {
-            let mut kept = Vec::new();
-            while !is_over.load(Relaxed) {
-                let from = SocketAddr::new(STRANGERS[kept.len() % 2].parse().unwrap(), 0);
-                let socket =
-                    socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-                socket.bind(&from.into()).unwrap();
-                if socket.connect(&at(SERVER, CARRIERS).into()).is_ok() {
-                    kept.push(socket);
-                    stalled.fetch_add(1, Relaxed);
-                }
-                thread::sleep(PACE); // exact: paces the strangers
-            }
-        });
-    });
-}
-
-/// Sends two datagrams of each connection: the first one, and the first one with the token of a Retry.
-#[derive(Debug)]
-struct Stalling {
-    socket: Arc<dyn AsyncUdpSocket>,
-    sent: Mutex<std::collections::HashMap<Vec<u8>, usize>>,
-    stalled: Arc<AtomicUsize>,
-}
-
-/// The connection's own ID stands behind the other one's in a long header.
-fn own_id(datagram: &[u8]) -> Option<&[u8]> {
-    let length = usize::from(*datagram.get(5)?);
-    let rest = datagram.get(6 + length..)?;
-    rest.get(1..1 + usize::from(*rest.first()?))
-}
-
-impl AsyncUdpSocket for Stalling {
-    fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
-        self.socket.clone().create_io_poller()
-    }
-
-    fn try_send(&self, transmit: &udp::Transmit<'_>) -> std::io::Result<()> {
-        let id = own_id(transmit.contents).unwrap_or_default().to_vec();
-        let mut sent = self.sent.lock().unwrap();
-        let count = sent.entry(id).or_default();
-        match *count {
-            2 => Ok(()),
-            _ => {
-                self.socket.try_send(transmit)?;
-                *count += 1;
-                self.stalled.fetch_add(usize::from(*count == 2), Relaxed);
-                Ok(())
-            }
-        }
-    }
-
-    fn poll_recv(
-        &self,
-        context: &mut Context<'_>,
-        buffers: &mut [std::io::IoSliceMut<'_>],
-        about: &mut [udp::RecvMeta],
-    ) -> Poll<std::io::Result<usize>> {
-        self.socket.poll_recv(context, buffers, about)
-    }
-
-    fn local_addr(&self) -> std::io::Result<SocketAddr> {
-        self.socket.local_addr()
-    }
+    peer_is_warm_while_strangers_stall(Kind::Tcp);
 }
 
 #[test]
 fn peer_by_quic_is_warm_while_strangers_stall() {
-    peer_is_warm_while_strangers_stall("quic", |site, is_over, stalled| {
-        let sockets =
-            inside(&site.namespaces[0], || STRANGERS.map(|from| UdpSocket::bind((from, 0)).unwrap()));
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
-            let count = Arc::new(AtomicUsize::new(0));
-            let endpoints = sockets.map(|socket| {
-                let socket = quinn::TokioRuntime.wrap_udp_socket(socket).unwrap();
-                let (sent, stalled) = (Mutex::default(), count.clone());
-                let socket = Arc::new(Stalling { socket, sent, stalled });
-                let (config, runtime) = (quinn::EndpointConfig::default(), Arc::new(quinn::TokioRuntime));
-                quinn::Endpoint::new_with_abstract_socket(config, None, socket, runtime).unwrap()
-            });
-            let provider = Arc::new(rustls::crypto::ring::default_provider());
-            let tls = rustls::ClientConfig::builder_with_provider(provider)
-                .with_protocol_versions(&[&rustls::version::TLS13])
-                .unwrap()
-                .with_root_certificates(rustls::RootCertStore::empty())
-                .with_no_client_auth();
-            let tls = quinn::crypto::rustls::QuicClientConfig::try_from(tls).unwrap();
-            let config = quinn::ClientConfig::new(Arc::new(tls));
-            let mut connecting = std::collections::VecDeque::new();
-            while !is_over.load(Relaxed) {
-                let endpoint = &endpoints[connecting.len() % 2];
-                let to = at(SERVER, CARRIERS);
-                connecting.push_back(endpoint.connect_with(config.clone(), to, "stranger").unwrap());
-                if connecting.len() > 2000 {
-                    connecting.pop_front();
-                }
-                stalled.store(count.load(Relaxed), Relaxed);
-                tokio::time::sleep(PACE).await; // exact: paces the strangers
-            }
-        });
-    });
+    peer_is_warm_while_strangers_stall(Kind::Quic);
+}
+
+#[test]
+fn peer_by_sctp_is_warm_while_strangers_stall() {
+    peer_is_warm_while_strangers_stall(Kind::Sctp);
 }

@@ -16,6 +16,7 @@ mod open;
 #[allow(dead_code)]
 #[path = "../relay/peer.rs"]
 mod peer;
+mod records;
 #[path = "../support/site.rs"]
 mod site;
 mod strangers;

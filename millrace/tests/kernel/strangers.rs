@@ -1,4 +1,5 @@
-//! Clients with a handshake and nothing else that change ports, IDs or keys all the time, and newcomers meanwhile.
+//! Clients that do nothing but change ports, IDs or keys all the time, and newcomers meanwhile. They have said SETUP: before that, nothing
+//! in the kernel is about them.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -9,10 +10,7 @@ use std::{
 
 use millrace::relay::status::Status;
 use millrace_lab::{
-    hostile::{
-        params::Params,
-        peer::{Peer, Target},
-    },
+    hostile::peer::{Peer, Target},
     transport::Transport,
 };
 use millrace_testkit::wait_for;
@@ -52,8 +50,7 @@ impl<'a> Stranger<'a> {
         let node = self.net.lab.node("sub1").unwrap();
         let run = || {
             while !self.stops.load(Relaxed) {
-                let mut peer = Peer::handshake(&self.target, Params::default()).unwrap();
-                peer.settle().unwrap();
+                let mut peer = Peer::establish(&self.target).unwrap();
                 while peer.closed.is_none() && !self.stops.load(Relaxed) {
                     change(&mut peer);
                     self.changes.fetch_add(1, Relaxed);

@@ -14,6 +14,7 @@ mod live;
 mod malformed;
 pub mod peer;
 mod pressure;
+mod receivers;
 mod rivals;
 #[path = "../support/site.rs"]
 mod site;

@@ -171,6 +171,16 @@ async fn who_waits_with_its_request_has_proved_its_address() {
     assert_eq!(relay.status().totals.retries, 0); // exact: all are connected
 }
 
+/// It takes the 10 seconds that it has.
+#[tokio::test]
+async fn client_without_a_request_has_no_session() {
+    let relay = Relay::start();
+    let client = Client::connect(&relay).await;
+    assert_eq!(client.closed().await, error::REQUEST_REJECTED);
+    relay.until("nothing is left", |status| status.handshakes == 0 && status.sessions.is_empty()).await;
+    assert_eq!(relay.status().drops["web_request"], 1); // exact: it was counted before it was closed
+}
+
 #[tokio::test]
 async fn without_webtransport_there_is_no_http() {
     let relay = Relay::with(|config| config.web = None);

@@ -30,7 +30,9 @@ mirror!(Led = "hook_led" {
     rule: u32,
     serial: u32,
     explored: u32,
-    pad: u32,
+    uid: u32,
+    gid: u32,
+    mark: u32,
 });
 
 mirror!(Guest = "hook_guest" { broker: End, server_port: u16, pad: u16 });

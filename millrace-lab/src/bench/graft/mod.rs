@@ -5,6 +5,7 @@ mod carried_paths;
 mod carrying;
 mod cgroup;
 mod choice;
+mod crowded;
 mod daemon;
 mod deploy;
 mod faults;
@@ -46,6 +47,8 @@ enum Command {
     CarriedPaths(carried_paths::Args),
     /// Connections for which the model is wrong, and how many it takes until they go by something better
     Choice(choice::Args),
+    /// How long a peer waits for a carrier while strangers stall
+    Crowded(crowded::Args),
     /// Time to load a graft, and TCP in place, by steps
     Deploy(deploy::Args),
     /// What becomes of carried connections when what carries them fails
@@ -124,6 +127,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         Command::Apps(args) => apps::run(args),
         Command::CarriedPaths(args) => carried_paths::run(args),
         Command::Choice(args) => choice::run(args),
+        Command::Crowded(args) => crowded::run(args),
         Command::Deploy(args) => deploy::run(args),
         Command::Faults(args) => faults::run(&args),
         Command::FaultEnd(args) => faults::end::run(&args),

@@ -169,6 +169,16 @@ impl Peer {
         }
     }
 
+    /// Returns the IDs of the relay's unidirectional streams, the first of which is its control stream.
+    pub fn incoming_streams(&self) -> Vec<u64> {
+        self.received.keys().copied().filter(|id| id & 3 == 3).collect()
+    }
+
+    /// Takes the bytes of a stream that have come since the last time.
+    pub fn take(&mut self, id: u64) -> Vec<u8> {
+        self.received.get_mut(&id).map(Received::take).unwrap_or_default()
+    }
+
     /// Waits for bytes on a stream.
     pub fn more(&mut self, id: u64) -> Result<Vec<u8>> {
         let has_more = |peer: &Self| peer.received.get(&id).is_some_and(Received::has_more);

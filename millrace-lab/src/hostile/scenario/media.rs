@@ -27,7 +27,7 @@ const HOGS: u64 = 40;
 const HOG: usize = 1 << 20;
 
 /// One group of `objects` with payloads of `len` bytes.
-fn group(alias: u64, group: u64, objects: u64, len: usize) -> Vec<u8> {
+pub fn group(alias: u64, group: u64, objects: u64, len: usize) -> Vec<u8> {
     let mut bytes = subgroup(alias, group);
     for id in 0..objects {
         let previous = id.checked_sub(1);
@@ -38,7 +38,7 @@ fn group(alias: u64, group: u64, objects: u64, len: usize) -> Vec<u8> {
 }
 
 /// A session that publishes track 0.
-fn publisher(attack: &Attack<'_>) -> Result<Peer> {
+pub fn publisher(attack: &Attack<'_>) -> Result<Peer> {
     let mut peer = attack.peer()?;
     let request = peer.request(publish(0, track(&attack.namespace, 0)?))?;
     peer.answer(request)?;

@@ -1,6 +1,7 @@
 //! What a hostile client does.
 
 mod change;
+mod crowd;
 mod handshake;
 mod media;
 mod overlap;
@@ -8,7 +9,10 @@ mod requests;
 mod silence;
 mod web;
 
-use std::time::{Duration, Instant};
+use std::{
+    panic, thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result};
 use serde::Serialize;
@@ -35,6 +39,12 @@ pub const ALL: &[Scenario] = &[
         about: "begins handshakes and never goes on with them",
         transport: None,
         round: handshake::unfinished,
+    },
+    Scenario {
+        name: "idle-hog",
+        about: "does 300 handshakes at a time, and says nothing behind them",
+        transport: None,
+        round: handshake::idle,
     },
     Scenario {
         name: "streams-before-setup",
@@ -116,21 +126,51 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "path-hop",
-        about: "comes from another port 500 times a second, after a handshake and nothing else",
+        about: "comes from another port 500 times a second, after SETUP and nothing else",
         transport: None,
         round: change::path_hop,
     },
     Scenario {
         name: "key-update",
-        about: "updates its keys as often as it may, after a handshake and nothing else",
+        about: "updates its keys as often as it may, after SETUP and nothing else",
         transport: None,
         round: change::key_update,
     },
     Scenario {
         name: "id-churn",
-        about: "changes the connection IDs of both ends 500 times a second, after a handshake and nothing else",
+        about: "changes the connection IDs of both ends 500 times a second, after SETUP and nothing else",
         transport: None,
         round: change::id_churn,
+    },
+    Scenario {
+        name: "steady",
+        about: "sends 500 packets a second from one port, after SETUP and nothing else: what the others are compared with",
+        transport: None,
+        round: change::steady,
+    },
+    Scenario {
+        name: "same-track",
+        about: "subscribes to one track 900 times",
+        transport: None,
+        round: crowd::same_track,
+    },
+    Scenario {
+        name: "track-hog",
+        about: "publishes 1,100 tracks and watches each of them once",
+        transport: None,
+        round: crowd::track_hog,
+    },
+    Scenario {
+        name: "waiters",
+        about: "has 7,200 subscriptions wait for tracks that nobody publishes, while publishers come and go",
+        transport: None,
+        round: crowd::waiters,
+    },
+    Scenario {
+        name: "updates",
+        about: "moves one request from prefix to prefix, over 7,200 tracks",
+        transport: None,
+        round: crowd::updates,
     },
     Scenario {
         name: "no-credit",
@@ -210,6 +250,8 @@ pub struct Attack<'a> {
     pub counts: Counts,
     /// Names of what it publishes begin with this one.
     pub namespace: String,
+    /// What those scenarios send in a second that send at a rate.
+    pub packets_per_s: u32,
 }
 
 impl Attack<'_> {
@@ -234,7 +276,7 @@ impl Attack<'_> {
 #[derive(Clone, Debug, Serialize)]
 pub struct Round {
     pub counts: Counts,
-    /// Why it ended early, if it did: mostly since the relay closed the connection, as it may.
+    /// Why it ended early, if it did, of the first client of which it is known: mostly since the relay closed the connection, as it may.
     pub ended: Option<String>,
     pub seconds: f64,
     /// What the relay held when it had let go, if it was asked.
@@ -249,29 +291,78 @@ pub struct Report {
     pub rounds: Vec<Round>,
 }
 
+/// How a scenario is done.
+#[derive(Clone, Copy, Debug)]
+pub struct Effort {
+    /// Clients that do it at the same time.
+    pub clients: usize,
+    pub repeat: Repeat,
+    /// What each client sends in a second in scenarios that send at a rate.
+    pub packets_per_s: u32,
+}
+
+/// How often a scenario is done.
+#[derive(Clone, Copy, Debug)]
+pub enum Repeat {
+    Rounds(u32),
+    /// In rounds that begin before so much time is over.
+    For(Duration),
+}
+
+impl Default for Effort {
+    fn default() -> Self {
+        Self { clients: 1, repeat: Repeat::Rounds(1), packets_per_s: 500 }
+    }
+}
+
 /// Does `scenario` so many times. With `http`, the relay has to let go of everything after each round.
 ///
 /// # Errors
 /// The relay cannot be reached before or after a round, or it holds on to something.
-pub fn run(scenario: &Scenario, target: &Target, rounds: u32, http: Option<&Http>) -> Result<Report> {
+pub fn run(scenario: &Scenario, target: &Target, effort: Effort, http: Option<&Http>) -> Result<Report> {
     Peer::establish(target).context("no relay answers")?.close()?;
     let before = http.map(watch::look).transpose()?;
     let mut report = Report { scenario: scenario.name.to_owned(), before, rounds: Vec::new() };
-    for _ in 0..rounds {
-        let began = Instant::now();
-        let namespace = format!("hostile-{:08x}", fastrand::u32(..));
-        let mut attack = Attack { target, counts: Counts::default(), namespace };
-        let ended = (scenario.round)(&mut attack).err().map(|error| format!("{error:#}"));
-        let seconds = began.elapsed().as_secs_f64();
+    let began = Instant::now();
+    let has_more = |done: usize| match effort.repeat {
+        Repeat::Rounds(rounds) => done < rounds as usize,
+        Repeat::For(time) => began.elapsed() < time,
+    };
+    while has_more(report.rounds.len()) {
+        let mut round = attack(scenario, target, effort);
         // Whoever comes next is served.
         Peer::establish(target).context("the relay does not answer any more")?.close()?;
-        let left = match (http, &before) {
-            (Some(http), Some(before)) => Some(watch::settle(http, before)?),
-            _ => None,
-        };
-        report.rounds.push(Round { counts: attack.counts, ended, seconds, left });
+        if let (Some(http), Some(before)) = (http, &before) {
+            round.left = Some(watch::settle(http, before)?);
+        }
+        report.rounds.push(round);
     }
     Ok(report)
+}
+
+/// Does `scenario` once with each client, all at the same time.
+fn attack(scenario: &Scenario, target: &Target, effort: Effort) -> Round {
+    let began = Instant::now();
+    let client = || {
+        let mut attack = Attack {
+            target,
+            counts: Counts::default(),
+            namespace: format!("hostile-{:08x}", fastrand::u32(..)),
+            packets_per_s: effort.packets_per_s,
+        };
+        let ended = (scenario.round)(&mut attack).err().map(|error| format!("{error:#}"));
+        (attack.counts, ended)
+    };
+    let (mut counts, mut ended) = (Counts::default(), None);
+    thread::scope(|scope| {
+        let clients: Vec<_> = (0..effort.clients).map(|_| scope.spawn(client)).collect();
+        for client in clients {
+            let (sent, early) = client.join().unwrap_or_else(|panic| panic::resume_unwind(panic));
+            counts.add(sent);
+            ended = ended.take().or(early);
+        }
+    });
+    Round { counts, ended, seconds: began.elapsed().as_secs_f64(), left: None }
 }
 
 /// For what has to be under way on the relay before a scenario goes on, where nothing says that it is.

@@ -12,7 +12,7 @@ use crate::access::{
     policy::{Basis, Holder, Identity, Policy, Presented, Standing},
     refusal::Refusal,
     rights::{Rights, Subject},
-    rules::{Certificate, Peer, Rule},
+    rules::{Certificate, CertificateName, NameKind, Peer, Rule},
 };
 
 fn peer() -> Peer {
@@ -62,11 +62,15 @@ fn without_rules_and_keys_anyone_may_do_anything() {
     assert!(policy.decide_session(&peer(), &[], at(0)).is_ok());
 }
 
+fn host(name: &str) -> CertificateName {
+    CertificateName::new(NameKind::Dns, name)
+}
+
 #[test]
 fn rules_by_principal() {
     let named = |name: &str, until| Peer {
         certificate: Some(Certificate {
-            names: vec!["other".into(), name.into()],
+            names: vec![host("other"), name.parse().unwrap()],
             not_after: Some(at(until)),
         }),
         ..peer()
@@ -83,6 +87,7 @@ fn rules_by_principal() {
         rule("public/**", &[], &["anyone"]),
         rule("lan/**", &["cidr:192.0.2.0/24"], &["cidr:198.51.100.0/24"]),
         rule("cert/**", &["cert:cam"], &["cert:*"]),
+        rule("common/**", &["cert:cn:cam"], &[]),
         scoped,
         hosted,
         at_port,
@@ -97,6 +102,10 @@ fn rules_by_principal() {
         ("another network", peer(), Action::Subscribe, "lan", false),
         ("certificate", named("cam", 2000), Action::Publish, "cert/a", true),
         ("another name", named("mic", 2000), Action::Publish, "cert/a", false),
+        ("the name in another place", named("cn:cam", 2000), Action::Publish, "cert/a", false),
+        ("the name as mail", named("mail:cam", 2000), Action::Publish, "cert/a", false),
+        ("the place that the rule names", named("cn:cam", 2000), Action::Publish, "common/a", true),
+        ("another place than the rule names", named("cam", 2000), Action::Publish, "common/a", false),
         ("any name", named("mic", 2000), Action::Subscribe, "cert/a", true),
         ("expired certificate", named("cam", 1000), Action::Publish, "cert/a", false),
         ("no certificate", peer(), Action::Subscribe, "cert/a", false),
@@ -145,11 +154,11 @@ fn keys_without_rules_leave_everything_to_tokens() {
 #[test]
 fn a_certificate_authority_without_rules_lets_every_certificate_in() {
     let policy = Policy::new(vec![], Requirements::default(), true);
-    let certificate = Some(Certificate { names: vec!["cam".into()], not_after: Some(at(5000)) });
+    let certificate = Some(Certificate { names: vec![host("cam")], not_after: Some(at(5000)) });
     let known = Peer { certificate, ..peer() };
     let resource = resource("a", Some("t"));
     let basis = policy.decide(&known, &[], (Action::Publish, &resource), at(1000));
-    assert_eq!(basis, Ok(Basis { identity: Identity::Certificate("cam".into()), until: Some(at(5000)) }));
+    assert_eq!(basis, Ok(Basis { identity: Identity::Certificate(host("cam")), until: Some(at(5000)) }));
     assert_eq!(decide(&policy, &peer(), &[], Action::Publish, "a"), Err(Refusal::NotAllowed));
     assert_eq!(policy.decide_session(&peer(), &[], at(0)), Err(Refusal::NotAllowed));
 }
@@ -205,7 +214,7 @@ fn policy_without_readable_keys_or_roots_allows_nothing() {
     let refused = decide(&without_keys, &peer(), &shown, Action::Publish, "a");
     assert_eq!(refused, Err(Refusal::Token(TokenError::Signature)));
 
-    let certificate = Some(Certificate { names: vec!["cam".into()], not_after: None });
+    let certificate = Some(Certificate { names: vec![host("cam")], not_after: None });
     let known = Peer { certificate, ..peer() };
     for rules in [vec![], vec![rule("**", &["cert:cam"], &[])]] {
         let mut policy = Policy::new(rules, Requirements::default(), true);

@@ -690,7 +690,7 @@ async fn client_certificates_are_names() {
     let cam = connect(Some(make("cam.example"))).await;
     let _published = cam.publish(&in_room("cams", "t"), 1).await.accepted().await;
     // exact: the publisher has its answer
-    assert_eq!(relay.server.status().tracks[0].owner.as_deref(), Some("cert:cam.example"));
+    assert_eq!(relay.server.status().tracks[0].owner.as_deref(), Some("cert:dns:cam.example"));
     let other = connect(Some(make("mic.example"))).await;
     let mut refused = other.publish(&in_room("cams", "u"), 1).await;
     assert_eq!(refused.refusal().await, Some(code::Request::UNAUTHORIZED));

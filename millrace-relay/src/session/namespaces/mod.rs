@@ -5,7 +5,7 @@ mod claim;
 use std::{
     collections::{HashMap, HashSet},
     sync::Arc,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use bytes::BytesMut;
@@ -24,7 +24,7 @@ use tracing::{debug, info};
 use self::claim::{Claim, Claims};
 use super::{
     context::Context, filters::without_range_filters, publish::Publications, rights::request_error,
-    subscribe::Subscriptions,
+    subscribe::Subscriptions, uses::Kind,
 };
 use crate::{
     access::{
@@ -85,20 +85,17 @@ impl Namespaces {
         let PublishNamespace { namespace, .. } = publish;
         let session = self.context.id();
         let _publishing = self.context.authority().publishing(&namespace, rights);
+        let _use = self.context.uses().begin(Kind::Subscription);
         // Before the answer: after it, everybody finds the publisher.
         let publication = self.context.hub().publish(namespace.clone(), &self.publisher, false);
         self.context.hub().subscribe_existing(&namespace, &self.publisher, || self.pace()).await;
         wire::send(&mut stream.send, RequestOk::default()).await?;
-        if let Some(line) = self.context.hub().log.line(Instant::now()) {
-            info!(session, namespace = %namespace.typed(), suppressed = line.suppressed, "namespace published");
-        }
+        info!(session, namespace = %namespace.typed(), "namespace published");
         *self.published.lock().entry(namespace.clone()).or_default() += 1;
         let result = self.until_withdrawn(&mut stream).await;
         self.forget(&namespace);
         drop(publication);
-        if let Some(line) = self.context.hub().log.line(Instant::now()) {
-            info!(session, namespace = %namespace.typed(), suppressed = line.suppressed, "namespace withdrawn");
-        }
+        info!(session, namespace = %namespace.typed(), "namespace withdrawn");
         let _ = stream.send.finish(); // stopped or reset by the peer
         result
     }

@@ -32,7 +32,12 @@ use self::{
     parts::{Part, Parts},
     switching::Sets,
 };
-use super::{context::Context, responses::Responses, rights::request_error};
+use super::{
+    context::Context,
+    responses::Responses,
+    rights::request_error,
+    uses::{Kind, Use},
+};
 use crate::{
     access::{Refusal, rights::Rights},
     live::LiveTrack,
@@ -267,7 +272,15 @@ impl Subscriptions {
         let subscribed = Subscribed { track, subscription: Arc::new(subscription) };
         state.by_request.insert(request_id, subscribed.clone());
         state.by_owner.insert(owner, Arc::clone(&subscribed.subscription));
-        Entry { family: Arc::clone(self), request_id, subscribed, renditions: OnceLock::new(), _part: part }
+        let _use = self.context.uses().begin(Kind::Subscription);
+        Entry {
+            family: Arc::clone(self),
+            request_id,
+            subscribed,
+            renditions: OnceLock::new(),
+            _part: part,
+            _use,
+        }
     }
 
     fn remove(&self, request_id: u64, Subscribed { track, subscription }: &Subscribed) {
@@ -315,6 +328,7 @@ struct Entry {
     /// Of an adapted subscription: what it is served from, with its own track.
     renditions: OnceLock<Vec<Arc<LiveTrack>>>,
     _part: Arc<Part>,
+    _use: Use,
 }
 
 impl Drop for Entry {

@@ -12,6 +12,10 @@ use crate::offload::{Ingress, Opener};
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Done {
     Keys(u16),
+    OpenKeys(u16),
+    Id(u8, bool),
+    Stopped,
+    Released,
     Path(u16),
     Returned(Vec<u64>),
     Gone(Vec<u64>),
@@ -37,6 +41,8 @@ struct Fake {
     place: Place,
     log: Log,
     state: Mutex<State>,
+    /// True if [`Subject::set_path`] panics.
+    panics: bool,
 }
 
 /// Runs may use a path or keys that were there before, until they are waited for.
@@ -77,11 +83,28 @@ impl Subject for Fake {
         self.log.add(Done::Keys(generation));
     }
 
+    fn set_open_keys(&self, generation: u16, _keys: &QuicKeys) {
+        self.log.add(Done::OpenKeys(generation));
+    }
+
+    fn set_id(&self, id: &ConnectionId, is_used: bool) {
+        self.log.add(Done::Id(id[0], is_used));
+    }
+
+    fn stop_opening(&self) {
+        self.log.add(Done::Stopped);
+    }
+
+    fn on_released(&self) {
+        self.log.add(Done::Released);
+    }
+
     fn path_waits(&self) -> bool {
         self.state.lock().path_waits
     }
 
     fn set_path(&self, path: &Path) {
+        assert!(!self.panics, "for the test");
         let mut state = self.state.lock();
         assert!(!std::mem::replace(&mut state.path_waits, true), "a path is written while it is in use");
         self.log.add(Done::Path(path.remote.port()));
@@ -217,6 +240,66 @@ fn streams_are_returned_behind_the_wait() {
     );
 }
 
+/// A fault in what one connection wants leaves nobody's stream to nobody, and the thread goes on.
+#[test]
+fn command_that_panics_is_given_up_alone() {
+    let both = Queue::new();
+    let log = Log::default();
+    let fake = |panics| Arc::new(Fake { log: log.clone(), panics, ..Fake::default() });
+    let (faulty, other) = (fake(true), fake(false));
+    for (fake, key) in [(&faulty, 7), (&other, 8)] {
+        both.0.set_path(Arc::clone(fake), path(key as u16));
+        both.0.recall(Arc::clone(fake), StreamKey(key), Some(Box::new(Delegated(key, log.clone()))));
+        both.0.release(Arc::clone(fake));
+    }
+    work(&both, &[&faulty, &other]);
+    let returned = |key| [Done::Returned(vec![key]), Done::Released];
+    let begun =
+        [Done::Stopped, Done::Dropped(7), Done::Stopped, Done::Dropped(8), Done::Path(8), Done::Waited];
+    assert_eq!(log.take(), [&begun[..], &returned(7), &returned(8)].concat());
+    both.0.set_path(Arc::clone(&other), path(9));
+    work(&both, &[&faulty, &other]);
+    assert_eq!(log.take(), [Done::Path(9)]);
+}
+
+#[test]
+fn connection_is_released_behind_its_streams_and_the_wait() {
+    let (both, fake) = (Queue::new(), Arc::new(Fake::default()));
+    both.0.recall(Arc::clone(&fake), StreamKey(7), None);
+    both.0.release(Arc::clone(&fake));
+    both.0.set_open_keys(Arc::clone(&fake), 3, keys());
+    work(&both, &[&fake]);
+    let expected = [Done::OpenKeys(3), Done::Stopped, Done::Waited, Done::Returned(vec![7]), Done::Released];
+    assert_eq!(fake.log.take(), expected);
+    both.0.release(Arc::clone(&fake));
+    work(&both, &[&fake]);
+    assert_eq!(fake.log.take(), [Done::Stopped, Done::Waited, Done::Released], "also without any stream");
+}
+
+#[test]
+fn ids_and_receiving_keys_need_no_wait_and_the_newest_stay() {
+    let (both, fake) = (Queue::new(), Arc::new(Fake::default()));
+    let id = |number: u8| ConnectionId::new(&[number; 8]).unwrap();
+    both.0.set_id(Arc::clone(&fake), id(1), true);
+    work(&both, &[&fake]);
+    assert_eq!(fake.log.take(), [Done::Id(1, true)]);
+    // A peer that goes through all its IDs again and again.
+    for number in 2..=250 {
+        both.0.set_id(Arc::clone(&fake), id(number), true);
+        both.0.set_id(Arc::clone(&fake), id(number - 1), false);
+        both.0.set_open_keys(Arc::clone(&fake), u16::from(number), keys());
+        let pending = fake.place.0.lock();
+        assert!(pending.ids.len() <= 2, "{:?}", pending.ids);
+    }
+    work(&both, &[&fake]);
+    let ids = [Done::Id(1, false), Done::Id(250, true)];
+    assert_eq!(fake.log.take(), [[Done::OpenKeys(250), Done::OpenKeys(249)], ids].concat());
+    both.0.set_id(Arc::clone(&fake), id(250), false);
+    both.0.set_id(Arc::clone(&fake), id(250), true);
+    work(&both, &[&fake]);
+    assert_eq!(fake.log.take(), [Done::Id(250, true)]);
+}
+
 #[test]
 fn what_comes_while_a_batch_is_carried_out_is_in_the_next() {
     let (both, fake) = (Queue::new(), Arc::new(Fake::default()));
@@ -224,7 +307,9 @@ fn what_comes_while_a_batch_is_carried_out_is_in_the_next() {
     let batch = both.1.take(Instant::now()).unwrap();
     both.0.set_path(Arc::clone(&fake), path(2));
     assert_eq!(both.0.len(), 1);
-    batch.carry_out(false, || unreachable!("nothing was there before"));
+    let mut has_waited = false;
+    batch.carry_out(false, || has_waited = true);
+    assert!(!has_waited, "nothing was there before");
     work(&both, &[&fake]);
     assert_eq!(fake.log.take(), [Done::Path(1), Done::Waited, Done::Path(2)]);
 }

@@ -1,6 +1,10 @@
 //! The end that is called. Nothing is kept of who has not shown a known key, and handshakes are few at once.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use millrace_graft::agreements::State;
 use millrace_proto::graft::message::{Message, Reason, Refusal};
@@ -44,13 +48,19 @@ pub async fn listen(context: Arc<Context>, listener: TcpListener, config: Arc<Se
         };
         let address = remote.ip().to_canonical();
         let is_named = context.agreement.peers.iter().any(|peer| peer.is_at(address));
-        let Some(caller) = callers.enter(address, is_named) else {
+        let Some(caller) = callers.enter(address, is_named, Instant::now()) else {
             debug!(%remote, "a caller was let go: too many handshakes are under way");
             continue;
         };
         let (context, acceptor, conversations) = (context.clone(), acceptor.clone(), conversations.clone());
         tasks.spawn(async move {
-            let proved = prove(&context, acceptor, stream).await;
+            let proved = tokio::select! {
+                proved = prove(&context, acceptor, stream) => proved,
+                () = caller.made_way() => {
+                    context.daemon.with(|runtime| runtime.count_stranger());
+                    None
+                }
+            };
             let Some((stream, peer)) = proved else { return };
             caller.has_shown(&peer);
             let Ok(_place) = conversations.try_acquire() else { return };

@@ -106,10 +106,9 @@ fn read(control: &Control, tell: SyncSender<Received<Request>>) {
 mod tests {
     use std::{os::fd::AsFd as _, time::Instant};
 
-    use millrace_testkit::wait_for;
+    use millrace_testkit::{LINGER, lingering, wait_for};
 
     use super::{super::places::Places, *};
-    use crate::closer::{LINGER, lingering};
 
     fn begin(own: Control, places: &Places, user: u32) -> Line {
         Line::start(own.into(), places.enter(user).unwrap()).map_err(|(_, error)| error).unwrap()

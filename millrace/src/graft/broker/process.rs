@@ -17,7 +17,7 @@ use tracing::{info, warn};
 
 use super::Broker;
 use crate::{
-    confine::{Confined, Hello, hello},
+    confine::{CPU_IDLE, Confined, Hello, hello},
     graft::process::{Serve, Tell},
 };
 
@@ -54,6 +54,8 @@ struct Running {
     control: Control,
     program: String,
     is_ready: bool,
+    /// When it last said that it goes on, or began.
+    heard: Instant,
 }
 
 /// How a session's process has ended.
@@ -144,7 +146,7 @@ impl Processes {
             .map_err(|error| format!("the process of graft {graft}: {error}"))?;
         info!(graft, pid = process.pid(), "a session has a process");
         let program = function.program.clone();
-        self.running.insert(life, Running { process, control, program, is_ready });
+        self.running.insert(life, Running { process, control, program, is_ready, heard: Instant::now() });
         own.as_fd().try_clone_to_owned().map_err(|error| error.to_string())
     }
 
@@ -235,13 +237,15 @@ impl Waiting {
 
     fn tick(&mut self, program: &str, now: Instant) {
         match &self.process {
-            None if now >= self.next => match Confined::start(["graft", "packets", "process", program]) {
-                Ok(process) => {
-                    self.started += 1;
-                    (self.process, self.is_ready) = (Some(process), false);
+            None if now >= self.next => {
+                match Confined::start(["graft", "packets", "process", program], CPU_IDLE) {
+                    Ok(process) => {
+                        self.started += 1;
+                        (self.process, self.is_ready) = (Some(process), false);
+                    }
+                    Err(error) => self.failed(now, format!("a process cannot be started: {error}")),
                 }
-                Err(error) => self.failed(now, format!("a process cannot be started: {error}")),
-            },
+            }
             None => {}
             Some((process, control)) if self.is_ready => {
                 if let Received::End = control.receive::<Tell>() {
@@ -284,15 +288,29 @@ impl Running {
                 Err(error) => return Some(End::Failed(error.to_string())),
             }
         }
-        match self.control.receive() {
+        match self.next_word() {
+            Received::Record(Tell::Alive, _) | Received::Nothing => None,
             Received::Record(Tell::Done, _) => Some(End::Done),
             Received::Record(Tell::Failed { why }, _) => Some(End::Failed(why)),
-            Received::Nothing => None,
             Received::Malformed(why) => Some(End::Failed(format!("it says {why}"))),
             // The end of the process and of its socket are some moments apart.
             Received::End => {
                 let why = self.process.ended()?;
                 Some(End::Failed(format!("its process is gone: {why}")))
+            }
+        }
+    }
+
+    /// Takes what the process says that is not just that it goes on: for that it may have all of one CPU, and some more.
+    fn next_word(&mut self) -> Received<Tell> {
+        loop {
+            match self.control.receive() {
+                Received::Record(Tell::Alive, _) => {
+                    let now = Instant::now();
+                    let passed = now - std::mem::replace(&mut self.heard, now);
+                    self.process.earn(passed * 3 / 2);
+                }
+                word => return word,
             }
         }
     }

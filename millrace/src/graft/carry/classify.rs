@@ -36,7 +36,7 @@ use super::{
     asking::register,
     sample::{RECORD_MAX, Sample, parse},
 };
-use crate::confine::{self, Bounds, Confined, Hello};
+use crate::confine::{self, Bounds, CPU_IDLE, Confined, Hello};
 
 /// That wait for it.
 const QUEUE: usize = 64;
@@ -44,6 +44,8 @@ const QUEUE: usize = 64;
 const START: Duration = Duration::from_secs(60);
 /// For an answer, which takes some 50 us.
 const ANSWER: Duration = Duration::from_secs(10);
+/// CPU time that an answer is worth.
+const ANSWER_CPU: Duration = Duration::from_millis(10);
 const PAUSE_LEAST: Duration = Duration::from_millis(500);
 const PAUSE_MOST: Duration = Duration::from_secs(60);
 /// After so long without a fault it is as if there had been none.
@@ -164,7 +166,7 @@ async fn run(
     shared: &Shared,
     jobs: &mut mpsc::Receiver<(Kind, Sample)>,
 ) -> anyhow::Result<()> {
-    let started = tokio::task::block_in_place(|| Confined::start(["graft", VERB]));
+    let started = tokio::task::block_in_place(|| Confined::start(["graft", VERB], CPU_IDLE));
     let (process, control) = started.context("the confined process cannot be started")?;
     let child = Child::new(process, control)?;
     match timeout(START, child.hello()).await.context("the confined process does not become ready")?? {
@@ -191,6 +193,7 @@ async fn run(
             shared.count("failed");
         }
         let said = asked?;
+        child.process.earn(ANSWER_CPU);
         let names = [said.protocol.as_str(), said.carrier.as_str(), said.category.as_str()];
         let is_known = !said.protocol.is_empty() && hears(kind, names);
         shared.count(if is_known { "classified" } else { "unknown" });
@@ -223,7 +226,10 @@ impl Child {
             match self.control.receive() {
                 Received::Record(record, _) => return Ok(record),
                 Received::Malformed(_) => bail!("the confined process says what is no answer"),
-                Received::End => bail!("the confined process has ended"),
+                Received::End => {
+                    let why = self.process.ended().map(|why| format!(": {why}")).unwrap_or_default();
+                    bail!("the confined process has ended{why}")
+                }
                 Received::Nothing => self.ready.readable().await?.clear_ready(),
             }
         }

@@ -6,8 +6,8 @@ use millrace_graft::{Rule, settings::Kind};
 use parking_lot::RwLock;
 
 use super::{
-    carriers::Carriers, gateway::Gateway, hooks::Hooks, ports::Ports, purposes::Purposes, table::Table,
-    watch::Watch,
+    carriers::Carriers, gateway::Gateway, hooks::Hooks, openings::Openings, ports::Ports, purposes::Purposes,
+    table::Table, watch::Watch,
 };
 
 pub struct Context {
@@ -19,6 +19,8 @@ pub struct Context {
     pub carriers: Arc<Carriers>,
     /// To connect to servers of this host from.
     pub ports: Ports,
+    /// What this host's firewall says.
+    pub openings: Openings,
     /// For hosts behind this one.
     pub gateway: Option<Arc<Gateway>>,
     /// That say which servers of this host are reached by carriers.

@@ -3,7 +3,7 @@
 use std::{
     net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, bail};
@@ -166,7 +166,7 @@ pub async fn listen(context: Arc<Context>, endpoint: Endpoint, tls: Arc<parking_
             continue;
         }
         let remote = incoming.remote_address().ip().to_canonical();
-        let Some(caller) = callers.enter(remote, context.carriers.are_at(remote)) else {
+        let Some(caller) = callers.enter(remote, context.carriers.are_at(remote), Instant::now()) else {
             context.table.count(let_go::CROWDED);
             debug!(%remote, "a caller was let go: too many handshakes are under way");
             incoming.ignore();
@@ -174,23 +174,35 @@ pub async fn listen(context: Arc<Context>, endpoint: Endpoint, tls: Arc<parking_
         };
         let (context, tls) = (context.clone(), tls.clone());
         tokio::spawn(async move {
-            match answer(&context, incoming, &tls).await {
-                Ok(peer) => caller.has_shown(&peer),
-                Err(error) => {
-                    context.table.count(let_go::name(&error));
-                    debug!(%remote, "a caller was let go: {error:#}");
-                }
+            let met = tokio::select! {
+                met = meet(incoming, &tls) => met,
+                () = caller.made_way() => Err(let_go::Crowded.into()),
+            };
+            if let Ok(met) = &met {
+                caller.has_shown(&met.peer);
+            }
+            let answered = match met {
+                Ok(met) => answer(&context, met).await,
+                Err(error) => Err(error),
+            };
+            if let Err(error) = answered {
+                context.table.count(let_go::name(&error));
+                debug!(%remote, "a caller was let go: {error:#}");
             }
         });
     }
 }
 
-/// Returns whose it is.
-async fn answer(
-    context: &Arc<Context>,
-    incoming: Incoming,
-    tls: &parking_lot::RwLock<Tls>,
-) -> anyhow::Result<String> {
+/// A connection of a known peer.
+struct Met {
+    connection: Connection,
+    peer: String,
+    /// Of the peer's broker.
+    run: u64,
+    stream: Stream,
+}
+
+async fn meet(incoming: Incoming, tls: &parking_lot::RwLock<Tls>) -> anyhow::Result<Met> {
     let connection = timeout(HANDSHAKE, incoming.accept()?).await.context("no handshake")??;
     let shown = connection.peer_identity().context("no certificate")?;
     let shown = shown.downcast::<Vec<CertificateDer<'static>>>().ok().context("no certificate")?;
@@ -198,15 +210,20 @@ async fn answer(
     let stream = timeout(PATIENCE, connection.accept_bi()).await.context("it says nothing")??;
     let mut stream = Stream::quic(&connection, stream);
     let Frame::Hello { run } = stream.first().await? else { bail!("it does not speak as a broker") };
+    Ok(Met { connection, peer, run, stream })
+}
+
+async fn answer(context: &Arc<Context>, met: Met) -> anyhow::Result<()> {
+    let Met { connection, peer, run, mut stream } = met;
     // It is ready for connections before the caller knows.
     let from = connection.remote_address().ip().to_canonical();
     let to = connection.local_ip().map(|to| to.to_canonical());
     let way = Way::calls(place(&context.carriers_wanted, Kind::Quic), Kind::Quic, from, to);
-    begin(context, peer.clone(), connection, run, way);
+    begin(context, peer, connection, run, way);
     stream.sender.push(&Frame::Hello { run: context.run });
     stream.sender.flush().await?;
     stream.finish();
-    Ok(peer)
+    Ok(())
 }
 
 fn begin(context: &Arc<Context>, peer: String, connection: Connection, run: u64, way: Way) {

@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, HashMap, HashSet},
     io,
     net::{IpAddr, SocketAddr},
+    ops::RangeInclusive,
     os::{
         fd::{AsFd as _, BorrowedFd},
         unix::fs::MetadataExt as _,
@@ -15,8 +16,8 @@ use std::{
 
 use anyhow::bail;
 use millrace_bpf::graft::{
-    Shared,
-    hook::{Arrival, Config, Guest, Hook, Lead},
+    Caller, Shared, everybody,
+    hook::{Arrival, Config, Guest, HOOK_RULES, Hook, Lead},
     hop::{self, Attached, Hop},
 };
 use millrace_graft::{Side, status::Sockmap};
@@ -45,6 +46,10 @@ pub struct Hooks {
 
 struct State {
     own: Hook,
+    /// Its rules.
+    rules: Vec<Lead>,
+    /// Ports to which nothing is led, whatever the rules say.
+    plain: Vec<RangeInclusive<u16>>,
     own_hop: Option<Attached>,
     commands: Vec<Command>,
     /// What each hook is told of hosts with a broker.
@@ -59,6 +64,8 @@ struct Command {
     cgroup: PathBuf,
     hook: Hook,
     _hop: Option<Attached>,
+    /// What it is led by, if it is a client.
+    rules: Vec<Lead>,
     /// That its servers are reached at.
     serves: Vec<Lead>,
 }
@@ -79,7 +86,8 @@ impl Hooks {
         let own_hop = hop.as_ref().map(|hop| hop.attach(cgroup)).transpose()?;
         own.attach(cgroup)?;
         let (commands, peers, past) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
-        let state = State { own, own_hop, commands, peers, past, shown: HashSet::new() };
+        let (rules, plain, shown) = (Vec::new(), Vec::new(), HashSet::new());
+        let state = State { own, rules, plain, own_hop, commands, peers, past, shown };
         let (cgroup, inside) = (cgroup.to_owned(), Mutex::default());
         Ok(Self { config, hop, cgroup, inside, state: Mutex::new(state) })
     }
@@ -93,7 +101,35 @@ impl Hooks {
     }
 
     pub fn set_rules(&self, rules: &[Lead]) -> anyhow::Result<()> {
-        Ok(self.state.lock().own.set_rules(rules)?)
+        let state = &mut *self.state.lock();
+        state.rules = rules.to_vec();
+        Ok(state.own.set_rules(&with_plain(&state.plain, rules))?)
+    }
+
+    /// Ports to which nothing is led from now on, whatever the rules say.
+    pub fn set_plain(&self, plain: Vec<RangeInclusive<u16>>) -> anyhow::Result<()> {
+        let state = &mut *self.state.lock();
+        if state.plain == plain {
+            return Ok(());
+        }
+        state.own.set_rules(&with_plain(&plain, &state.rules))?;
+        for command in &mut state.commands {
+            command.hook.set_rules(&with_plain(&plain, &command.rules))?;
+        }
+        state.plain = plain;
+        Ok(())
+    }
+
+    /// Ports of servers to which connections may be led.
+    pub fn ports(&self) -> Vec<RangeInclusive<u16>> {
+        let state = self.state.lock();
+        let rules = state.rules.iter().chain(state.commands.iter().flat_map(|command| &command.rules));
+        ports(rules.filter(|rule| !rule.in_place))
+    }
+
+    /// Ports of commands that serve.
+    pub fn served_ports(&self) -> Vec<RangeInclusive<u16>> {
+        ports(self.state.lock().commands.iter().flat_map(|command| &command.serves))
     }
 
     /// For the processes of this cgroup, until it is gone.
@@ -106,16 +142,17 @@ impl Hooks {
             bail!("{} has a hook already", cgroup.display());
         }
         let mut hook = Hook::load(&self.config, None)?;
-        if side == Side::Client {
-            hook.set_rules(&leads)?;
-        }
+        let (rules, serves) = match side {
+            Side::Client => (leads, Vec::new()),
+            Side::Server => (Vec::new(), leads),
+        };
+        hook.set_rules(&with_plain(&state.plain, &rules))?;
         for (peer, (near, warm)) in &state.peers {
             hook.set_peer(*peer, *near, *warm)?;
         }
         let hop = self.hop.as_ref().map(|hop| hop.attach(cgroup)).transpose()?;
         hook.attach(cgroup)?;
-        let serves = if side == Side::Server { leads } else { Vec::new() };
-        state.commands.push(Command { cgroup: cgroup.to_owned(), hook, _hop: hop, serves });
+        state.commands.push(Command { cgroup: cgroup.to_owned(), hook, _hop: hop, rules, serves });
         Ok(())
     }
 
@@ -246,6 +283,32 @@ impl Hooks {
         let hooks = std::iter::once(own).chain(commands.iter_mut().map(|command| &mut command.hook));
         hooks.for_each(|hook| add_verdicts(&mut sums, hook));
         sums
+    }
+}
+
+fn ports<'a>(rules: impl Iterator<Item = &'a Lead>) -> Vec<RangeInclusive<u16>> {
+    let mut ports = Vec::new();
+    for rule in rules.filter(|rule| !rule.ports.is_empty()) {
+        if !ports.contains(&rule.ports) {
+            ports.push(rule.ports.clone());
+        }
+    }
+    ports
+}
+
+/// The rules behind those that keep connections to these ports where they are. Where there is no room for both nothing is led.
+fn with_plain(plain: &[RangeInclusive<u16>], rules: &[Lead]) -> Vec<Lead> {
+    let in_place = |ports: RangeInclusive<u16>| Lead {
+        peer: everybody(),
+        ports,
+        caller: Caller::default(),
+        strict: false,
+        choice: 0,
+        in_place: true,
+    };
+    match plain.len() + rules.len() <= HOOK_RULES {
+        true => plain.iter().cloned().map(in_place).chain(rules.iter().cloned()).collect(),
+        false => vec![in_place(0..=u16::MAX)],
     }
 }
 

@@ -10,7 +10,11 @@ use std::{
 };
 
 use anyhow::Context as _;
-use millrace_bpf::graft::{hook::Guest, listener_cgroup};
+use millrace_bpf::graft::{
+    Listener,
+    hook::{Guest, Owner},
+    listener,
+};
 use millrace_graft::Rule;
 use millrace_proto::graft::{
     carry::frame::{Frame, Open, Reason},
@@ -36,6 +40,8 @@ use super::{
 
 /// For a server to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// For one that listens here, where a firewall may keep this host from itself.
+const PATIENCE_ON_LO: Duration = Duration::from_secs(2);
 
 /// Ports that turn out to have a connection to the same server.
 const PORT_TRIES: usize = 256;
@@ -176,21 +182,35 @@ async fn reach<'a>(
     if !is_named && !context.carriers.reach(&far.peer, server.ip()) {
         return Err(Reason::NotHere);
     }
+    let listener = who_listens(client.ip(), server)?;
+    let owner = listener.map(|it| Owner { uid: it.uid, gid: 0, mark: it.mark });
+    if !is_named && listener.is_some_and(|it| !is_inside(context, it)) {
+        return Err(Reason::NotListed);
+    }
+    if !context.openings.let_in((client, server), owner).await {
+        return Err(Reason::NotListed);
+    }
+    let is_judged = listener.is_some() && context.openings.has_firewall();
+    let patience = if is_judged { PATIENCE_ON_LO } else { PATIENCE };
     for _ in 0..PORT_TRIES {
         let (socket, shown) = bound(context, server, client).map_err(|error| {
             warn!(%server, "no connection to the server: {error:#}");
             Reason::Unreachable
         })?;
-        if !is_named && !is_served(context, &socket, server) {
-            return Err(Reason::NotListed);
-        }
-        match timeout(PATIENCE, socket.connect(server)).await {
+        let error = match timeout(patience, socket.connect(server)).await {
             Ok(Ok(stream)) if prepare(&stream).is_ok() => return Ok((stream, Some(shown))),
+            Ok(Err(error)) => error.kind(),
+            _ => io::ErrorKind::TimedOut,
+        };
+        match error {
             // The port has a connection to this server, which may be somebody else's.
-            Ok(Err(error)) if error.kind() == io::ErrorKind::AddrNotAvailable => {}
-            Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                return Err(Reason::Refused);
+            io::ErrorKind::AddrNotAvailable => {}
+            // Somebody listens, and did not hear of it.
+            _ if is_judged => {
+                context.openings.note_unreached(server);
+                return Err(Reason::NotListed);
             }
+            io::ErrorKind::ConnectionRefused => return Err(Reason::Refused),
             _ => return Err(Reason::Unreachable),
         }
     }
@@ -241,17 +261,18 @@ fn is_named(context: &Context, server: SocketAddr, client: IpAddr) -> bool {
     context.servers.read().iter().any(names)
 }
 
-/// Whether who listens is in a cgroup with a hook: elsewhere it would see this host as the client. Where nobody listens the connection is
-/// refused anyway.
-fn is_served(context: &Context, socket: &TcpSocket, server: SocketAddr) -> bool {
-    let found = socket.local_addr().and_then(|from| listener_cgroup(from, server));
-    match found {
-        Ok(id) => id.is_none_or(|id| tokio::task::block_in_place(|| context.hooks.have(id))),
-        Err(error) => {
-            warn!(%server, "no connection to the server: the kernel does not say whose it is: {error}");
-            false
-        }
-    }
+/// `None`: nobody, and the connection is refused anyway.
+fn who_listens(client: IpAddr, server: SocketAddr) -> Result<Option<Listener>, Reason> {
+    // From port 0 there is no connection that the kernel would find instead.
+    listener(SocketAddr::new(client, 0), server).map_err(|error| {
+        warn!(%server, "no connection to the server: the kernel does not say whose it is: {error}");
+        Reason::NotListed
+    })
+}
+
+/// Whether who listens is in a cgroup with a hook: elsewhere it would see this host as the client.
+fn is_inside(context: &Context, listener: Listener) -> bool {
+    listener.cgroup.is_none_or(|id| tokio::task::block_in_place(|| context.hooks.have(id)))
 }
 
 /// Not by binding to it: a host may be set to allow that for addresses of others.

@@ -3,7 +3,7 @@
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use millrace_bpf::graft::hook::Arrival;
+use millrace_bpf::graft::hook::{Arrival, Owner};
 use millrace_proto::graft::{
     carry::frame::{Frame, Open, Reason},
     select::kind::Kind,
@@ -20,6 +20,7 @@ use super::{
     context::Context,
     listeners::Listeners,
     meter::Meter,
+    owner::socket_of,
     pump::{Ended, Pump, Role, prepare},
     stream::Stream,
     table::Place,
@@ -105,9 +106,13 @@ async fn carry(
 ) -> Ended {
     let Some(carrier) = carrier else {
         // It was there a moment ago.
-        return in_place(context, local, arrival.far, Vec::new()).await;
+        return in_place(context, local, &arrival, Vec::new()).await;
     };
     let client = SocketAddr::new(arrival.near, from.port());
+    if !context.openings.let_out((client, arrival.far), arrival.owner).await {
+        context.hooks.avoid(arrival.far, AVOID);
+        return in_place(context, local, &arrival, Vec::new()).await;
+    }
     let open = Open { id: context.table.next_id(), server: arrival.far, client };
     let _counted = context.carriers.count(&carrier.far.peer);
     let refused = match by(context, local, (open, carrier, meter), seen).await {
@@ -116,11 +121,11 @@ async fn carry(
         Err(NoStream) => None,
     };
     match refused {
-        None => in_place(context, local, arrival.far, Vec::new()).await,
+        None => in_place(context, local, &arrival, Vec::new()).await,
         Some((reason, given)) if reason.is_brokers() => {
             debug!(server = %arrival.far, "the peer does not carry it: {}", reason.name());
             context.hooks.avoid(arrival.far, AVOID);
-            in_place(context, local, arrival.far, given).await
+            in_place(context, local, &arrival, given).await
         }
         Some((reason, _)) => {
             context.hooks.avoid(arrival.far, AVOID);
@@ -175,11 +180,11 @@ fn given(pump: &mut Pump<'_>) -> Vec<Bytes> {
 }
 
 /// By plain TCP, from here: the application's socket is led, and stays so.
-async fn in_place(context: &Context, local: &mut TcpStream, server: SocketAddr, given: Vec<Bytes>) -> Ended {
-    let mut remote = match connect(context, server).await {
+async fn in_place(context: &Context, local: &mut TcpStream, arrival: &Arrival, given: Vec<Bytes>) -> Ended {
+    let mut remote = match connect(context, (arrival.far, arrival.owner)).await {
         Ok(remote) => remote,
         Err(error) => {
-            debug!(%server, "in place: {error}");
+            debug!(server = %arrival.far, "in place: {error}");
             return Ended::Reset;
         }
     };
@@ -229,8 +234,10 @@ async fn copy_all(local: &mut TcpStream, remote: &mut TcpStream) -> io::Result<(
     tokio::try_join!(there, back).map(drop)
 }
 
-pub async fn connect(context: &Context, server: SocketAddr) -> io::Result<TcpStream> {
-    let remote = timeout(PATIENCE, context.hooks.socket(server)?.connect(server)).await??;
+/// As the application itself would, for firewalls.
+pub async fn connect(context: &Context, (server, owner): (SocketAddr, Owner)) -> io::Result<TcpStream> {
+    let socket = socket_of(owner, || context.hooks.socket(server))?;
+    let remote = timeout(PATIENCE, socket.connect(server)).await??;
     prepare(&remote)?;
     Ok(remote)
 }

@@ -6,6 +6,11 @@ use rustls::{AlertDescription, Error as Tls};
 /// No place was left for its handshake.
 pub const CROWDED: &str = "crowded";
 
+/// It had the time of a handshake, and another stranger has its place.
+#[derive(Debug, thiserror::Error)]
+#[error("it has made way for the next one")]
+pub struct Crowded;
+
 /// It has shown a known key, and has as many connections as it may.
 #[derive(Debug, thiserror::Error)]
 #[error("{peer} has {most} connections: one more is too many")]
@@ -17,6 +22,9 @@ pub struct Full {
 pub fn name(why: &anyhow::Error) -> &'static str {
     if why.is::<Full>() {
         return "pool-full";
+    }
+    if why.is::<Crowded>() {
+        return CROWDED;
     }
     match why.chain().any(speaks_otherwise) {
         true => "other-version",
@@ -61,6 +69,7 @@ mod tests {
         let version = || std::io::Error::other(Tls::NoApplicationProtocol);
         let table = [
             (full, "pool-full"),
+            (Crowded.into(), CROWDED),
             (version().into(), "other-version"),
             (Err::<(), _>(version()).context("no handshake").unwrap_err(), "other-version"),
             (std::io::Error::other(Tls::DecryptError).into(), "unknown-caller"),

@@ -14,8 +14,11 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tracing::warn;
 
 const BACKLOG: u32 = 4096;
+/// Addresses that no host has (RFC 7600, RFC 6666).
+const NOBODY4: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 8);
+const NOBODY6: Ipv6Addr = Ipv6Addr::new(0x100, 0, 0, 0, 0, 0, 0, 1);
 
-/// On loopback, IPv6 where there is any.
+/// On loopback, IPv6 where there is any, or where nobody can connect to.
 pub struct Listeners {
     v4: TcpListener,
     v6: Option<TcpListener>,
@@ -23,18 +26,23 @@ pub struct Listeners {
 
 impl Listeners {
     pub fn bind() -> anyhow::Result<Self> {
-        Self::with(false)
+        Self::with((Ipv4Addr::LOCALHOST, Ipv6Addr::LOCALHOST), false)
     }
 
     /// They take what is given to them whatever its addresses are.
     pub fn transparent() -> anyhow::Result<Self> {
-        Self::with(true)
+        Self::with((Ipv4Addr::LOCALHOST, Ipv6Addr::LOCALHOST), true)
     }
 
-    fn with(transparent: bool) -> anyhow::Result<Self> {
+    /// Nothing reaches them but what is given to them.
+    pub fn nowhere() -> anyhow::Result<Self> {
+        Self::with((NOBODY4, NOBODY6), true)
+    }
+
+    fn with((v4, v6): (Ipv4Addr, Ipv6Addr), transparent: bool) -> anyhow::Result<Self> {
         let at = |address: IpAddr| listen((address, 0).into(), transparent);
-        let v4 = at(Ipv4Addr::LOCALHOST.into()).context("cannot listen on 127.0.0.1: is lo up?")?;
-        Ok(Self { v4, v6: at(Ipv6Addr::LOCALHOST.into()).ok() })
+        let first = at(v4.into()).with_context(|| format!("cannot listen on {v4}: is lo up?"))?;
+        Ok(Self { v4: first, v6: at(v6.into()).ok() })
     }
 
     pub fn ports(&self) -> io::Result<Ports> {

@@ -15,6 +15,17 @@ pub fn encode(carry: &Carry, out: &mut Out<'_>) -> fmt::Result {
     let help = "Connections to hosts with a broker that a rule fits";
     out.counts("hook_verdicts", help, "verdict", &carry.verdicts)?;
     out.counts("held_packets", "Packets where SYNs are held back", "verdict", &carry.held)?;
+    if let Some(firewall) = &carry.firewall {
+        let help = "Connections to be carried, by what this host's firewall says";
+        out.counts("openings", help, "verdict", &firewall.openings)?;
+        out.counts("opening_packets", "First packets behind the firewall", "verdict", &firewall.packets)?;
+        out.gauge(
+            "plain_rules",
+            "Rules for which connections are plain TCP",
+            None,
+            firewall.rules.len() as u64,
+        )?;
+    }
     if let Some(gateway) = &carry.gateway {
         let help = "Packets of hosts behind this one";
         out.counts("gateway_packets", help, "verdict", &gateway.verdicts)?;
@@ -65,7 +76,7 @@ fn labelled<'a>(sums: &'a Sums<'a>) -> impl Iterator<Item = ([(&'a str, &'a str)
 #[cfg(test)]
 mod tests {
     use millrace_bpf::graft::hook::Verdict;
-    use millrace_graft::status::{Gateway, Sockmap, Status};
+    use millrace_graft::status::{Firewall, Gateway, Sockmap, Status};
     use millrace_proto::graft::carry::frame::Reason;
 
     use super::*;
@@ -100,6 +111,12 @@ mod tests {
                 both_ways: true,
                 verdicts: [("passed-on".to_owned(), 18)].into(),
             }),
+            firewall: Some(Firewall {
+                is_there: true,
+                rules: vec!["inet t out handle 4: quota".to_owned()],
+                openings: [("passes".to_owned(), 19)].into(),
+                packets: [("out".to_owned(), 20)].into(),
+            }),
             ..Carry::default()
         };
         let status = Status { carry: Some(carry), ..Status::default() };
@@ -123,6 +140,9 @@ mod tests {
             r#"millrace_graft_pool_connections{peer="a",carrier="tcp",state="idle"} 12"#,
             r#"millrace_graft_pool_connections{peer="a",carrier="tcp",state="busy"} 13"#,
             "millrace_graft_sockmap_sockets 17",
+            r#"millrace_graft_openings_total{verdict="passes"} 19"#,
+            r#"millrace_graft_opening_packets_total{verdict="out"} 20"#,
+            "millrace_graft_plain_rules 1",
             r#"millrace_graft_sockmap_verdicts_total{verdict="passed-on"} 18"#,
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
@@ -144,6 +164,12 @@ mod tests {
             assert!(GATEWAY.contains(&format!("| `{verdict}` |")), "{verdict}");
         }
         for verdict in millrace_bpf::graft::hop::VERDICTS {
+            assert!(DOCUMENTED.contains(&format!("| `{verdict}` |")), "{verdict}");
+        }
+        for verdict in super::super::openings::Verdict::ALL {
+            assert!(DOCUMENTED.contains(&format!("| `{}` |", verdict.name())), "{}", verdict.name());
+        }
+        for verdict in millrace_bpf::graft::opening::VERDICTS {
             assert!(DOCUMENTED.contains(&format!("| `{verdict}` |")), "{verdict}");
         }
         for reason in Reason::ALL {

@@ -1,6 +1,6 @@
 //! Applications' TCP connections, carried: the broker. The kernel leads chosen connections to it ([`hooks`]), it takes them
 //! ([`led`], or [`strict`] where the application is to wait for the server) and makes each a stream of a carrier to the peer's broker ([`carriers`]), which connects to the server
-//! ([`host`]). Connections of hosts behind this one come by [`behind`]. [`pump`] moves the bytes at both ends; what stands on a stream is in `millrace-proto`.
+//! ([`host`]), if the [`firewall`] of both hosts lets it begin ([`openings`]). Connections of hosts behind this one come by [`behind`]. [`pump`] moves the bytes at both ends; what stands on a stream is in `millrace-proto`.
 //!
 //! A [`carrier`] is a QUIC connection ([`dial`]), or a [`pool`] of TCP connections: who calls keeps it ([`keep`]), who is called takes them
 //! ([`take`]). [`tcp`] is their handshake, [`record`] and [`socket`] their bytes, and [`stream`] what one connection has of either kind.
@@ -16,6 +16,7 @@ mod carriers;
 pub mod classify;
 mod context;
 mod dial;
+mod firewall;
 mod gateway;
 mod hooks;
 mod hop;
@@ -27,6 +28,8 @@ mod let_go;
 mod listeners;
 mod meter;
 pub mod metrics;
+mod openings;
+mod owner;
 mod pool;
 mod ports;
 mod probe;
@@ -46,7 +49,10 @@ pub mod text;
 mod warm;
 mod watch;
 
-use std::{collections::BTreeMap, net::IpAddr, path::Path, sync::Arc, sync::atomic::Ordering::Relaxed};
+use std::{
+    collections::BTreeMap, net::IpAddr, ops::RangeInclusive, path::Path, sync::Arc,
+    sync::atomic::Ordering::Relaxed,
+};
 
 use anyhow::{Context as _, bail};
 use millrace_bpf::graft::{
@@ -67,9 +73,10 @@ use tracing::{info, warn};
 
 use self::{
     carrier::Way, carriers::Carriers, context::Context, gateway::Gateway, hooks::Hooks, keep::Keeper,
-    listeners::Listeners, ports::Ports, purposes::Purposes, strict::Strict, table::Table, watch::Watch,
+    listeners::Listeners, openings::Openings, ports::Ports, purposes::Purposes, strict::Strict, table::Table, watch::Watch,
 };
 use super::tls::Tls;
+use crate::cgroup::own_cgroup;
 
 /// Descriptors for all else.
 const OTHER_DESCRIPTORS: u64 = 256;
@@ -123,6 +130,8 @@ impl Broker {
         let table = Arc::new(Table::new(descriptors(carry.connections)?, carry.window, carry.memory));
         let (run, servers, warm) = (run()?, RwLock::default(), carry.warm);
         let gateway = settings.gateway.as_ref().map(|gateway| Gateway::start(gateway, run)).transpose()?;
+        let openings = Openings::start(&own_cgroup().context("no cgroup of version 2 is mounted")?)
+            .context("cannot ask this host's firewall")?;
         let (gateway, behind) = gateway.map(|(gateway, asks)| (Arc::new(gateway), asks)).unzip();
         let carriers = Arc::new(Carriers::new(hooks.clone(), gateway.clone(), table.clone()));
         let carriers_wanted = carry.carriers.clone();
@@ -134,6 +143,7 @@ impl Broker {
             watch,
             carriers,
             ports: Ports::new(),
+            openings,
             gateway,
             servers,
             warm,
@@ -173,6 +183,7 @@ impl Broker {
             endpoint.set_server_config(Some(dial::server_config(&tls, &self.carry)?));
         }
         let leads = leads(settings)?;
+        self.follow_firewall(&leads)?;
         self.context.hooks.set_rules(&leads)?;
         self.context.gateway.as_ref().map_or(Ok(()), |gateway| gateway.set_rules(&leads))?;
         *self.leads.lock() = leads;
@@ -233,7 +244,16 @@ impl Broker {
 
     /// The processes of a cgroup, as a rule of their own, until the cgroup is gone.
     pub fn hook(&self, cgroup: &Path, side: Side, leads: Vec<Lead>) -> anyhow::Result<()> {
+        self.follow_firewall(&leads)?;
         self.context.hooks.add(cgroup, side, leads)
+    }
+
+    /// Has connections go plain from where they are made that this host's firewall does not let be carried, of these rules and of those that
+    /// there are.
+    fn follow_firewall(&self, leads: &[Lead]) -> anyhow::Result<()> {
+        let mut ports = self.context.hooks.ports();
+        ports.extend(leads.iter().filter(|lead| !lead.in_place).map(|lead| lead.ports.clone()));
+        self.context.hooks.set_plain(self.context.openings.plain_ports(&ports))
     }
 
     /// Once a second or so. `leads`: what applications are led by now.
@@ -242,6 +262,10 @@ impl Broker {
         // By which of its addresses this host reaches a peer changes without a carrier's end.
         self.context.carriers.refresh();
         self.context.gateway.iter().for_each(|gateway| gateway.tick());
+        if let Err(error) = self.follow_firewall(&[]) {
+            warn!("the firewall's rules have changed, and the kernel cannot be told: {error:#}");
+        }
+        self.context.openings.name_rules([&self.context.hooks.ports(), &self.served_ports()]);
         if let Err(error) = self.follow_cgroups(leads) {
             warn!("cgroups that rules name have come or gone, and the kernel cannot be told: {error:#}");
         }
@@ -288,7 +312,14 @@ impl Broker {
             gateway: self.context.gateway.as_ref().map(|gateway| gateway.status()),
             untold: self.context.watch.lost(),
             sockmap: self.context.hooks.hop_status(),
+            firewall: Some(self.context.openings.status([&self.context.hooks.ports(), &self.served_ports()])),
         }
+    }
+
+    fn served_ports(&self) -> Vec<RangeInclusive<u16>> {
+        let rules = self.context.servers.read();
+        let ports = rules.iter().flat_map(|rule| rule.ports.iter().cloned());
+        ports.chain(self.context.hooks.served_ports()).collect()
     }
 
     /// Of the process that looks at first bytes.

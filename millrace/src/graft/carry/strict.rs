@@ -228,9 +228,11 @@ async fn reach(
     (from, carrier): (SocketAddr, Option<Arc<Carrier>>),
     arrival: &Arrival,
 ) -> Result<Reached, Reason> {
-    let server = arrival.far;
-    if let Some(carrier) = carrier {
-        let client = SocketAddr::new(arrival.near, from.port());
+    let (server, owner) = (arrival.far, arrival.owner);
+    let client = SocketAddr::new(arrival.near, from.port());
+    if let Some(carrier) = carrier
+        && context.openings.let_out((client, server), owner).await
+    {
         match attempt(context, (client, server), &carrier).await {
             Tried::Opened(opened) => return Ok(Reached::Carried(opened, carrier)),
             Tried::Refused(reason) if !reason.is_brokers() => return Err(reason),
@@ -238,7 +240,7 @@ async fn reach(
             Tried::Nothing => {}
         }
     }
-    match led::connect(context, server).await {
+    match led::connect(context, (server, owner)).await {
         Ok(remote) => Ok(Reached::InPlace(remote)),
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Err(Reason::Refused),
         Err(_) => Err(Reason::Unreachable),

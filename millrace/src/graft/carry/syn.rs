@@ -1,4 +1,4 @@
-//! TCP segments to this host's own sockets, and to clients behind it: a SYN once more, and its refusal.
+//! TCP segments to this host's own sockets, and to clients behind it: a SYN once more, its refusal, and first packets of connections.
 
 use std::{
     io,
@@ -13,7 +13,12 @@ use crate::graft::sockets::checksum;
 const PROTOCOL_RAW: i32 = 255;
 const TCP: u8 = 6;
 const HOPS: u8 = 64;
+const SYN: u8 = 0x02;
+const ACK: u8 = 0x10;
 const RST_ACK: u8 = 0x14;
+/// As plain TCP has them on Ethernet: the largest segment, selective acknowledgements, a time stamp, a scale of windows.
+const OPTIONS: [u8; 20] = [2, 4, 0x05, 0xb4, 4, 2, 8, 10, 0, 0, 0, 1, 0, 0, 0, 0, 1, 3, 3, 7];
+const WINDOW: u16 = 64_240;
 const HEADER: usize = 20;
 const CHECKSUM: std::ops::Range<usize> = 16..18;
 
@@ -62,15 +67,31 @@ fn refusal(from: u16, to: u16, syn: &[u8]) -> Option<[u8; HEADER]> {
     Some(answer)
 }
 
-/// `None`: addresses of two families, or no TCP header.
-fn packet(from: IpAddr, to: IpAddr, segment: &[u8]) -> Option<Vec<u8>> {
+/// A SYN with this number, or the SYN-ACK that answers the one with the number `answers`.
+pub fn first(from: u16, to: u16, number: u32, answers: Option<u32>) -> Vec<u8> {
+    let flags = if answers.is_some() { SYN | ACK } else { SYN };
+    let mut segment = Vec::with_capacity(HEADER + OPTIONS.len());
+    segment.extend(from.to_be_bytes());
+    segment.extend(to.to_be_bytes());
+    segment.extend(number.to_be_bytes());
+    segment.extend(answers.map_or(0, |number| number.wrapping_add(1)).to_be_bytes());
+    segment.extend([((HEADER + OPTIONS.len()) as u8 / 4) << 4, flags]);
+    segment.extend(WINDOW.to_be_bytes());
+    segment.extend([0; 4]);
+    segment.extend(OPTIONS);
+    segment
+}
+
+/// The segment with its IP header, which is whole. `None`: addresses of two families, or no TCP header.
+pub fn packet(from: IpAddr, to: IpAddr, segment: &[u8]) -> Option<Vec<u8>> {
     let length = u16::try_from(segment.len()).ok()?.to_be_bytes();
     let (mut packet, pseudo) = match (from, to) {
         (IpAddr::V4(from), IpAddr::V4(to)) => {
-            // The kernel fills in length and checksum of the IP header.
-            let header = [0x45, 0, 0, 0, 0, 0, 0x40, 0, HOPS, TCP, 0, 0];
+            let [high, low] = u16::try_from(HEADER + segment.len()).ok()?.to_be_bytes();
             let ends = [from.octets(), to.octets()].concat();
-            ([&header[..], &ends].concat(), [&ends[..], &[0, TCP], &length].concat())
+            let header = [0x45, 0, high, low, 0, 0, 0x40, 0, HOPS, TCP];
+            let sum = checksum(&[&header[..], &[0, 0], &ends].concat()).to_be_bytes();
+            ([&header[..], &sum, &ends].concat(), [&ends[..], &[0, TCP], &length].concat())
         }
         (IpAddr::V6(from), IpAddr::V6(to)) => {
             let header = [0x60, 0, 0, 0, length[0], length[1], TCP, HOPS];
@@ -91,28 +112,33 @@ fn packet(from: IpAddr, to: IpAddr, segment: &[u8]) -> Option<Vec<u8>> {
 mod tests {
     use super::*;
 
-    const SYN: [u8; 24] =
+    const SENT: [u8; 24] =
         [0x9c, 0x40, 0x1b, 0xbc, 0, 0, 0, 255, 0, 0, 0, 0, 0x60, 2, 0xff, 0xff, 7, 7, 0, 0, 2, 4, 5, 0xb4];
 
     #[test]
     fn segments_have_true_checksums() {
         for (from, to, header) in [("127.0.0.1", "127.0.0.2", 20), ("::1", "fd00::1", 40)] {
             let (from, to) = (from.parse().unwrap(), to.parse().unwrap());
-            let packet = packet(from, to, &SYN).unwrap();
+            let packet = packet(from, to, &SENT).unwrap();
             let segment = &packet[header..];
-            assert_eq!((&segment[..16], &segment[18..]), (&SYN[..16], &SYN[18..]));
+            assert!(header == 40 || checksum(&packet[..header]) == 0);
+            assert_eq!((&segment[..16], &segment[18..]), (&SENT[..16], &SENT[18..]));
             let ends = if header == 20 { &packet[12..20] } else { &packet[8..40] };
-            let pseudo = [ends, &[0, TCP, 0, SYN.len() as u8]].concat();
+            let pseudo = [ends, &[0, TCP, 0, SENT.len() as u8]].concat();
             assert_eq!(checksum(&[&pseudo[..], segment].concat()), 0);
         }
+        let (syn, answer) = (first(7, 8, 9, None), first(8, 7, 1, Some(u32::MAX)));
+        assert_eq!(syn[..14], [0, 7, 0, 8, 0, 0, 0, 9, 0, 0, 0, 0, 0xa0, SYN]);
+        assert_eq!(answer[..14], [0, 8, 0, 7, 0, 0, 0, 1, 0, 0, 0, 0, 0xa0, SYN | ACK]);
+        assert_eq!(syn.len(), 40);
         let (v4, v6) = ("127.0.0.1".parse().unwrap(), "::1".parse().unwrap());
-        assert_eq!((packet(v4, v6, &SYN), packet(v4, v4, &SYN[..10])), (None, None));
+        assert_eq!((packet(v4, v6, &SENT), packet(v4, v4, &SENT[..10])), (None, None));
     }
 
     #[test]
     fn a_refusal_acknowledges_the_syn() {
-        let answer = refusal(7100, 40_000, &SYN).unwrap();
+        let answer = refusal(7100, 40_000, &SENT).unwrap();
         assert_eq!(answer[..14], [0x1b, 0xbc, 0x9c, 0x40, 0, 0, 0, 0, 0, 0, 1, 0, 0x50, 0x14]);
-        assert_eq!(refusal(1, 2, &SYN[..7]), None);
+        assert_eq!(refusal(1, 2, &SENT[..7]), None);
     }
 }

@@ -1,6 +1,9 @@
 //! Connections of pools that peers make. Nothing is kept of who has not shown a known key, but from where it calls, and handshakes are few at once.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use anyhow::Context as _;
 use millrace_graft::settings;
@@ -42,14 +45,18 @@ pub async fn listen(
             }
         };
         let remote = remote.ip().to_canonical();
-        let Some(caller) = callers.enter(remote, context.carriers.are_at(remote)) else {
+        let Some(caller) = callers.enter(remote, context.carriers.are_at(remote), Instant::now()) else {
             context.table.count(let_go::CROWDED);
             debug!(%remote, "a caller was let go: too many handshakes are under way");
             continue;
         };
         let (context, tls, limits) = (context.clone(), tls.clone(), limits.clone());
         tokio::spawn(async move {
-            match take(&context, stream, &tls, &limits).await {
+            let taken = tokio::select! {
+                taken = take(&context, stream, &tls, &limits) => taken,
+                () = caller.made_way() => Err(let_go::Crowded.into()),
+            };
+            match taken {
                 Ok(peer) => caller.has_shown(&peer),
                 Err(error) => {
                     context.table.count(let_go::name(&error));

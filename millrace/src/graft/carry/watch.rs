@@ -124,6 +124,7 @@ impl Watch {
 
 #[cfg(test)]
 mod tests {
+    use millrace_bpf::graft::hook::Owner;
     use millrace_proto::graft::select::kind::{Kinds, Question};
 
     use super::*;
@@ -139,6 +140,7 @@ mod tests {
             explored: false,
             command: "curl".to_owned(),
             cgroup: 0,
+            owner: Owner::default(),
         };
         let expected = Kinds::default().expect(&Question::default());
         let all: Vec<_> = (0..=MOST).map(|_| watch.begin(&arrival, 5000, (None, expected.clone()))).collect();

@@ -5,13 +5,14 @@ use std::{collections::HashSet, fmt, net::SocketAddr, path::PathBuf, str::FromSt
 use millrace_relay::access::{
     Authority, Budget, Limits, Principal, Rule, Share, pattern::Pattern, unproven::Bounds,
 };
+use millrace_transport::kernel;
 use serde::Deserialize;
 use toml::{
     Spanned,
     de::{DeValue, ValueDeserializer},
 };
 
-use super::{Check, File, MAX_SESSIONS, Problem, Settings};
+use super::{CACHE_BYTES, Check, File, MAX_SESSIONS, Problem, RECEIVE_BYTES, Settings};
 
 /// The key of the rules, in the file only.
 pub const ALLOW: &str = "allow";
@@ -224,6 +225,7 @@ impl Check {
             }
             given.unwrap_or(default)
         };
+        let kernel_streams = settings.kernel_streams.unwrap_or(kernel::Limits::default().streams);
         let limits = Limits {
             session: Budget {
                 requests_per_second: some(
@@ -258,6 +260,14 @@ impl Check {
                     settings.client_receive_bytes.map(|count| count.0),
                     defaults.share.receive_bytes,
                 ),
+                kernel_streams: u64::from(kernel_streams / 8).max(1),
+            },
+            // As much of what all share as is left to others than one network.
+            network: Share {
+                cache_bytes: settings.cache_bytes.map_or(CACHE_BYTES, |count| count.0) / 2,
+                receive_bytes: settings.receive_bytes.map_or(RECEIVE_BYTES, |count| count.0) / 2,
+                kernel_streams: u64::from(kernel_streams / 2).max(1),
+                ..Share::UNLIMITED
             },
             token_cache: settings.token_cache_bytes.map_or(defaults.token_cache, |count| count.0),
             unproven: self.unproven(settings),

@@ -260,6 +260,7 @@ fn rules_are_read_with_their_lines() {
         ("upstream = 'moqt://a'\nupstream-tls-cert = 'c'", "need each other"),
         ("upstream = 'https://a'\nupstream-tls-cert = 'c'", "need each other"),
         ("upstream = 'moqt://user:secret@a'", "a relay's address has no user and no password"),
+        ("upstream = 'moqt://user:secret@a:99999'", "`moqt://...@a:99999`: invalid port number"),
         ("upstream = 'http://a'", "moqt://HOST:PORT or https://HOST:PORT"),
     ];
     for (text, wanted) in table {

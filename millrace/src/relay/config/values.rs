@@ -120,11 +120,19 @@ impl FromStr for DraftNumber {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RelayUrl(pub Url);
 
+/// Returns the text of what is no URL without what may be a user and a password: it goes into logs.
+fn without_user(text: &str) -> String {
+    match (text.split_once("//"), text.rsplit_once('@')) {
+        (Some((scheme, _)), Some((_, rest))) => format!("{scheme}//...@{rest}"),
+        _ => text.to_owned(),
+    }
+}
+
 impl FromStr for RelayUrl {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let url = Url::parse(text).map_err(|error| format!("`{text}`: {error}"))?;
+        let url = Url::parse(text).map_err(|error| format!("`{}`: {error}", without_user(text)))?;
         if millrace_relay::has_user(&url) {
             // It is not shown.
             return Err(

@@ -71,10 +71,11 @@ async fn strangers_displace_each_other_and_nobody_who_has_a_right() {
         assert_eq!(stranger.closed().await, code::Session::UNAUTHORIZED);
     }
     assert_eq!(relay.refused("unproven_displaced"), 2);
-    let others = relay.client_at(ELSEWHERE).await;
+    let elsewhere = |net| IpAddr::V4(Ipv4Addr::new(127, 0, net, 1));
+    let others = relay.client_at(elsewhere(1)).await;
     until("three strangers", || relay.server.status().access.unproven == 3).await;
-    // Room for another address is made by the one that has most.
-    let more = relay.client_at(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 3))).await;
+    // Room for another network is made by the one that has most.
+    let more = relay.client_at(elsewhere(2)).await;
     assert_eq!(strangers[2].closed().await, code::Session::UNAUTHORIZED);
     for one in [&publisher, &strangers[3], &others, &more] {
         assert!(one.connection.quic.close_reason().is_none());

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* Tells whether the firewall of this host lets the first packets of a connection pass that is to be carried.
+ *
+ * The broker makes these packets as plain TCP would: with the true addresses and ports, and of the true owner. Netfilter judges them on their
+ * way, and these programs see what comes out behind it. There each of them ends: nothing of it reaches the wire, or a server.
+ */
+#include "graft_opening_intf.h"
+#include "hook_end.h"
+#include "util.h"
+#include <linux/in.h>
+
+#define PASS 1
+#define DROP 0
+
+/* By socket of the broker that sends one. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct opening_sent);
+} sent SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct opening_ends);
+	__type(value, struct opening_due);
+	__uint(max_entries, OPENING_DUE);
+} due SEC(".maps");
+
+/* Listening sockets of the broker that take nothing: of IPv4, and of IPv6. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SOCKMAP);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, 2);
+} ends SEC(".maps");
+
+/* enum opening_verdict -> packets. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, OPENING_VERDICTS);
+} verdicts SEC(".maps");
+
+/* Not inlined, so that BTF knows the type. */
+static __noinline int count(enum opening_verdict verdict)
+{
+	add_to(&verdicts, verdict, 1);
+	return 0;
+}
+
+/* It runs behind OUTPUT and POSTROUTING, for packets of sockets that were made in the broker's cgroup. */
+SEC("cgroup_skb/egress")
+int opening_out(struct __sk_buff *skb)
+{
+	struct bpf_sock *sk = skb->sk;
+	struct opening_sent *one;
+
+	if (!sk)
+		return PASS;
+	sk = bpf_sk_fullsock(sk);
+	if (!sk)
+		return PASS;
+	one = bpf_sk_storage_get(&sent, sk, 0, 0);
+	if (!one)
+		return PASS;
+	if (!bpf_skb_load_bytes(skb, 0, one->head, sizeof(one->head)))
+		one->passed = 1;
+	count(OPENING_OUT);
+	return DROP;
+}
+
+static __always_inline int swallow(struct bpf_sk_lookup *ctx)
+{
+	__u32 family = ctx->family == AF_INET6;
+	struct bpf_sock *sk = bpf_map_lookup_elem(&ends, &family);
+	long failed;
+
+	if (!sk)
+		return SK_DROP;
+	failed = bpf_sk_assign(ctx, sk, 0);
+	bpf_sk_release(sk);
+	return failed ? SK_DROP : SK_PASS;
+}
+
+/* It runs behind INPUT, for packets that no connection has. */
+SEC("sk_lookup")
+int opening_in(struct bpf_sk_lookup *ctx)
+{
+	struct opening_ends key = {};
+	struct opening_due *one;
+	int verdict;
+
+	if (ctx->protocol != IPPROTO_TCP)
+		return SK_PASS;
+	if (ctx->family == AF_INET) {
+		set_v4(&key.from, ctx->remote_ip4);
+		set_v4(&key.to, ctx->local_ip4);
+	} else {
+		for (int i = 0; i < 4; i++) {
+			key.from.address[i] = ctx->remote_ip6[i];
+			key.to.address[i] = ctx->local_ip6[i];
+		}
+	}
+	key.from.port = bpf_ntohs(ctx->remote_port);
+	key.to.port = ctx->local_port;
+	one = bpf_map_lookup_elem(&due, &key);
+	if (!one)
+		return SK_PASS;
+	if (one->ifindex != ctx->ingress_ifindex) {
+		count(OPENING_ELSEWHERE);
+		return SK_PASS;
+	}
+	one->passed = 1;
+	verdict = swallow(ctx);
+	count(verdict == SK_PASS ? OPENING_IN : OPENING_NO_SOCKET);
+	return verdict;
+}
+
+/* The filter of the sockets in `ends`. */
+SEC("socket")
+int opening_end(struct __sk_buff *skb)
+{
+	return DROP;
+}
+
+/* Has a packet come in by an interface, as if it had come from the wire. It is run by the broker, and attached nowhere. */
+SEC("tc")
+int opening_inject(struct __sk_buff *skb)
+{
+	return bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS);
+}
+
+char LICENSE[] SEC("license")
+= "Dual BSD/GPL";

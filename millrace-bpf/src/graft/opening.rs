@@ -1,0 +1,212 @@
+//! First packets of connections, which the firewall of this host judges and which end behind it: what it says of them holds for the connection.
+
+use std::fs::File;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use libbpf_rs::{Link, MapCore as _, MapFlags, MapHandle, ProgramInput};
+use nix::libc;
+
+use super::Error;
+use super::attachment::Attachment;
+use super::hook::{end, intf::End};
+use super::rule::remove;
+use crate::fork::{Kept, keep_from_children};
+use crate::intf::{Plain as _, mirror};
+use crate::neighbour::NextHop;
+use crate::object::{Loaded, embedded, write};
+use crate::raw::detach;
+use crate::udp::set;
+
+mirror!(RawSent = "opening_sent" { passed: u32, head: [[u8; 4]; 11] });
+mirror!(RawEnds = "opening_ends" { from: End, to: End });
+mirror!(RawDue = "opening_due" { ifindex: u32, passed: u32 });
+
+/// What becomes of first packets behind the firewall.
+pub const VERDICTS: [&str; 4] = ["out", "in", "elsewhere", "no-socket"];
+
+const IPV4_HEADER: usize = 20;
+const IPV6_HEADER: usize = 40;
+const ETHERTYPE_IPV4: u16 = 0x0800;
+const ETHERTYPE_IPV6: u16 = 0x86dd;
+const LINK_ADDRESS: usize = 6;
+/// struct __sk_buff
+const SK_BUFF: usize = 192;
+const SK_BUFF_IFINDEX: usize = 40;
+
+/// The programs, loaded and attached until this is dropped.
+pub struct Openings {
+    _lookup: Lookup,
+    _egress: Attachment,
+    object: Mutex<Loaded>,
+    sent: MapHandle,
+    due: MapHandle,
+    ends: MapHandle,
+}
+
+/// A program on a network namespace, until this is dropped.
+struct Lookup {
+    _kept: Kept,
+    link: Link,
+}
+
+impl Drop for Lookup {
+    fn drop(&mut self) {
+        // A namespace that is gone took the link along.
+        let _ = detach(self.link.as_fd());
+    }
+}
+
+impl Openings {
+    /// Attaches the programs to the calling thread's network namespace, and to the cgroup (version 2) in which the sockets are made that
+    /// [`watch`](Self::watch) is called with, or to one above it.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn load(cgroup: &Path) -> Result<Self, Error> {
+        let mut object = embedded!("graft_opening.bpf.o").open()?.load()?;
+        let egress = Attachment::new(&object.program("opening_out")?, cgroup)?;
+        let namespace = File::open("/proc/thread-self/ns/net").map_err(Error::Descriptor)?;
+        let link = object.program("opening_in")?.attach_netns(namespace.as_raw_fd());
+        let link = link.map_err(|source| crate::Error::Write { what: "the network namespace", source })?;
+        let lookup = Lookup { _kept: keep_from_children(&link), link };
+        let (sent, due, ends) = (object.handle("sent")?, object.handle("due")?, object.handle("ends")?);
+        Ok(Self { _lookup: lookup, _egress: egress, object: Mutex::new(object), sent, due, ends })
+    }
+
+    /// Has packets of one family that have come in end at this listening TCP socket, which takes nothing from now on.
+    pub fn end_at(&self, socket: BorrowedFd<'_>, is_v6: bool) -> Result<(), Error> {
+        let object = self.object.lock().unwrap_or_else(PoisonError::into_inner);
+        let filter = object.program("opening_end")?.as_fd().as_raw_fd();
+        set(socket, libc::SOL_SOCKET, libc::SO_ATTACH_BPF, &filter).map_err(Error::Descriptor)?;
+        let descriptor = (socket.as_raw_fd() as u64).to_ne_bytes();
+        Ok(write(&self.ends, "ends", &u32::from(is_v6).to_ne_bytes(), &descriptor)?)
+    }
+
+    /// Has what this socket sends end behind OUTPUT.
+    pub fn watch(&self, socket: BorrowedFd<'_>) -> Result<(), Error> {
+        let none = RawSent::default();
+        Ok(write(&self.sent, "sent", &socket.as_raw_fd().to_ne_bytes(), none.as_bytes())?)
+    }
+
+    /// Returns from where to where the packet went that such a socket has sent, when it had passed OUTPUT. `None`: nothing has passed.
+    pub fn passed_out(&self, socket: BorrowedFd<'_>) -> Result<Option<(SocketAddr, SocketAddr)>, Error> {
+        let found = self.sent.lookup(&socket.as_raw_fd().to_ne_bytes(), MapFlags::ANY);
+        let found = found.map_err(|source| crate::Error::Read { what: "sent", source })?;
+        let sent = found.and_then(|value| RawSent::from_bytes(&value)).filter(|sent| sent.passed != 0);
+        Ok(sent.and_then(|sent| ends_of(sent.head.as_flattened())))
+    }
+
+    /// Waits for a packet that is to come in from there, by this interface, until the returned guard is dropped.
+    pub fn expect(&self, (from, to): (SocketAddr, SocketAddr), interface: u32) -> Result<Due<'_>, Error> {
+        let key = RawEnds { from: end(from), to: end(to) };
+        let due = RawDue { ifindex: interface, passed: 0 };
+        write(&self.due, "due", key.as_bytes(), due.as_bytes())?;
+        Ok(Due { openings: self, key })
+    }
+
+    /// Has an IP packet come in from this next hop.
+    ///
+    /// # Errors
+    /// The interface is gone, or the kernel refuses.
+    pub fn inject(&self, from: &NextHop, packet: &[u8]) -> Result<(), Error> {
+        let frame = frame(from, packet);
+        let mut context = [0; SK_BUFF];
+        context[SK_BUFF_IFINDEX..SK_BUFF_IFINDEX + 4].copy_from_slice(&from.interface().to_ne_bytes());
+        let input =
+            ProgramInput { context_in: Some(&mut context), data_in: Some(&frame), ..ProgramInput::default() };
+        let object = self.object.lock().unwrap_or_else(PoisonError::into_inner);
+        let done = object.program("opening_inject")?.test_run(input);
+        let done = done.map_err(|source| crate::Error::Read { what: "the way in", source })?;
+        match done.return_value.cast_signed() {
+            0.. => Ok(()),
+            error => Err(Error::Descriptor(std::io::Error::from_raw_os_error(-error))),
+        }
+    }
+
+    /// Returns packets by [`VERDICTS`].
+    pub fn verdicts(&self) -> Result<Vec<u64>, Error> {
+        let mut object = self.object.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(object.counters("verdicts")?)
+    }
+}
+
+/// A packet that is waited for.
+pub struct Due<'a> {
+    openings: &'a Openings,
+    key: RawEnds,
+}
+
+impl Due<'_> {
+    /// Reports whether INPUT has let it pass.
+    pub fn has_passed(&self) -> Result<bool, Error> {
+        let found = self.openings.due.lookup(self.key.as_bytes(), MapFlags::ANY);
+        let found = found.map_err(|source| crate::Error::Read { what: "due", source })?;
+        Ok(found.and_then(|value| RawDue::from_bytes(&value)).is_some_and(|due| due.passed != 0))
+    }
+}
+
+impl Drop for Due<'_> {
+    fn drop(&mut self) {
+        // It ends with the map otherwise.
+        let _ = remove(&self.openings.due, "due", self.key.as_bytes());
+    }
+}
+
+/// From the next hop to this host. Where the interface has no link addresses the kernel takes the header off.
+fn frame(from: &NextHop, packet: &[u8]) -> Vec<u8> {
+    let whole = |address: Option<Vec<u8>>| {
+        address.and_then(|it| <[u8; LINK_ADDRESS]>::try_from(it).ok()).unwrap_or_default()
+    };
+    let own = whole(from.own_link_address().ok().flatten());
+    let other = whole(from.link_address().ok().flatten());
+    let is_v6 = packet.first().is_some_and(|first| first >> 4 == 6);
+    let ethertype = if is_v6 { ETHERTYPE_IPV6 } else { ETHERTYPE_IPV4 };
+    [&own[..], &other, &ethertype.to_be_bytes(), packet].concat()
+}
+
+/// The ends of a packet whose IP header has no options.
+fn ends_of(head: &[u8]) -> Option<(SocketAddr, SocketAddr)> {
+    let is_v6 = head.first()? >> 4 == 6;
+    let at = if is_v6 { IPV6_HEADER } else { IPV4_HEADER };
+    let ports = head.get(at..at + 4)?;
+    let port = |at: usize| u16::from_be_bytes([ports[at], ports[at + 1]]);
+    let (from, to): (IpAddr, IpAddr) = if is_v6 {
+        let address = |at: usize| head.get(at..).and_then(|rest| rest.first_chunk::<16>().copied());
+        (address(8)?.into(), address(24)?.into())
+    } else {
+        let address = |at: usize| head.get(at..).and_then(|rest| rest.first_chunk::<4>().copied());
+        (address(12)?.into(), address(16)?.into())
+    };
+    Some((SocketAddr::new(from, port(0)), SocketAddr::new(to, port(2))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::intf::{assert_layouts, enum_names};
+
+    #[test]
+    fn mirrors_match_btf() {
+        const OBJECT: &str = "graft_opening.bpf.o";
+        assert_layouts(OBJECT, &[RawSent::LAYOUT, RawEnds::LAYOUT, RawDue::LAYOUT]);
+        let names: Vec<_> = VERDICTS.iter().map(|name| name.replace('-', "_")).collect();
+        assert_eq!(names, enum_names(OBJECT, "opening_verdict", "opening_"));
+    }
+
+    #[test]
+    fn ends_are_read_from_both_families() {
+        let v4 = [&[0x45][..], &[0; 11], &[192, 0, 2, 1, 192, 0, 2, 2], &[0x1f, 0x90, 0x01, 0xbb]].concat();
+        let wanted = ("192.0.2.1:8080".parse().unwrap(), "192.0.2.2:443".parse().unwrap());
+        assert_eq!(ends_of(&v4), Some(wanted));
+        let mut v6 = vec![0; IPV6_HEADER];
+        (v6[0], v6[23], v6[39]) = (0x60, 1, 2);
+        v6.extend([0x1f, 0x90, 0x01, 0xbb]);
+        assert_eq!(ends_of(&v6), Some(("[::1]:8080".parse().unwrap(), "[::2]:443".parse().unwrap())));
+        for cut in 0..v6.len() {
+            assert_eq!(ends_of(&v6[..cut]), None, "{cut}");
+        }
+    }
+}

@@ -1,0 +1,473 @@
+//! Rules of nftables in the calling thread's network namespace, as far as it matters what they look at (nfnetlink, linux/netfilter/nf_tables.h).
+
+use std::collections::HashMap;
+use std::io;
+use std::ops::RangeInclusive;
+
+use nix::libc;
+use nix::sys::socket::SockProtocol;
+
+use crate::netlink::{attribute, attributes, dump_by, get_by};
+
+const NFNL_SUBSYS_NFTABLES: u16 = 10;
+const NEWCHAIN: u16 = NFNL_SUBSYS_NFTABLES << 8 | 3;
+const GETCHAIN: u16 = NFNL_SUBSYS_NFTABLES << 8 | 4;
+const NEWRULE: u16 = NFNL_SUBSYS_NFTABLES << 8 | 6;
+const GETRULE: u16 = NFNL_SUBSYS_NFTABLES << 8 | 7;
+const NEWGEN: u16 = NFNL_SUBSYS_NFTABLES << 8 | 15;
+const GETGEN: u16 = NFNL_SUBSYS_NFTABLES << 8 | 16;
+/// struct nfgenmsg, of all families
+const HEAD: usize = 4;
+const GEN_ID: u16 = 1;
+const CHAIN_TABLE: u16 = 1;
+const CHAIN_NAME: u16 = 3;
+const CHAIN_HOOK: u16 = 4;
+const HOOK_NUMBER: u16 = 1;
+const RULE_TABLE: u16 = 1;
+const RULE_CHAIN: u16 = 2;
+const RULE_HANDLE: u16 = 3;
+const RULE_EXPRESSIONS: u16 = 4;
+const EXPRESSION_NAME: u16 = 1;
+const EXPRESSION_DATA: u16 = 2;
+const DATA_VALUE: u16 = 1;
+const DATA_VERDICT: u16 = 2;
+const VERDICT_CODE: u16 = 1;
+const NF_ACCEPT: u32 = 1;
+
+/// Bits of a connection's state.
+const STATE_ESTABLISHED: u32 = 2;
+const STATE_NEW: u32 = 8;
+
+/// A rule, in its order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rule {
+    pub chain: Chain,
+    pub handle: u64,
+    pub looks: Vec<Look>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chain {
+    /// NFPROTO_*.
+    pub family: u8,
+    pub table: String,
+    pub name: String,
+    /// NF_INET_*, or NF_NETDEV_*. `None`: others jump to it.
+    pub hook: Option<u32>,
+}
+
+/// What a rule looks at, or does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Look {
+    /// It is for packets of this protocol (IPPROTO_*) only.
+    Protocol(u8),
+    /// It is for packets that come from these ports or go there only.
+    Ports(RangeInclusive<u16>),
+    /// What the packet is in its connection.
+    Place,
+    /// It is for packets of established connections only.
+    Established,
+    Accepts,
+    /// How many packets there were.
+    Rate,
+    /// The group of whose socket it is.
+    Group,
+    /// Whatever all packets of a connection have alike.
+    Match,
+    /// Anything of which it is not known that a connection's first packet has it like all others: its name.
+    Other(String),
+}
+
+/// Returns a number that is another one after each change of the rules. `None`: this kernel has no nftables.
+///
+/// # Errors
+/// The kernel does not say; it needs CAP_NET_ADMIN.
+pub fn generation() -> io::Result<Option<u32>> {
+    let found = get_by(SockProtocol::NetlinkNetFilter, GETGEN, &[0; HEAD], NEWGEN);
+    match found {
+        Ok(body) => Ok(body.get(HEAD..).and_then(|rest| number(attribute(rest, GEN_ID)))),
+        Err(error) if is_nowhere(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn is_nowhere(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EINVAL | libc::ENOENT | libc::EOPNOTSUPP | libc::EPROTONOSUPPORT)
+    )
+}
+
+/// Returns whether anything is hooked in, and all rules.
+///
+/// # Errors
+/// The kernel does not say; it needs CAP_NET_ADMIN.
+pub fn rules() -> io::Result<(bool, Vec<Rule>)> {
+    let (mut hooks, mut rules) = (HashMap::new(), Vec::new());
+    dump_by(SockProtocol::NetlinkNetFilter, GETCHAIN, &[0; HEAD], NEWCHAIN, |body| {
+        if let Some(chain) = chain(body) {
+            hooks.insert((chain.family, chain.table, chain.name), chain.hook);
+        }
+    })?;
+    dump_by(SockProtocol::NetlinkNetFilter, GETRULE, &[0; HEAD], NEWRULE, |body| {
+        rules.extend(rule(body, |family, table, name| {
+            hooks.get(&(family, table.to_owned(), name.to_owned())).copied().flatten()
+        }));
+    })?;
+    Ok((hooks.values().any(Option::is_some), rules))
+}
+
+fn chain(body: &[u8]) -> Option<Chain> {
+    let (family, rest) = (*body.first()?, body.get(HEAD..)?);
+    let hook = attribute(rest, CHAIN_HOOK).and_then(|hook| number(attribute(hook, HOOK_NUMBER)));
+    Some(Chain { family, table: text(rest, CHAIN_TABLE)?, name: text(rest, CHAIN_NAME)?, hook })
+}
+
+fn rule(body: &[u8], hook: impl Fn(u8, &str, &str) -> Option<u32>) -> Option<Rule> {
+    let (family, rest) = (*body.first()?, body.get(HEAD..)?);
+    let (table, name) = (text(rest, RULE_TABLE)?, text(rest, RULE_CHAIN)?);
+    let hook = hook(family, &table, &name);
+    let handle = attribute(rest, RULE_HANDLE)?.first_chunk().map(|handle| u64::from_be_bytes(*handle))?;
+    let mut reader = Reader::default();
+    for (_, expression) in attributes(attribute(rest, RULE_EXPRESSIONS).unwrap_or_default()) {
+        let data = attribute(expression, EXPRESSION_DATA).unwrap_or_default();
+        reader.read(&text(expression, EXPRESSION_NAME)?, data);
+    }
+    Some(Rule { chain: Chain { family, table, name, hook }, handle, looks: reader.looks })
+}
+
+fn text(attributes: &[u8], kind: u16) -> Option<String> {
+    let value = attribute(attributes, kind)?;
+    Some(String::from_utf8_lossy(value.strip_suffix(&[0]).unwrap_or(value)).into_owned())
+}
+
+fn number(value: Option<&[u8]>) -> Option<u32> {
+    value?.first_chunk().map(|value| u32::from_be_bytes(*value))
+}
+
+/// What was loaded last, for the comparison behind it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Loaded {
+    Protocol,
+    Port,
+    State,
+    /// One of several states.
+    States,
+}
+
+#[derive(Default)]
+struct Reader {
+    looks: Vec<Look>,
+    loaded: Option<(u32, Loaded)>,
+    /// The last port from which on it is, for the comparison that may end a range.
+    first_port: Option<u16>,
+}
+
+impl Reader {
+    fn read(&mut self, name: &str, data: &[u8]) {
+        match name {
+            "meta" => self.meta(data),
+            "payload" => self.payload(data),
+            "ct" => self.connection(data),
+            "cmp" => self.compare(data),
+            "range" => self.range(data),
+            "bitwise" => self.mask(data),
+            "immediate" => self.immediate(data),
+            "limit" => self.limit(data),
+            "dynset" => self.looks.push(Look::Rate),
+            "objref" => self.object(data),
+            "socket" => self.socket(data),
+            "match" => self.extension(data),
+            "target" => self.target(data),
+            // What these do is the same for all packets of a connection.
+            "lookup" => self.matches(),
+            "counter" | "last" | "log" | "reject" | "notrack" | "nat" | "masq" | "redir" | "fib" | "rt"
+            | "byteorder" | "hash" | "numgen" | "exthdr" => {}
+            other => self.other(other),
+        }
+    }
+
+    fn other(&mut self, name: &str) {
+        self.looks.push(Look::Other(name.to_owned()));
+    }
+
+    fn matches(&mut self) {
+        if !self.looks.contains(&Look::Match) {
+            self.looks.push(Look::Match);
+        }
+    }
+
+    fn load(&mut self, register: Option<u32>, what: Loaded) {
+        self.loaded = register.map(|register| (register, what));
+        self.first_port = None;
+    }
+
+    /// NFTA_META_*
+    fn meta(&mut self, data: &[u8]) {
+        const LENGTH: u32 = 0;
+        const PRIORITY: u32 = 2;
+        const SKGID: u32 = 11;
+        const SECMARK: u32 = 14;
+        const L4PROTO: u32 = 16;
+        const CGROUP: u32 = 23;
+        const SECPATH: u32 = 25;
+        let (register, key) = (number(attribute(data, 1)), number(attribute(data, 2)));
+        // What it sets does not judge.
+        if register.is_none() {
+            return;
+        }
+        match key {
+            Some(L4PROTO) => self.load(register, Loaded::Protocol),
+            Some(SKGID) => self.looks.push(Look::Group),
+            Some(LENGTH) => self.other("meta length"),
+            Some(PRIORITY) => self.other("meta priority"),
+            Some(SECMARK) => self.other("meta secmark"),
+            Some(CGROUP) => self.other("meta cgroup"),
+            Some(SECPATH) => self.other("meta ipsec"),
+            Some(0..=32) => {}
+            _ => self.other("meta"),
+        }
+    }
+
+    /// NFTA_PAYLOAD_*: addresses, ports and flags are in all packets; what else there is may be in some.
+    fn payload(&mut self, data: &[u8]) {
+        const NETWORK: u32 = 1;
+        const TRANSPORT: u32 = 2;
+        let value = |kind| number(attribute(data, kind));
+        let register = value(1);
+        if register.is_none() {
+            return;
+        }
+        match (value(2), value(3), value(4)) {
+            (Some(TRANSPORT), Some(0 | 2), Some(2)) => self.load(register, Loaded::Port),
+            (Some(TRANSPORT), Some(0), Some(4)) => {}
+            (Some(TRANSPORT), Some(13), Some(1)) => self.looks.push(Look::Place),
+            // The protocol, of IPv4 and of IPv6, and addresses, or what a prefix has of them.
+            (Some(NETWORK), Some(6 | 9), Some(1)) => self.load(register, Loaded::Protocol),
+            (Some(NETWORK), Some(12 | 16 | 24), Some(1..=16)) => {}
+            (Some(NETWORK), Some(8), Some(2..=32)) => {}
+            _ => self.other("payload"),
+        }
+    }
+
+    /// NFTA_CT_*
+    fn connection(&mut self, data: &[u8]) {
+        const STATE: u32 = 0;
+        const EXPIRATION: u32 = 5;
+        const HELPER: u32 = 6;
+        const COUNTS: RangeInclusive<u32> = 14..=16;
+        let (register, key) = (number(attribute(data, 1)), number(attribute(data, 2)));
+        match key.filter(|_| register.is_some()) {
+            Some(STATE) => {
+                self.looks.push(Look::Place);
+                self.load(register, Loaded::State);
+            }
+            Some(key) if COUNTS.contains(&key) => self.other("ct bytes, packets"),
+            Some(EXPIRATION | HELPER) => self.other("ct"),
+            _ => {}
+        }
+    }
+
+    /// NFTA_CMP_*
+    fn compare(&mut self, data: &[u8]) {
+        const EQUAL: u32 = 0;
+        let register = number(attribute(data, 1));
+        let what = self.loaded.filter(|(loaded, _)| register == Some(*loaded)).map(|(_, what)| what);
+        let operator = number(attribute(data, 2)).unwrap_or(u32::MAX);
+        let value = attribute(data, 3).and_then(|data| attribute(data, DATA_VALUE)).unwrap_or_default();
+        match (what, value) {
+            (Some(Loaded::State | Loaded::States), _) => {}
+            (Some(Loaded::Protocol), [protocol, ..]) if operator == EQUAL => {
+                self.looks.push(Look::Protocol(*protocol));
+            }
+            (Some(Loaded::Port), [high, low, ..]) => self.port(operator, u16::from_be_bytes([*high, *low])),
+            _ => self.matches(),
+        }
+    }
+
+    /// A range of ports is two comparisons: from one on, and up to another.
+    fn port(&mut self, operator: u32, port: u16) {
+        const EQUAL: u32 = 0;
+        const AT_MOST: u32 = 3;
+        const AT_LEAST: u32 = 5;
+        let first = self.first_port.take();
+        match operator {
+            EQUAL => self.looks.push(Look::Ports(port..=port)),
+            AT_LEAST => {
+                self.looks.push(Look::Ports(port..=u16::MAX));
+                self.first_port = Some(port);
+            }
+            AT_MOST => {
+                if first.is_some() {
+                    self.looks.pop();
+                }
+                self.looks.push(Look::Ports(first.unwrap_or_default()..=port));
+            }
+            _ => self.matches(),
+        }
+    }
+
+    /// NFTA_RANGE_*
+    fn range(&mut self, data: &[u8]) {
+        const EQUAL: u32 = 0;
+        let register = number(attribute(data, 1));
+        let is_port = register.is_some_and(|register| self.loaded == Some((register, Loaded::Port)));
+        let is_equal = number(attribute(data, 2)) == Some(EQUAL);
+        let port = |kind| {
+            let value = attribute(data, kind).and_then(|data| attribute(data, DATA_VALUE))?;
+            value.first_chunk().map(|port| u16::from_be_bytes(*port))
+        };
+        match (is_port && is_equal, port(3), port(4)) {
+            (true, Some(first), Some(last)) => self.looks.push(Look::Ports(first..=last)),
+            _ => self.matches(),
+        }
+    }
+
+    /// NFTA_BITWISE_*: a state is compared with several at once.
+    fn mask(&mut self, data: &[u8]) {
+        let register = number(attribute(data, 1));
+        let mask = attribute(data, 4).and_then(|data| attribute(data, DATA_VALUE));
+        let mask = mask.and_then(|mask| mask.first_chunk()).map(|mask| u32::from_ne_bytes(*mask));
+        let is_state = register.is_some_and(|register| self.loaded == Some((register, Loaded::State)));
+        if is_state && mask.is_some_and(|mask| mask & STATE_ESTABLISHED != 0 && mask & STATE_NEW == 0) {
+            self.looks.push(Look::Established);
+        }
+        self.loaded = None;
+        if is_state {
+            self.load(number(attribute(data, 2)), Loaded::States);
+        }
+    }
+
+    /// NFTA_IMMEDIATE_*
+    fn immediate(&mut self, data: &[u8]) {
+        let verdict = attribute(data, 2).and_then(|data| attribute(data, DATA_VERDICT));
+        if verdict.and_then(|verdict| number(attribute(verdict, VERDICT_CODE))) == Some(NF_ACCEPT) {
+            self.looks.push(Look::Accepts);
+        }
+    }
+
+    /// NFTA_LIMIT_*
+    fn limit(&mut self, data: &[u8]) {
+        const OF_BYTES: u32 = 1;
+        match number(attribute(data, 4)) {
+            Some(OF_BYTES) => self.other("limit of bytes"),
+            _ => self.looks.push(Look::Rate),
+        }
+    }
+
+    /// NFTA_OBJREF_*: what has a name. Those of a set may be any.
+    fn object(&mut self, data: &[u8]) {
+        const COUNTER: u32 = 1;
+        const QUOTA: u32 = 2;
+        const LIMIT: u32 = 4;
+        const SECMARK: u32 = 8;
+        match number(attribute(data, 1)) {
+            Some(COUNTER | SECMARK) => {}
+            Some(LIMIT) => self.looks.push(Look::Rate),
+            Some(QUOTA) => self.other("quota"),
+            _ => self.other("objref"),
+        }
+    }
+
+    /// NFTA_SOCKET_*
+    fn socket(&mut self, data: &[u8]) {
+        const CGROUP: u32 = 3;
+        if number(attribute(data, 1)) == Some(CGROUP) {
+            self.other("socket cgroupv2");
+        }
+    }
+
+    /// NFTA_MATCH_NAME: of iptables.
+    fn extension(&mut self, data: &[u8]) {
+        match text(data, 1).unwrap_or_default().as_str() {
+            "conntrack" | "state" => self.looks.push(Look::Place),
+            "owner" => self.looks.push(Look::Group),
+            "limit" | "hashlimit" | "recent" => self.looks.push(Look::Rate),
+            "comment" => {}
+            "addrtype" | "connmark" | "iprange" | "mark" | "multiport" | "physdev" | "pkttype"
+            | "rpfilter" | "set" | "statistic" | "tcp" | "time" => self.matches(),
+            other => self.other(&format!("match {other}")),
+        }
+    }
+
+    /// NFTA_TARGET_NAME: of iptables.
+    fn target(&mut self, data: &[u8]) {
+        match text(data, 1).unwrap_or_default().as_str() {
+            "CONNMARK" | "CT" | "DNAT" | "LOG" | "MARK" | "MASQUERADE" | "NFLOG" | "NOTRACK" | "REDIRECT"
+            | "REJECT" | "SNAT" | "TCPMSS" | "TRACE" => {}
+            other => self.other(&format!("target {other}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    /// What the kernel says of rules that nft has made, in a network namespace of its own.
+    #[test]
+    fn rules_say_what_they_look_at() {
+        let name = format!("millrace-nft-{}", std::process::id());
+        let ip =
+            |arguments: &[&str]| Command::new("ip").args(arguments).status().is_ok_and(|it| it.success());
+        if !nix::unistd::geteuid().is_root() || Command::new("nft").arg("-v").output().is_err() {
+            println!("SKIP rules_say_what_they_look_at: needs root and nft");
+            return;
+        }
+        assert!(ip(&["netns", "add", &name]));
+        let table: [(&str, Vec<Look>); 18] = [
+            ("ip saddr 192.0.2.1 accept", vec![Look::Accepts]),
+            ("ip6 daddr 2001:db8::1 accept", vec![Look::Accepts]),
+            ("tcp dport 443 drop", vec![Look::Protocol(6), Look::Ports(443..=443)]),
+            ("udp dport 1000-2000 drop", vec![Look::Protocol(17), Look::Ports(1000..=2000)]),
+            ("tcp dport { 80, 443 } drop", vec![Look::Protocol(6)]),
+            ("meta skuid 7 counter drop", vec![]),
+            ("meta skgid 7 drop", vec![Look::Group]),
+            ("meta mark 7 oifname \"eth*\" reject with icmpx admin-prohibited", vec![]),
+            ("ct state established,related accept", vec![Look::Place, Look::Established, Look::Accepts]),
+            ("ct state new limit rate 5/second accept", vec![Look::Place, Look::Rate, Look::Accepts]),
+            ("tcp flags syn limit rate 5/second drop", vec![Look::Protocol(6), Look::Place, Look::Rate]),
+            ("limit rate 5 kbytes/second drop", vec![Look::Other("limit of bytes".into())]),
+            ("quota over 5 kbytes drop", vec![Look::Other("quota".into())]),
+            ("meta length 100 drop", vec![Look::Other("meta length".into())]),
+            ("ip dscp 7 drop", vec![Look::Other("payload".into())]),
+            ("ct count over 5 drop", vec![Look::Other("connlimit".into())]),
+            ("meta cgroup 7 drop", vec![Look::Other("meta cgroup".into())]),
+            ("ct original bytes > 100000 drop", vec![Look::Other("ct bytes, packets".into())]),
+        ];
+        let lines: String = table.iter().map(|(rule, _)| format!("{rule}\n")).collect();
+        let head = "type filter hook output priority 0; policy accept;";
+        let text =
+            format!("table inet t {{\nchain other {{\n}}\nchain out {{\n{head}\n{lines}jump other\n}}\n}}\n");
+        let nft = Command::new("ip").args(["netns", "exec", &name, "nft", &text]).output().unwrap();
+        let said = String::from_utf8_lossy(&nft.stderr).into_owned();
+        let namespace = std::fs::File::open(format!("/run/netns/{name}")).unwrap();
+        let found = std::thread::spawn(move || {
+            nix::sched::setns(namespace, nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+            (generation().unwrap(), super::rules().unwrap())
+        });
+        let (generation, (is_hooked, found)) = found.join().unwrap();
+        assert!(ip(&["netns", "del", &name]));
+        assert!(nft.status.success(), "{said}");
+        assert!(generation.is_some() && is_hooked);
+        for ((rule, looks), found) in table.iter().zip(&found) {
+            let others = found.looks.iter().filter(|look| **look != Look::Match).cloned();
+            assert_eq!((&others.collect::<Vec<_>>(), found.chain.hook), (looks, Some(3)), "{rule}");
+        }
+        let narrow = found.iter().map(|rule| rule.looks.contains(&Look::Match));
+        assert_eq!(narrow.take(3).collect::<Vec<_>>(), [true, true, false]);
+        assert!(!found[8].looks.contains(&Look::Match), "{:?}", found[8]);
+        assert_eq!((found.len(), found[0].chain.name.as_str()), (table.len() + 1, "out"));
+    }
+
+    #[test]
+    fn anything_is_read_or_is_none() {
+        let mut rng = fastrand::Rng::with_seed(3);
+        for length in 0..300 {
+            let bytes: Vec<u8> = (0..length).map(|_| rng.u8(..20)).collect();
+            let _ = (chain(&bytes), rule(&bytes, |_, _, _| None));
+        }
+    }
+}

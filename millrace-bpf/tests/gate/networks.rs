@@ -1,0 +1,321 @@
+//! Clients and the wider networks that they are in: quotas, rates and room of each. What the program decides is compared with
+//! `millrace_proto::networks`.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::{Duration, Instant};
+
+use millrace_bpf::gate::{Action, Config, Event, Gate, Live, Pass, Policy, Rates, Reason, Rule};
+use millrace_proto::networks::{Full, Places, levels};
+use millrace_testkit::wait_until;
+
+use crate::frame::{Type, long, short};
+use crate::state::{
+    LIVE, NEW, SERVER_ID, UNKNOWN, V4, V6, answer, burst, handshake, open, published, spoofed, tracked,
+};
+use crate::{apply, config, enforce, gate, passed, reason, refused, root, to_server};
+
+fn from(address: IpAddr) -> String {
+    std::net::SocketAddr::new(address, 4000).to_string()
+}
+
+fn address(from: &str) -> IpAddr {
+    to_server(from, vec![]).source.ip()
+}
+
+/// The nth /64 of a /48.
+fn of_site(n: u32) -> IpAddr {
+    Ipv6Addr::from_bits(0x2001_0db8_0007_u128 << 80 | u128::from(n & 0xffff) << 64 | 1).into()
+}
+
+/// Room for what a /48 may have.
+fn roomy() -> Config {
+    Config { max_clients: 1024, max_handshakes: 1024, max_rates: 4096, samples_per_second: 0, ..config() }
+}
+
+#[test]
+fn sizes_of_networks_are_those_of_the_other_daemons() {
+    let Config { client_prefix_v4, client_prefix_v6, network_times, .. } = Config::default();
+    for (prefixes, at) in [(client_prefix_v4, V4), (client_prefix_v6, V6)] {
+        let times = [1].into_iter().chain(network_times.map(|times| times as usize));
+        let want: Vec<_> = levels(address(at)).map(|(network, times)| (network.length, times)).collect();
+        assert_eq!(prefixes.into_iter().zip(times).collect::<Vec<_>>(), want);
+    }
+}
+
+/// Each address comes in turn, and has a connection if it may. The program and its twin in Rust decide alike on each.
+#[test]
+fn quotas_of_networks_are_those_of_the_other_daemons() {
+    const QUOTA: u32 = 2;
+    type Nth = fn(u32) -> IpAddr;
+    if !root("quotas_of_networks_are_those_of_the_other_daemons") {
+        return;
+    }
+    let table: [(&str, Nth, usize); 6] = [
+        ("one address", |_| Ipv4Addr::new(192, 0, 2, 1).into(), 2),
+        ("a /24", |n| Ipv4Addr::new(192, 0, 2, n as u8).into(), 16),
+        ("many /24", |n| Ipv4Addr::new(192, 0, (n % 16) as u8, n as u8).into(), 256),
+        ("a /64", |n| Ipv6Addr::from_bits(0x2001_0db8_u128 << 96 | u128::from(n)).into(), 2),
+        ("a /56", |n| of_site(n & 0xff), 16),
+        ("a /48", |n| of_site(n * 61), 128),
+    ];
+    for (whose, nth, want) in table {
+        let gate = Gate::load(&roomy()).expect("a gate");
+        apply(&gate, Policy { modes: enforce(&[Rule::Quota]), quota: Some(QUOTA), ..published() });
+        let web = gate.scope("web").expect("a scope");
+        let mut places = Places::new(usize::MAX, QUOTA as usize);
+        let mut taken = Vec::new();
+        for n in 0..600 {
+            let at = nth(n);
+            let decided = places.enter(at);
+            let want = match decided {
+                Ok(()) => NEW,
+                Err(Full::Client(_)) => refused(Rule::Quota),
+                Err(_) => refused(Rule::NetworkQuota),
+            };
+            assert_eq!(reason(&gate, &open(&from(at), n)), want, "{whose}, {n}");
+            if decided.is_ok() {
+                web.inc(at).expect("inc");
+                taken.push(at);
+            }
+        }
+        assert_eq!(taken.len(), want, "{whose}");
+        assert_eq!(reason(&gate, &open("203.0.113.7:4000", 1)), NEW, "{whose}");
+        let listed = gate.clients("web").expect("clients");
+        assert_eq!(listed.iter().map(|client| client.connections as usize).sum::<usize>(), want, "{whose}");
+        // Whatever ends makes room at each level.
+        for at in &taken {
+            web.dec(*at).expect("dec");
+        }
+        for at in taken {
+            assert_eq!(reason(&gate, &open(&from(at), 1000)), NEW, "{whose}");
+            web.inc(at).expect("inc");
+        }
+    }
+}
+
+/// Where the gate counts: connections are counted when their address is proved, however many were let in before that.
+#[test]
+fn networks_of_tracked_connections_are_bounded() {
+    if !root("networks_of_tracked_connections_are_bounded") {
+        return;
+    }
+    let gate = Gate::load(&roomy()).expect("a gate");
+    apply(&gate, tracked(&[Rule::Quota]));
+    let id = |n: u32| [n.to_be_bytes(), [0x5e; 4]].concat();
+    let client = |n: u32| format!("192.0.2.{n}:4000");
+    for n in 0..20 {
+        assert_eq!(reason(&gate, &open(&client(n), n)), NEW);
+        answer(&gate, &client(n), 1, &id(n));
+    }
+    for _ in 0..2 {
+        for n in 0..20 {
+            let want = if n < 8 { LIVE } else { refused(Rule::NetworkQuota) };
+            assert_eq!(reason(&gate, &to_server(&client(n), short(&id(n), 100))), want, "{n}");
+        }
+    }
+    assert_eq!(reason(&gate, &open(&client(1), 30)), refused(Rule::Quota));
+    assert_eq!(reason(&gate, &open(&client(30), 30)), refused(Rule::NetworkQuota));
+    handshake(&gate, V6, 1, &SERVER_ID);
+    // What was refused counts nowhere, and what has ended makes room.
+    assert_eq!(gate.expire_after(Duration::from_secs(31)).expect("expiry"), 9);
+    for n in 10..18 {
+        assert_eq!(reason(&gate, &to_server(&client(n), short(&id(n), 100))), LIVE, "{n}");
+    }
+    assert_eq!(reason(&gate, &to_server(&client(18), short(&id(18), 100))), refused(Rule::NetworkQuota));
+    let web = gate.scope("web").expect("a scope");
+    assert_eq!(web.connections(address(&client(18))).expect("connections"), 0, "nor with its client");
+}
+
+/// No network has more than half of the table of live connections.
+#[test]
+fn one_network_cannot_fill_the_tables() {
+    if !root("one_network_cannot_fill_the_tables") {
+        return;
+    }
+    let gate = gate(tracked(&[]));
+    let half = config().max_ids / 2;
+    let id = |n: u32| [n.to_be_bytes(), [0x5e; 4]].concat();
+    for n in 0..100 {
+        let at = from(of_site(n * 600));
+        answer(&gate, &at, 1, &id(n));
+        let want = if n < half { LIVE } else { passed(Pass::Handshake) };
+        assert_eq!(reason(&gate, &to_server(&at, short(&id(n), 100))), want, "{n}");
+    }
+    let event = |event| gate.statistics().expect("statistics").event(event);
+    assert_eq!(event(Event::ConnectionTracked), u64::from(half));
+    assert_eq!(event(Event::ConnectionsFull), u64::from(100 - half));
+    handshake(&gate, V4, 1, &SERVER_ID);
+}
+
+fn rates(rule: Rule, size: u64) -> Policy {
+    let all = Rates { initials: burst(size), packets: burst(size), bytes: burst(size * 1200) };
+    Policy { modes: enforce(&[rule]), client_rates: all, ..published() }
+}
+
+/// When a test began, since when buckets of networks have filled: by one in 1000 s for a client, and so many times as fast for a network.
+struct Begin(Instant);
+
+impl Begin {
+    fn is_about(&self, passed: usize, want: usize, times: usize) -> bool {
+        (want..=want + self.0.elapsed().as_secs() as usize * times / 1000).contains(&passed)
+    }
+}
+
+/// A network has a multiple of what a client has, and loses nothing of it by what one of its clients has too much.
+#[test]
+fn networks_have_rates_of_their_own() {
+    if !root("networks_have_rates_of_their_own") {
+        return;
+    }
+    for (of_client, of_network) in [
+        (Rule::ClientInitials, Rule::NetworkInitials),
+        (Rule::ClientPackets, Rule::NetworkPackets),
+        (Rule::ClientBytes, Rule::NetworkBytes),
+    ] {
+        let gate = Gate::load(&roomy()).expect("a gate");
+        apply(&gate, rates(of_client, 3));
+        let begin = Begin(Instant::now());
+        let send = |at: IpAddr, n: u32| reason(&gate, &open(&from(at), n));
+        let greedy: Vec<_> = (0..200).map(|n| send(of_site(0), n)).collect();
+        assert_eq!(greedy.iter().filter(|it| **it == NEW).count(), 3, "{of_client:?}");
+        assert_eq!(greedy.last(), Some(&refused(of_client)));
+        // 8 times 3 for the /56, of which 3 are used; then 64 times 3 for the /48.
+        let siblings = (1..0x100).filter(|n| send(of_site(*n), *n) == NEW).count();
+        assert!(begin.is_about(siblings, 21, 8), "{of_client:?}: {siblings}");
+        let others: Vec<_> = (1..400).map(|n| send(of_site(n * 157), n)).collect();
+        assert!(others.contains(&refused(of_network)));
+        let others = others.iter().filter(|it| **it == NEW).count();
+        assert!(begin.is_about(siblings + others, 64 * 3 - 3, 64), "{of_client:?}: {others}");
+        assert_eq!(send("2001:db8:8::1".parse().expect("an address"), 1), NEW, "{of_client:?}");
+        let of_nat =
+            (0..0x100).filter(|n| send(Ipv4Addr::new(192, 0, 2, *n as u8).into(), *n) == NEW).count();
+        assert!(begin.is_about(of_nat, 8 * 3, 8), "{of_client:?}: {of_nat}");
+    }
+}
+
+/// One size of networks is one, as it was before there were wider ones.
+#[test]
+fn networks_are_bounded_where_the_settings_say_so() {
+    if !root("networks_are_bounded_where_the_settings_say_so") {
+        return;
+    }
+    let sizes = |v4: &[u8], v6: &[u8]| Config {
+        client_prefix_v4: v4.to_vec(),
+        client_prefix_v6: v6.to_vec(),
+        network_times: [4, 16],
+        ..roomy()
+    };
+    let none = sizes(&[32], &[64]);
+    let other = sizes(&[24, 16], &[48, 32]);
+    for (load, of_nat, of_site_all) in [(none, 200 * 3, 200 * 3), (other, 3, 3)] {
+        let gate = Gate::load(&load).expect("a gate");
+        apply(&gate, rates(Rule::ClientInitials, 3));
+        let begin = Instant::now();
+        let passing = |nth: &dyn Fn(u32) -> IpAddr| {
+            (0..600).filter(|n| reason(&gate, &open(&from(nth(n / 3)), *n)) == NEW).count()
+        };
+        assert_eq!(passing(&|n| Ipv4Addr::new(192, 0, 2, n as u8).into()), of_nat);
+        assert_eq!(passing(&of_site), of_site_all);
+        let wide = passing(&|n| Ipv4Addr::new(198, 51, n as u8, 1).into());
+        let begin = Begin(begin);
+        assert!(begin.is_about(wide, if of_nat == 3 { 4 * 3 } else { 200 * 3 }, 4), "{wide}");
+    }
+    for bad in [
+        sizes(&[], &[64]),
+        sizes(&[32], &[56, 64]),
+        sizes(&[33], &[64]),
+        Config { network_times: [8, 1], ..roomy() },
+    ] {
+        assert!(Gate::load(&bad).is_err(), "{bad:?}");
+    }
+}
+
+/// Entries of the table of rates; it takes a flood from more addresses to lose any.
+const RATES: u32 = 1 << 14;
+
+/// Returns how many of an attacker's packets pass, of as many as it sends at once.
+fn insists(gate: &Gate, attacker: &str, numbers: std::ops::Range<u32>) -> usize {
+    numbers.filter(|n| gate.run(&open(attacker, *n).bytes()).expect("a run") == Action::Pass).count()
+}
+
+fn flood(gate: &Gate, addresses: impl Iterator<Item = String>) {
+    for (at, n) in addresses.zip(0..) {
+        gate.run(&open(&at, n).bytes()).expect("a run");
+    }
+}
+
+/// A /48 is 65,536 clients, but its own limit refuses before there is an entry for each of them.
+#[test]
+fn a_flood_from_one_network_leaves_others_rates_alone() {
+    if !root("a_flood_from_one_network_leaves_others_rates_alone") {
+        return;
+    }
+    let gate = Gate::load(&Config { max_rates: RATES, samples_per_second: 0, ..config() }).expect("a gate");
+    apply(&gate, rates(Rule::ClientInitials, 50));
+    let attacker = "203.0.113.66:6666";
+    assert_eq!(insists(&gate, attacker, 0..60), 50);
+    flood(&gate, (0..3 * RATES).map(|n| from(of_site(n * 5))));
+    assert_eq!(insists(&gate, attacker, 60..120), 0, "its bucket is still there, and empty");
+    assert_eq!(gate.statistics().expect("statistics").event(Event::RatesCrowded), 0);
+}
+
+/// A flood from more addresses than the table has room for: an attacker whose entry is lost for it does not begin anew, and who is there
+/// for the first time opens a connection all the same.
+#[test]
+fn a_flood_from_everywhere_gives_nobody_a_full_share_again() {
+    if !root("a_flood_from_everywhere_gives_nobody_a_full_share_again") {
+        return;
+    }
+    let gate = Gate::load(&Config { max_rates: RATES, samples_per_second: 0, ..config() }).expect("a gate");
+    let limits = rates(Rule::ClientInitials, 50);
+    apply(
+        &gate,
+        Policy { client_rates: limits.client_rates, quota: None, ..tracked(&[Rule::ClientInitials]) },
+    );
+    let attackers: Vec<_> = (0..20).map(|n| format!("203.0.{n}.66:6666")).collect();
+    for attacker in &attackers {
+        assert_eq!(insists(&gate, attacker, 0..60), 50);
+    }
+    let mut spoofs = (0..).map(spoofed);
+    for round in 1..=3 {
+        flood(&gate, spoofs.by_ref().take(2 * RATES as usize));
+        for attacker in &attackers {
+            let passed = insists(&gate, attacker, 60 * round..60 * (round + 1));
+            assert!(passed <= 2, "{attacker}: {passed} of 50 again");
+        }
+        let bystander = format!("198.51.{round}.7:4000");
+        let id = [round as u8; 8];
+        // A long ClientHello, whose second half comes with the same ID.
+        for _ in 0..2 {
+            assert_eq!(reason(&gate, &open(&bystander, round)), NEW);
+        }
+        answer(&gate, &bystander, 1, &id);
+        flood(&gate, spoofs.by_ref().take(1000));
+        let proof = to_server(&bystander, long(Type::Handshake, 1, &id, &[2; 4], &[], 100));
+        assert_eq!(reason(&gate, &proof), passed(Pass::Handshake));
+        assert_eq!(reason(&gate, &to_server(&bystander, short(&id, 100))), LIVE);
+    }
+    assert!(gate.statistics().expect("statistics").event(Event::RatesCrowded) > 0);
+}
+
+/// A gate that comes anew into a flood does not know the connections from before. What they send is not held against the allowance that the
+/// flood uses up, until all that is live is known.
+#[test]
+fn connections_from_before_outlive_a_gates_restart_in_a_flood() {
+    if !root("connections_from_before_outlive_a_gates_restart_in_a_flood") {
+        return;
+    }
+    let unknown_rates = Rates { initials: burst(3), packets: burst(3), bytes: burst(1 << 20) };
+    let rules = [Rule::UnknownInitials, Rule::UnknownPackets, Rule::UnknownBytes];
+    let policy = |idle| Policy { live: Live::Tracked { idle }, unknown_rates, ..tracked(&rules) };
+    let before = to_server(V4, short(&[9; 8], 100));
+    let gate = gate(policy(Duration::from_secs(3600)));
+    for n in 0..20 {
+        let flood = reason(&gate, &open(&spoofed(n), n));
+        assert_eq!(matches!(flood, Reason::Refused(_)), n >= 3);
+        assert_eq!(reason(&gate, &before), UNKNOWN);
+    }
+    let idle = Duration::from_millis(100);
+    let gate = crate::gate(policy(idle));
+    wait_until("a refusal", || reason(&gate, &before), |reason| *reason == refused(Rule::UnknownPackets));
+}

@@ -1,0 +1,196 @@
+//! How long it takes a peer whom the settings name to have a carrier while strangers stall.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use millrace_graft::settings::Kind;
+use serde_json::{Value, json};
+
+use super::host::{Host, wait};
+use crate::bench::site::{SUBSCRIBERS_LINK, Site};
+use crate::bench::stats::Percentiles;
+use crate::bench::table::{columns, write_json};
+use crate::bench::usage::warn_if_busy;
+use crate::lab::{Node, Topology};
+use crate::progress::Progress;
+use crate::stall::Strangers;
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// What the peer's carriers are: `quic`, `tcp`, `mptcp`, `sctp`
+    #[arg(long, value_delimiter = ',', default_value = "tcp,quic,sctp", value_name = "KIND")]
+    carriers: Vec<String>,
+    /// Handshakes a second that strangers begin: from one IPv6 /64 and from one IPv4 address, each
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    rate: u32,
+    /// Carriers of each kind, one after the other
+    #[arg(long, default_value_t = 200)]
+    rounds: usize,
+    /// Write the rows here
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+const CARRIERS: u16 = 9188;
+/// Addresses in the /64.
+const STRANGERS: u16 = 16;
+/// Of a stranger's network, which the peer's host is in, too.
+const V4: &str = "192.0.2.1";
+const V6: &str = "2001:db8:96::";
+
+struct Row {
+    carrier: String,
+    rate: u32,
+    /// From when it is called until it is warm, in milliseconds.
+    times: Vec<f64>,
+    /// Handshakes of strangers meanwhile, a second.
+    begun: f64,
+}
+
+pub fn run(args: Args) -> anyhow::Result<()> {
+    ensure!(args.rounds > 0, "--rounds is at least 1");
+    warn_if_busy()?;
+    let progress = Progress::of(args.carriers.len());
+    let mut rows = Vec::new();
+    for name in &args.carriers {
+        progress.begin(format!("{} carriers, {name}", args.rounds));
+        rows.push(args.measure(name)?);
+        progress.end("")?;
+    }
+    drop(progress);
+    print!("{}", render(&rows));
+    let json: Vec<_> = rows.iter().map(Row::json).collect();
+    args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))
+}
+
+impl Args {
+    fn measure(&self, name: &str) -> anyhow::Result<Row> {
+        let kind = Kind::ALL.into_iter().find(|kind| kind.name() == name);
+        let kind = kind.with_context(|| format!("{name} is no kind of carriers"))?;
+        let site = Site::new(&Topology::standard(1, 1))?;
+        let (near, far) = (site.relay()?, site.subscribers()?);
+        let from = strangers(near, far)?;
+        let (client, server) = hosts(&site, name)?;
+        let _far = server.start()?;
+        let (is_over, begun) = (AtomicBool::new(false), [AtomicUsize::new(0), AtomicUsize::new(0)]);
+        let (is_over, counts) = (&is_over, &begun);
+        let pace = Duration::from_secs(1) / self.rate;
+        std::thread::scope(|scope| {
+            let groups = from.iter().zip(counts).zip([far.addr_v4().into(), IpAddr::from(far.addr_v6())]);
+            let calls: Vec<_> = groups
+                .map(|((from, begun), to)| {
+                    let to = SocketAddr::new(to, CARRIERS);
+                    let strangers = Strangers { kind, from, to, pace, is_over, begun };
+                    scope.spawn(move || near.enter(|| strangers.run()).map_err(anyhow::Error::from)?)
+                })
+                .collect();
+            let measured = self.rounds(&client, counts);
+            is_over.store(true, Relaxed);
+            for call in calls {
+                call.join().map_err(|_| anyhow::anyhow!("strangers have failed"))??;
+            }
+            let (times, begun) = measured?;
+            Ok(Row { carrier: name.to_owned(), rate: self.rate, times, begun })
+        })
+    }
+
+    fn rounds(&self, client: &Client<'_>, counts: &[AtomicUsize; 2]) -> anyhow::Result<(Vec<f64>, f64)> {
+        let count = || counts.iter().map(|count| count.load(Relaxed)).sum::<usize>();
+        wait("strangers", || Ok(count() > 200))?;
+        client.configure(0)?;
+        let _near = client.host.start()?;
+        client.host.wait_warm(1)?;
+        let (start, before) = (Instant::now(), count());
+        let mut times = Vec::new();
+        for round in 1..=self.rounds {
+            client.configure(round)?;
+            let begin = Instant::now();
+            let done = client.host.ask("reload")?;
+            ensure!(done.get("ok") == Some(&Value::Bool(true)), "{done}");
+            wait("a new carrier", || {
+                let status = client.host.status()?;
+                let first = status.pointer("/status/carry/carriers/0");
+                let is_warm = first.is_some_and(|it| it["state"] == "warm");
+                let age = first.and_then(|it| it["age_s"].as_f64()).unwrap_or(f64::MAX);
+                Ok(is_warm && age < begin.elapsed().as_secs_f64())
+            })?;
+            times.push(begin.elapsed().as_secs_f64() * 1e3);
+        }
+        Ok((times, (count() - before) as f64 / start.elapsed().as_secs_f64()))
+    }
+}
+
+/// Gives the client's host the strangers' addresses: those of IPv4, and those of IPv6.
+fn strangers(near: &Node, far: &Node) -> anyhow::Result<[Vec<IpAddr>; 2]> {
+    let v6: Vec<_> = (1..=STRANGERS).map(|n| format!("{V6}{n:x}")).collect();
+    for address in &v6 {
+        ip(near, &["addr", "add", &format!("{address}/128"), "dev", "lo"])?;
+    }
+    ip(near, &["addr", "add", &format!("{V4}/32"), "dev", "lo"])?;
+    let way = near.interface(SUBSCRIBERS_LINK).context("no link between the hosts")?;
+    ip(far, &["route", "add", V4, "via", &way.v4.to_string()])?;
+    ip(far, &["-6", "route", "add", &format!("{V6}/64"), "via", &way.v6.to_string()])?;
+    let v6 = v6.iter().map(|address| address.parse()).collect::<Result<_, _>>()?;
+    Ok([vec![V4.parse()?], v6])
+}
+
+fn ip(node: &Node, arguments: &[&str]) -> anyhow::Result<()> {
+    let output = node.command("ip").args(arguments).output()?;
+    ensure!(output.status.success(), "ip {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
+
+struct Client<'a> {
+    host: Host<'a>,
+    settings: String,
+}
+
+impl Client<'_> {
+    /// The peer's entry is another one for each number, so its carrier is called anew.
+    fn configure(&self, number: usize) -> anyhow::Result<()> {
+        let address = IpAddr::from([198, 18, (number >> 8) as u8, number as u8]);
+        self.host.configure(&format!("{}addresses = [\"{address}\"]\n", self.settings))
+    }
+}
+
+fn hosts<'a>(site: &'a Site, carrier: &str) -> anyhow::Result<(Client<'a>, Host<'a>)> {
+    let directory = |name: &str| site.directory().join(format!("{name}-{carrier}"));
+    let client = Host::new("client", site.relay()?, &directory("client"))?;
+    let server = Host::new("server", site.subscribers()?, &directory("server"))?;
+    let keys = (client.key()?, server.key()?);
+    let own = format!("[agreement]\nkey = \"host.key\"\n[carry]\ncarrier = \"{carrier}\"\n");
+    let near = client.node.interface(SUBSCRIBERS_LINK).context("no link between the hosts")?;
+    let (at, address) = (server.node.addr_v4(), near.v4);
+    server.configure(&format!(
+        "{own}listen = \"[::]:{CARRIERS}\"\n[[peer]]\nname = \"client\"\nkey = \"{}\"\naddresses = [\"{address}\"]\n",
+        keys.0
+    ))?;
+    let settings =
+        format!("{own}[[peer]]\nname = \"server\"\nkey = \"{}\"\ncarry = \"{at}:{CARRIERS}\"\n", keys.1);
+    Ok((Client { host: client, settings }, server))
+}
+
+impl Row {
+    fn json(&self) -> Value {
+        json!({
+            "carrier": self.carrier, "rate": self.rate, "begun_per_s": self.begun, "rounds": self.times.len(),
+            "warm_ms": Percentiles::of(self.times.clone()),
+        })
+    }
+}
+
+fn render(rows: &[Row]) -> String {
+    let head = ["carrier", "strangers/s", "carriers", "warm p50 ms", "p90", "p99", "most"];
+    let mut lines = vec![head.map(str::to_owned).to_vec()];
+    for row in rows {
+        let Some(times) = Percentiles::of(row.times.clone()) else { continue };
+        let figures = [times.p50, times.p90, times.p99, times.max].map(|ms| format!("{ms:.0}"));
+        let mut line = vec![row.carrier.clone(), format!("{:.0}", row.begun), row.times.len().to_string()];
+        line.extend(figures);
+        lines.push(line);
+    }
+    columns(&lines)
+}

@@ -1,0 +1,344 @@
+//! `millrace bench moves`: thousands of viewers whose addresses change within a second, and how soon the kernel serves them again.
+
+use std::collections::HashMap;
+use std::env;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use millrace_bpf::clock::monotonic_ns;
+use millrace_relay::status::{Session, Status};
+use serde_json::{Value, json};
+
+use super::contender::{Contender, PORT};
+use super::engine;
+use super::process::Process;
+use super::site::Site;
+use super::stats::Spread;
+use super::table::{columns, write_json};
+use super::usage::{Reading, warn_if_busy};
+use crate::lab::Topology;
+use crate::progress::Progress;
+use crate::receivers::report::Report;
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Relays to measure: those of Millrace that forward in the kernel
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel")]
+    relays: Vec<Contender>,
+    /// Viewers
+    #[arg(long, default_value_t = 2000, value_name = "N")]
+    sessions: usize,
+    /// Objects per second to each of them
+    #[arg(long, default_value_t = 10, value_name = "HZ")]
+    rate_hz: u32,
+    /// Payload of an object
+    #[arg(long, default_value_t = 1200, value_name = "BYTES")]
+    object_bytes: u32,
+    /// Time between the first viewer's change of address and the last one's
+    #[arg(long, default_value_t = 1.0, value_name = "SECONDS")]
+    within: f64,
+    /// Times that every relay is measured
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Write the rows here
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+const NAMESPACE: &str = "bench";
+const OBJECTS_PER_GROUP: u32 = 100;
+/// Seconds from the last viewer's handshake to the first move, and from there to a second one, before which the viewers are stopped.
+const SETTLING: u64 = 20;
+/// Length of the track, seconds. The publisher is stopped long before.
+const SHOW_SECONDS: u32 = 600;
+/// Bound of the time until the kernel serves all viewers at first.
+const START_LIMIT: Duration = Duration::from_secs(180);
+/// Bound of the time until it does again.
+const BACK_LIMIT: Duration = Duration::from_secs(15);
+/// Pause after each reading of the relay's status, which is large.
+const LOOK: Duration = Duration::from_millis(50);
+const SOCKETS: &str = "32";
+
+pub fn run(args: Args) -> anyhow::Result<()> {
+    args.check()?;
+    warn_if_busy()?;
+    let site = Site::new(&Topology::standard(1, 1))?;
+    let mut rows: Vec<Row> =
+        args.relays.iter().map(|relay| Row { relay: *relay, rounds: Vec::new() }).collect();
+    let progress = Progress::of(args.rounds * rows.len());
+    for round in 1..=args.rounds {
+        for row in &mut rows {
+            progress.begin(format!("round {round}, {}", row.relay.label()));
+            let figures = args.round(&site, row.relay).map_err(|error| format!("{error:#}"));
+            progress.end(&match &figures {
+                Ok(figures) => format!("all back {:.0} ms after the last one moved", figures.back_ms),
+                Err(error) => error.clone(),
+            })?;
+            row.rounds.push(figures);
+        }
+    }
+    drop(progress);
+    print!("{}", render(&rows));
+    let json: Vec<_> = rows.iter().map(|row| row.json(&args)).collect();
+    args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))?;
+    ensure!(rows.iter().any(|row| row.rounds.iter().any(Result::is_ok)), "nothing could be measured");
+    Ok(())
+}
+
+struct Row {
+    relay: Contender,
+    rounds: Vec<Result<Figures, String>>,
+}
+
+struct Figures {
+    /// Time from the last viewer's move until the kernel had sent to each of them at its new address.
+    back_ms: f64,
+    /// Time from the last viewer's move until the relay's status said `kernel_ready` of all.
+    ready_ms: f64,
+    /// The relay's CPU from the first move until all were back, percent of one CPU.
+    cpu_percent: f64,
+    /// Readings of the relay's status from the first move on: the more, the more exact are the times.
+    looks: usize,
+    /// The longest the kernel engine's queue was.
+    queue: u64,
+    viewers: Report,
+}
+
+type Figure = fn(&Figures) -> f64;
+
+/// Columns of figures, each with digits behind the point.
+const COLUMNS: [(&str, Figure, usize); 9] = [
+    ("ready ms", |it| it.ready_ms, 0),
+    ("back ms", |it| it.back_ms, 0),
+    ("media again p50", |it| it.viewers.resumed_ms.map_or(f64::NAN, |it| it.p50), 0),
+    ("p99", |it| it.viewers.resumed_ms.map_or(f64::NAN, |it| it.p99), 0),
+    ("missing", |it| it.viewers.missing as f64, 0),
+    ("twice", |it| it.viewers.duplicates as f64, 0),
+    ("queue", |it| it.queue as f64, 0),
+    ("CPU %", |it| it.cpu_percent, 0),
+    ("bytes a viewer", |it| it.viewers.bytes_per_session as f64, 0),
+];
+
+impl Row {
+    fn spread(&self, of: impl Fn(&Figures) -> f64) -> Option<Spread> {
+        Spread::of(&self.rounds.iter().flatten().map(of).collect::<Vec<_>>())
+    }
+
+    fn json(&self, args: &Args) -> Value {
+        let round = |round: &Result<Figures, String>| match round {
+            Ok(it) => json!({
+                "back_ms": it.back_ms, "ready_ms": it.ready_ms, "relay_cpu_percent": it.cpu_percent,
+                "looks": it.looks, "queue": it.queue, "viewers": it.viewers,
+            }),
+            Err(error) => json!({ "error": error }),
+        };
+        json!({
+            "relay": self.relay.relay(), "engine": self.relay.engine(), "sessions": args.sessions,
+            "rate_hz": args.rate_hz, "object_bytes": args.object_bytes, "within_s": args.within,
+            "back_ms": self.spread(|it| it.back_ms), "ready_ms": self.spread(|it| it.ready_ms),
+            "rounds": self.rounds.iter().map(round).collect::<Vec<_>>(),
+        })
+    }
+}
+
+fn render(rows: &[Row]) -> String {
+    let head = ["relay"].into_iter().chain(COLUMNS.map(|(name, ..)| name));
+    let mut lines = vec![head.map(str::to_owned).collect::<Vec<_>>()];
+    for row in rows.iter().filter(|row| row.rounds.iter().any(Result::is_ok)) {
+        let cell = |(_, of, digits): (&str, Figure, usize)| {
+            row.spread(of).map_or_else(String::new, |spread| format!("{:.digits$}", spread.median))
+        };
+        lines.push([row.relay.label()].into_iter().chain(COLUMNS.map(cell)).collect());
+    }
+    let mut text = columns(&lines);
+    for row in rows {
+        if let Some(error) = super::figures::error(&row.rounds) {
+            text += &format!("{}: {error}\n", row.relay.label());
+        }
+    }
+    text
+}
+
+/// A viewer before the move: its address, and how many packets the kernel had sent to it.
+#[derive(Clone, Copy)]
+struct Known {
+    remote: SocketAddr,
+    kernel_packets: u64,
+    /// Packets that the kernel had sent when the viewer was first seen at another address.
+    moved: Option<u64>,
+}
+
+/// The viewers of a relay, by the IDs of their sessions.
+struct Viewers(HashMap<u64, Known>);
+
+/// Counts of viewers: at another address, ready to be served there, and served there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Seen {
+    moved: usize,
+    ready: usize,
+    served: usize,
+}
+
+impl Viewers {
+    fn of(status: &Status) -> Self {
+        let known = |one: &Session| {
+            (one.id, Known { remote: one.remote, kernel_packets: one.kernel.packets, moved: None })
+        };
+        Self(status.sessions.iter().filter(|one| one.subscriber).map(known).collect())
+    }
+
+    fn look(&mut self, status: &Status) -> Seen {
+        let mut seen = Seen::default();
+        for one in &status.sessions {
+            let Some(known) = self.0.get_mut(&one.id) else { continue };
+            let is_moved = one.remote != known.remote;
+            if !is_moved {
+                continue;
+            }
+            let packets = *known.moved.get_or_insert(one.kernel.packets.max(known.kernel_packets));
+            let is_ready = one.kernel_ready == Some(true);
+            seen.moved += 1;
+            seen.ready += usize::from(is_ready);
+            seen.served += usize::from(is_ready && one.kernel.packets > packets);
+        }
+        seen
+    }
+}
+
+impl Args {
+    fn check(&self) -> anyhow::Result<()> {
+        if let Some(other) = self.relays.iter().find(|relay| relay.engine() != Some("kernel")) {
+            bail!("{}: what is measured is the kernel's part (kernel, kernel-gate)", other.label());
+        }
+        ensure!(self.sessions > 0 && self.rounds > 0, "--sessions and --rounds are at least 1");
+        ensure!(self.rate_hz > 0, "--rate-hz is at least 1");
+        ensure!((0.0..10.0).contains(&self.within), "--within is 0 to 10 seconds");
+        Ok(())
+    }
+
+    fn round(&self, site: &Site, contender: Contender) -> anyhow::Result<Figures> {
+        let relay = site.start_relay(contender)?;
+        let publisher = self.publisher(site)?;
+        let mut receivers = self.receivers(site)?;
+        let node = site.relay()?;
+        let ask = || node.enter(engine::ask)?;
+        let is_up = |status: &Status| {
+            let ready = status.sessions.iter().filter(|one| one.subscriber && one.kernel_ready == Some(true));
+            ready.filter(|one| one.kernel.packets > 0).count() >= self.sessions
+        };
+        let began = Instant::now();
+        let status = loop {
+            receivers.check_runs()?;
+            // The relay listens a moment before it can be asked.
+            match ask() {
+                Ok(status) if is_up(&status) => break status,
+                _ => {}
+            }
+            ensure!(
+                began.elapsed() < START_LIMIT,
+                "the kernel does not serve {} viewers at first",
+                self.sessions
+            );
+            std::thread::sleep(LOOK * 10);
+        };
+        let mut viewers = Viewers::of(&status);
+        let (mut ready_ns, mut looks, mut queue) = (None, 0, 0);
+        let mut before = None;
+        let back_ns = loop {
+            receivers.check_runs()?;
+            let at_ns = monotonic_ns();
+            let status = ask()?;
+            let seen = viewers.look(&status);
+            if seen.moved > 0 {
+                before.get_or_insert((Instant::now(), Reading::take(relay.id())?));
+                (looks, queue) = (looks + 1, queue.max(status.engine.commands_waiting));
+            }
+            if seen.ready == self.sessions {
+                ready_ns.get_or_insert(at_ns);
+            }
+            if seen.served == self.sessions {
+                break at_ns;
+            }
+            if let Some((first, _)) = &before {
+                let limit = BACK_LIMIT + Duration::from_secs_f64(self.within);
+                ensure!(first.elapsed() < limit, "of {} viewers {seen:?} after {limit:?}", self.sessions);
+            }
+            std::thread::sleep(LOOK);
+        };
+        let (_, before) = before.context("nobody has moved")?;
+        let used = Reading::take(relay.id())?.used_since(&before);
+        let output = receivers.finish_or_interrupt(Duration::ZERO)?;
+        drop(publisher);
+        let viewers: Report = serde_json::from_str(&output).context("the report of lab receivers")?;
+        let moved_ns = viewers.moves.first().context("no wave of moves was reported")?.ended_ns;
+        let since_ms = |ns: u64| ns.saturating_sub(moved_ns) as f64 / 1e6;
+        Ok(Figures {
+            back_ms: since_ms(back_ns),
+            ready_ms: since_ms(ready_ns.unwrap_or(back_ns)),
+            cpu_percent: used.process_percent(),
+            looks,
+            queue,
+            viewers,
+        })
+    }
+
+    fn publisher(&self, site: &Site) -> anyhow::Result<Process> {
+        let Self { rate_hz, object_bytes, .. } = self;
+        let url = format!("moqt://{}:{PORT}", site.relay()?.addr_v4());
+        let arguments = format!(
+            "publish --reconnect=false --generate --json --name {NAMESPACE} --track objects --rate-hz {rate_hz} \
+             --object-bytes {object_bytes} --objects-per-group {OBJECTS_PER_GROUP} --duration {SHOW_SECONDS} \
+             --tls-disable-verify {url}"
+        );
+        let mut command = site.node("pub")?.command(env::current_exe()?);
+        command.args(arguments.split_whitespace());
+        Process::start("publisher", command, site.directory())
+    }
+
+    fn receivers(&self, site: &Site) -> anyhow::Result<Process> {
+        let url = format!("moqt://{}:{PORT}", site.relay()?.addr_v4());
+        let mut command = site.subscribers()?.command(env::current_exe()?);
+        command.args(["lab", "receivers", &url, "--name", NAMESPACE, "--json", "--sockets", SOCKETS]);
+        command.args(["--sessions", &self.sessions.to_string()]);
+        command.args(["--move-every", &format!("{SETTLING}s")]);
+        command.args(["--move-within", &format!("{}s", self.within)]);
+        Process::start("receivers", command, site.directory())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn session(id: u64, port: u16, ready: bool, kernel_packets: u64) -> Value {
+        json!({
+            "id": id, "remote": format!("192.0.2.1:{port}"), "upstream": false, "publisher": false, "subscriber": true,
+            "age_s": 1.0, "rtt_us": 1, "cwnd": 1, "in_flight": 0, "path_mtu": 1200, "cipher": "",
+            "quinn": { "packets": 0, "bytes": 0 }, "data_plane": { "packets": 0, "bytes": 0 },
+            "kernel": { "packets": kernel_packets, "bytes": 0 }, "kernel_ready": ready, "packets_lost": 0,
+            "bytes_retransmitted": 0, "subscriptions": 1, "publications": 0, "pending": 0, "drops": {},
+        })
+    }
+
+    fn status(sessions: &[Value]) -> Status {
+        let sessions = sessions.iter().map(|one| serde_json::from_value(one.clone()).unwrap()).collect();
+        Status { sessions, ..Status::default() }
+    }
+
+    #[test]
+    fn viewer_is_back_when_the_kernel_has_sent_to_its_new_address() {
+        let mut viewers = Viewers::of(&status(&[session(1, 1000, true, 5), session(2, 1000, true, 5)]));
+        let mut look = |sessions: &[Value]| {
+            let Seen { moved, ready, served } = viewers.look(&status(sessions));
+            [moved, ready, served]
+        };
+        assert_eq!(look(&[session(1, 1000, true, 6), session(2, 1000, true, 6)]), [0, 0, 0]);
+        assert_eq!(look(&[session(1, 1001, false, 7), session(2, 1000, true, 7)]), [1, 0, 0]);
+        assert_eq!(look(&[session(1, 1001, true, 7), session(2, 1001, true, 8)]), [2, 2, 0]);
+        assert_eq!(look(&[session(1, 1001, true, 8), session(2, 1001, true, 8)]), [2, 2, 1]);
+        // Strangers do not count.
+        assert_eq!(look(&[session(3, 1001, true, 8)]), [0, 0, 0]);
+    }
+}

@@ -1,0 +1,132 @@
+//! Clients that come to a relay one after the other, and how long each waits until the kernel serves it.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use millrace_relay::status::Status;
+use serde::Serialize;
+
+use super::contender::PORT;
+use super::engine;
+use super::stats::Percentiles;
+use crate::hostile::peer::{Peer, Target};
+use crate::lab::Node;
+use crate::transport::Transport;
+
+/// Pause between the end of one newcomer and the beginning of the next.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Pause between two readings of the relay's status.
+const LOOK: Duration = Duration::from_millis(10);
+/// Bound of a newcomer's wait. One that is not ready by then counts with this time.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The newcomers of one stretch, and what the relay's status said meanwhile.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Newcomers {
+    pub count: usize,
+    /// Time from the first packet until the status says `kernel_ready`; absent with engine `user`.
+    pub ready_ms: Option<Percentiles>,
+    /// Newcomers that could not connect, or were not ready within ten seconds.
+    pub failed: usize,
+    /// The longest the kernel engine's queue was.
+    pub queue: u64,
+    /// Readings of the status with a queue that was longer than there were connections.
+    pub queue_too_long: usize,
+}
+
+/// The node that newcomers come from, and the relay's.
+pub struct Way<'lab> {
+    pub from: &'lab Node,
+    pub relay: &'lab Node,
+}
+
+impl Way<'_> {
+    /// Sends newcomers, one after the other, until `is_over`.
+    pub fn watch(&self, is_over: &AtomicBool) -> anyhow::Result<Newcomers> {
+        let mut seen = Seen::default();
+        while !is_over.load(Ordering::Relaxed) {
+            match self.one(&mut seen) {
+                Ok(Some(ready)) => seen.ready_ms.push(ready.as_secs_f64() * 1e3),
+                Ok(None) => {}
+                Err(_) => seen.failed += 1,
+            }
+            seen.count += 1;
+            std::thread::sleep(PAUSE);
+        }
+        Ok(Newcomers {
+            count: seen.count,
+            ready_ms: Percentiles::of(seen.ready_ms),
+            failed: seen.failed,
+            queue: seen.queue,
+            queue_too_long: seen.queue_too_long,
+        })
+    }
+
+    /// Sends one, and returns how long it took until it was ready; `None` with engine `user`.
+    fn one(&self, seen: &mut Seen) -> anyhow::Result<Option<Duration>> {
+        let target = Target {
+            addr: SocketAddr::new(IpAddr::V4(self.relay.addr_v4()), PORT),
+            name: "localhost".to_owned(),
+            path: String::new(),
+            transport: Transport::Raw,
+        };
+        let began = Instant::now();
+        let peer = self.from.enter(|| Peer::establish(&target))??;
+        let port = peer.local_addr()?.port();
+        let ready = loop {
+            let status = self.relay.enter(engine::ask)??;
+            seen.look(&status);
+            let own = status
+                .sessions
+                .iter()
+                .find(|one| one.remote == SocketAddr::new(self.from.addr_v4().into(), port));
+            match own.map(|own| own.kernel_ready) {
+                Some(None) => break None,
+                Some(Some(true)) => break Some(began.elapsed()),
+                _ if began.elapsed() > PATIENCE => {
+                    seen.failed += 1;
+                    break Some(PATIENCE);
+                }
+                _ => std::thread::sleep(LOOK),
+            }
+        };
+        peer.close()?;
+        Ok(ready)
+    }
+}
+
+#[derive(Default)]
+struct Seen {
+    count: usize,
+    ready_ms: Vec<f64>,
+    failed: usize,
+    queue: u64,
+    queue_too_long: usize,
+}
+
+impl Seen {
+    fn look(&mut self, status: &Status) {
+        let waiting = status.engine.commands_waiting;
+        let connections = status.sessions.len() as u64 + status.handshakes;
+        self.queue = self.queue.max(waiting);
+        self.queue_too_long += usize::from(waiting > connections);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queue_is_compared_with_connections() {
+        let mut status = Status::default();
+        let mut seen = Seen::default();
+        (status.handshakes, status.engine.commands_waiting) = (3, 3);
+        seen.look(&status);
+        assert_eq!((seen.queue, seen.queue_too_long), (3, 0));
+        status.engine.commands_waiting = 4;
+        seen.look(&status);
+        assert_eq!((seen.queue, seen.queue_too_long), (4, 1));
+    }
+}

@@ -1,0 +1,138 @@
+//! Much of what is allowed once: subscriptions of one track, tracks of one publisher, subscriptions that wait, updates of prefixes.
+
+use anyhow::Result;
+use millrace_proto::moq::{
+    Namespace, Parameters, TrackName,
+    message::{PublishNamespace, RequestUpdate, Subscribe, SubscribeTracks},
+};
+
+use super::{
+    Attack, MOMENT,
+    media::{group, publisher},
+    requests::publish,
+};
+use crate::hostile::peer::{Kind, Peer, encoded};
+
+/// Requests of one session: fewer than a relay lets be open at a time, and than it takes in a second.
+const REQUESTS: u64 = 900;
+/// Sessions with so many each.
+const SESSIONS: u64 = 8;
+/// Tracks of one publisher that are watched once each, more than a relay prepares streams of in all.
+const HOG_TRACKS: u64 = 1100;
+/// Groups that are published meanwhile.
+const GROUPS: u64 = 20;
+/// Publishers that come and go.
+const COMINGS: u64 = 500;
+const UPDATES: u64 = 500;
+const WAIT_MS: u64 = 60_000;
+
+/// The relay may refuse all but a few.
+pub fn same_track(attack: &mut Attack<'_>) -> Result<()> {
+    let mut publisher = publisher(attack)?;
+    let mut peer = attack.peer()?;
+    for number in 0..REQUESTS {
+        peer.request(subscribe(number, super::requests::track(&attack.namespace, 0)?))?;
+    }
+    peer.settle()?;
+    for number in 0..GROUPS {
+        publisher.open(Kind::Data, &group(0, number, 10, 1000), true)?;
+        peer.pump(MOMENT / 20, |_| false);
+    }
+    publisher.settle()?;
+    peer.pump(MOMENT, |_| false);
+    [publisher, peer].into_iter().try_for_each(|peer| attack.close(peer))
+}
+
+/// Each track has one subscriber and one object in a stream of its own.
+pub fn track_hog(attack: &mut Attack<'_>) -> Result<()> {
+    let mut peers = Vec::new();
+    for first in (0..HOG_TRACKS).step_by(REQUESTS as usize) {
+        let numbers = 0..REQUESTS.min(HOG_TRACKS - first);
+        let (mut publisher, mut peer) = (attack.peer()?, attack.peer()?);
+        for number in numbers.clone() {
+            publisher.request(publish(number, nth(attack, 0, first + number)?))?;
+        }
+        publisher.settle()?;
+        for number in numbers.clone() {
+            peer.request(subscribe(number, nth(attack, 0, first + number)?))?;
+        }
+        peer.settle()?;
+        for number in numbers {
+            publisher.open(Kind::Data, &group(number, 0, 1, 100), true)?;
+        }
+        publisher.settle()?;
+        peer.pump(MOMENT, |_| false);
+        peers.extend([publisher, peer]);
+    }
+    peers.into_iter().try_for_each(|peer| attack.close(peer))
+}
+
+/// Whoever waits is to be woken by publishers of its own namespace alone.
+pub fn waiters(attack: &mut Attack<'_>) -> Result<()> {
+    let mut peers = sessions(attack, |peer, number, track| {
+        let parameters = Parameters { rendezvous_timeout: Some(WAIT_MS), ..Parameters::default() };
+        peer.request(Subscribe { request_id: number * 2, track, parameters }).map(drop)
+    })?;
+    let mut publisher = attack.peer()?;
+    for number in 0..COMINGS {
+        let namespace = namespace(attack, SESSIONS + number)?;
+        let request = publisher.request(PublishNamespace {
+            request_id: number * 2,
+            namespace,
+            parameters: Parameters::default(),
+        })?;
+        publisher.answer(request)?;
+        publisher.reset(request)?;
+    }
+    publisher.settle()?;
+    peers.push(publisher);
+    peers.into_iter().try_for_each(|peer| attack.close(peer))
+}
+
+/// One request that asks for the tracks of one namespace after the other. Few of them have any.
+pub fn updates(attack: &mut Attack<'_>) -> Result<()> {
+    let mut peers = sessions(attack, |peer, number, track| peer.request(publish(number, track)).map(drop))?;
+    let mut peer = attack.peer()?;
+    let parameters = Parameters::default();
+    let prefix = namespace(attack, SESSIONS)?;
+    let request = peer.request(SubscribeTracks { request_id: 0, prefix, parameters })?;
+    peer.answer(request)?;
+    for number in 0..UPDATES {
+        let prefix = namespace(attack, number)?;
+        let parameters = Parameters { track_namespace_prefix: Some(prefix), ..Parameters::default() };
+        let update = RequestUpdate { request_id: (number + 1) * 2, parameters };
+        peer.write(request, &encoded(update)?, false)?;
+    }
+    peer.settle()?;
+    peer.pump(MOMENT, |_| false);
+    peers.push(peer);
+    peers.into_iter().try_for_each(|peer| attack.close(peer))
+}
+
+/// Sessions that each make as many requests as they may, about tracks of their own.
+fn sessions(
+    attack: &Attack<'_>,
+    request: impl Fn(&mut Peer, u64, TrackName) -> Result<()>,
+) -> Result<Vec<Peer>> {
+    let session = |session| {
+        let mut peer = attack.peer()?;
+        for number in 0..REQUESTS {
+            request(&mut peer, number, nth(attack, session, number)?)?;
+        }
+        peer.settle()?;
+        Ok(peer)
+    };
+    (0..SESSIONS).map(session).collect()
+}
+
+fn namespace(attack: &Attack<'_>, number: u64) -> Result<Namespace> {
+    Ok(Namespace::from_path(&format!("{}/{number}", attack.namespace))?)
+}
+
+fn nth(attack: &Attack<'_>, session: u64, number: u64) -> Result<TrackName> {
+    Ok(TrackName::new(namespace(attack, session)?, number.to_string())?)
+}
+
+fn subscribe(number: u64, track: TrackName) -> Subscribe {
+    Subscribe { request_id: number * 2, track, parameters: Parameters::default() }
+}

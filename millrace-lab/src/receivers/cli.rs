@@ -1,0 +1,188 @@
+//! `millrace lab receivers`.
+
+use std::{
+    net::{IpAddr, SocketAddr, ToSocketAddrs as _},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use millrace_client::session::{parse_url, path_of};
+use millrace_proto::moq::{Namespace, TrackName};
+use millrace_relay::status::Status;
+use tokio::signal::unix::{SignalKind, signal};
+use url::Url;
+
+use super::{
+    Control, Receivers, Settings,
+    moves::Move,
+    report::{Kernel, Percentiles, Report},
+};
+use crate::{address, duration, hostile::watch::Http};
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The relay: moqt://HOST[:PORT]; its certificate is not verified
+    url: String,
+    /// Namespace of the track
+    #[arg(long, value_name = "NAMESPACE")]
+    name: String,
+    #[arg(long, default_value = "objects", value_name = "TRACK")]
+    track: String,
+    /// Subscribers
+    #[arg(long, default_value_t = 100, value_name = "N")]
+    sessions: usize,
+    /// Sockets that the subscribers share, each with a port of its own
+    #[arg(long, default_value_t = 16, value_name = "N")]
+    sockets: usize,
+    /// Addresses of this host that the sockets have in turn
+    #[arg(long, value_delimiter = ',', value_name = "ADDR")]
+    from: Vec<IpAddr>,
+    /// Streams that the relay may have open on each session
+    #[arg(long, default_value_t = 128, value_name = "N")]
+    streams: u32,
+    /// Stay so long; until the track is over without it
+    #[arg(long, value_parser = duration::parse, value_name = "TIME")]
+    duration: Option<Duration>,
+    /// Go on from another address this often, from when all are connected
+    #[arg(long, value_parser = duration::parse, value_name = "TIME")]
+    move_every: Option<Duration>,
+    /// How many of the sessions move each time, percent
+    #[arg(long, default_value_t = 100.0, value_name = "PERCENT", requires = "move_every")]
+    move_share: f64,
+    /// Time between the first and the last of them; 0: at once
+    #[arg(long, default_value = "1s", value_parser = duration::parse, value_name = "TIME", requires = "move_every")]
+    move_within: Duration,
+    /// Address of the relay's /status, to show the part of its kernel engine
+    #[arg(long, value_name = "ADDR:PORT", value_parser = address::ask)]
+    status: Option<SocketAddr>,
+    /// The file that holds the relay's token [default: as the relay of the same user; none if it is not there]
+    #[arg(long, value_name = "FILE")]
+    http_token_file: Option<PathBuf>,
+    #[arg(long)]
+    json: bool,
+}
+
+/// # Errors
+/// The settings are not usable, or there is no socket.
+pub fn run(args: &Args) -> Result<()> {
+    let settings = args.settings()?;
+    let http = Http::of(args.status, args.http_token_file.as_deref())?;
+    let before = http.as_ref().map(Http::status).transpose()?;
+    let control = Arc::new(Control::default());
+    stop_on_signal(Arc::clone(&control))?;
+    let mut report = Receivers::new(settings, control)?.run()?;
+    if let (Some(http), Some(before)) = (&http, &before) {
+        report.kernel = Some(kernel_since(before, &http.status()?));
+    }
+    match args.json {
+        true => println!("{}", serde_json::to_string_pretty(&report)?),
+        false => show(&report),
+    }
+    ensure!(report.served > 0, "no session got an object: {}", first_reason(&report));
+    Ok(())
+}
+
+impl Args {
+    fn settings(&self) -> Result<Settings> {
+        let url = parse_url(&self.url)?;
+        ensure!(url.scheme() == "moqt", "{url}: receivers come by QUIC alone, as moqt://");
+        ensure!(self.sessions > 0, "--sessions is at least 1");
+        ensure!((0.0..=100.0).contains(&self.move_share), "--move-share is 0 to 100");
+        ensure!(self.move_every.is_none() || self.sockets > 1, "--sockets: who moves needs two at least");
+        ensure!(self.move_every != Some(Duration::ZERO), "--move-every is more than 0");
+        let wave = Move { share: self.move_share / 100.0, within: self.move_within };
+        Ok(Settings {
+            relay: resolve(&url)?,
+            host: host_of(&url),
+            path: path_of(&url).to_owned(),
+            track: TrackName::new(Namespace::from_path(&self.name)?, self.track.clone())?,
+            sessions: self.sessions,
+            sockets: self.sockets,
+            from: self.from.clone(),
+            streams: self.streams,
+            duration: self.duration,
+            moves: self.move_every.map(|every| (every, wave)),
+        })
+    }
+}
+
+fn host_of(url: &Url) -> String {
+    url.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']').to_owned()
+}
+
+fn resolve(url: &Url) -> Result<SocketAddr> {
+    let (host, port) = (host_of(url), url.port().unwrap_or(443));
+    match (host.as_str(), port).to_socket_addrs()?.next() {
+        Some(addr) => Ok(addr),
+        None => bail!("{host} has no address"),
+    }
+}
+
+/// Ends the sessions on SIGINT and SIGTERM, so that their figures are printed.
+fn stop_on_signal(control: Arc<Control>) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let [mut int, mut term] = {
+        let _inside = runtime.enter();
+        [signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?]
+    };
+    let watch = move || {
+        runtime.block_on(async {
+            tokio::select! {
+                _ = int.recv() => {}
+                _ = term.recv() => {}
+            }
+        });
+        control.stop();
+    };
+    std::thread::Builder::new().name("signals".into()).spawn(watch).context("cannot watch signals")?;
+    Ok(())
+}
+
+fn kernel_since(before: &Status, after: &Status) -> Kernel {
+    let sent = |of: fn(&Status) -> u64| of(after).saturating_sub(of(before)) as f64;
+    let (kernel, user) =
+        (sent(|status| status.totals.kernel.packets), sent(|status| status.totals.data_plane.packets));
+    let ready = after.sessions.iter().filter(|session| session.kernel_ready == Some(true)).count();
+    Kernel { sent_percent: 100.0 * kernel / (kernel + user).max(1.0), ready: ready as u64 }
+}
+
+fn first_reason(report: &Report) -> &str {
+    report.ended_early.keys().next().map_or("the track had none", String::as_str)
+}
+
+fn show(report: &Report) {
+    let Report { sessions, connected, subscribed, served, .. } = report;
+    println!("{sessions} sessions: {connected} connected, {subscribed} subscribed, {served} served");
+    for (reason, count) in &report.ended_early {
+        println!("  {count} ended early: {reason}");
+    }
+    let Report { objects, duplicates, missing, late, streams_cut, .. } = report;
+    println!(
+        "{objects} objects: {missing} missing, {duplicates} twice, {late} late; {streams_cut} streams cut short"
+    );
+    let times = [
+        ("first object", report.first_object_ms),
+        ("from the publisher", report.latency_ms),
+        ("media again after a move", report.resumed_ms),
+    ];
+    for (what, times) in times {
+        if let Some(Percentiles { p50, p90, p99, max }) = times {
+            println!("{what}: p50 {p50:.1} ms, p90 {p90:.1}, p99 {p99:.1}, max {max:.1}");
+        }
+    }
+    if !report.moves.is_empty() {
+        let Report { moves, not_resumed, packets_too_late, .. } = report;
+        println!(
+            "{} moves: no object after {not_resumed}; {packets_too_late} packets to addresses that were left",
+            moves.iter().map(|moved| moved.sessions).sum::<u64>()
+        );
+    }
+    println!("{} bytes of memory for each session", report.bytes_per_session);
+    if let Some(Kernel { sent_percent, ready }) = report.kernel {
+        println!(
+            "kernel: sent {sent_percent:.1} % of the relay's media packets, may send to {ready} sessions"
+        );
+    }
+}

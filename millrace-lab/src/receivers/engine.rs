@@ -1,0 +1,365 @@
+//! One thread that serves all sessions.
+
+use std::{
+    collections::BTreeSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::Result;
+use bytes::BytesMut;
+use millrace_client::{payload, tls::Trust};
+use nix::unistd::{SysconfVar, sysconf};
+use quinn::{ClientConfig, EndpointConfig, TransportConfig, VarInt, crypto::rustls::QuicClientConfig};
+use quinn_proto::{ConnectionHandle, DatagramEvent, Endpoint, EndpointEvent};
+
+use super::{
+    Control, Settings,
+    moves::Wave,
+    report::{Figures, Moved, Report},
+    session::{DRAFT, Ended, Now, Session, Wish},
+    sockets::Sockets,
+};
+
+/// Handshakes under way at a time: fewer than a relay lets in without proof of their address.
+const AT_ONCE: usize = 32;
+/// How often is looked at what depends on no packet.
+const TICK: Duration = Duration::from_millis(100);
+/// Batches that are taken from a socket in a row.
+const BATCHES: usize = 16;
+const KEEP_ALIVE: Duration = Duration::from_secs(5);
+const IDLE_MS: u32 = 30_000;
+/// Receive windows of a session, bytes. Data are read at once, so a window takes no memory.
+const WINDOW: u32 = 4 << 20;
+/// Request streams that the relay may open.
+const REQUESTS: u32 = 4;
+
+/// Sessions that run until their track is over, their time is, or [`Control::stop`] is called.
+pub struct Receivers {
+    settings: Settings,
+    wish: Wish,
+    control: Arc<Control>,
+    endpoint: Endpoint,
+    client: ClientConfig,
+    sockets: Sockets,
+    /// Sessions in the order in which they began; `None` is one that is over.
+    sessions: Vec<Option<Session>>,
+    /// Sessions by the handles of their connections.
+    routes: Vec<usize>,
+    /// Sessions whose connections have something to do.
+    dirty: Vec<usize>,
+    timers: BTreeSet<(Instant, usize)>,
+    /// Sessions that are not connected yet.
+    handshakes: usize,
+    /// Every session has been connected, or has failed.
+    have_come: bool,
+    wave: Option<(Wave, Moved)>,
+    next_move: Option<Instant>,
+    next_tick: Instant,
+    figures: Figures,
+    /// Resident memory before the first session, bytes.
+    rss_before: u64,
+    packet: Vec<u8>,
+}
+
+impl Receivers {
+    /// # Errors
+    /// Sockets cannot be bound.
+    pub fn new(settings: Settings, control: Arc<Control>) -> Result<Self> {
+        let Settings { relay, host, path, track, streams, .. } = &settings;
+        Ok(Self {
+            wish: Wish { track: track.clone(), path: path.clone(), authority: host.clone() },
+            control,
+            endpoint: Endpoint::new(Arc::new(EndpointConfig::default()), None, false, None),
+            client: client_config(*streams)?,
+            sockets: Sockets::bind(settings.sockets, &settings.from, *relay)?,
+            sessions: Vec::with_capacity(settings.sessions),
+            routes: Vec::new(),
+            dirty: Vec::new(),
+            timers: BTreeSet::new(),
+            handshakes: 0,
+            have_come: false,
+            wave: None,
+            next_move: None,
+            next_tick: Instant::now(),
+            figures: Figures::new()?,
+            rss_before: rss_bytes(),
+            packet: Vec::with_capacity(2048),
+            settings,
+        })
+    }
+
+    /// Runs all sessions to their end.
+    ///
+    /// # Errors
+    /// Packets cannot be waited for, or a session cannot begin.
+    pub fn run(mut self) -> Result<Report> {
+        let began = Instant::now();
+        loop {
+            let now = Instant::now();
+            self.begin_sessions(now)?;
+            self.tick(now);
+            self.move_sessions(now);
+            self.fire_timers(now);
+            self.drive_all(now);
+            self.control.tell(&self.figures);
+            if self.is_over(now, began) {
+                return Ok(self.finish(now));
+            }
+            for socket in self.sockets.wait(self.patience(now))? {
+                self.receive(socket);
+            }
+        }
+    }
+
+    fn is_over(&self, now: Instant, began: Instant) -> bool {
+        let limit = self.settings.duration;
+        let is_late = limit.is_some_and(|limit| now.saturating_duration_since(began) >= limit);
+        let have_begun = self.sessions.len() == self.settings.sessions;
+        is_late || self.control.stops() || (have_begun && self.sessions.iter().all(Option::is_none))
+    }
+
+    /// Returns how long nothing has to be done unless a packet comes.
+    fn patience(&self, now: Instant) -> Duration {
+        let timer = self.timers.first().map(|(deadline, _)| *deadline);
+        let wave = self.wave.as_ref().and_then(|(wave, _)| wave.next_due());
+        let next = [timer, wave, self.next_move].into_iter().flatten().fold(self.next_tick, Instant::min);
+        next.saturating_duration_since(now)
+    }
+
+    /// Ends the sessions, and says what they have seen.
+    fn finish(mut self, now: Instant) -> Report {
+        for at in 0..self.sessions.len() {
+            if let Some(Some(session)) = self.sessions.get_mut(at) {
+                session.close(now, Ended::Stopped);
+                self.drive(at, now);
+            }
+        }
+        self.figures.report(self.settings.sessions as u64)
+    }
+}
+
+/// Sessions from their beginning to their end.
+impl Receivers {
+    /// Begins as many sessions as may be under way at a time.
+    fn begin_sessions(&mut self, now: Instant) -> Result<()> {
+        while self.sessions.len() < self.settings.sessions && self.handshakes < AT_ONCE {
+            let at = self.sessions.len();
+            let Settings { relay, host, .. } = &self.settings;
+            let (handle, connection) = self.endpoint.connect(now, self.client.clone(), *relay, host)?;
+            let index = handle.0;
+            if self.routes.len() <= index {
+                self.routes.resize(index + 1, usize::MAX);
+            }
+            self.routes[index] = at;
+            let socket = at % self.sockets.count();
+            self.sessions.push(Some(Session::new(connection, handle, socket, now)));
+            self.handshakes += 1;
+            self.dirty.push(at);
+        }
+        Ok(())
+    }
+
+    /// Looks after what no packet and no timer tells: tracks that are over, and whether all are connected.
+    fn tick(&mut self, now: Instant) {
+        if now < self.next_tick {
+            return;
+        }
+        self.next_tick = now + TICK;
+        let is_done = |session: &Option<Session>| session.as_ref().is_some_and(Session::is_done);
+        let sessions = self.sessions.iter().enumerate();
+        self.dirty.extend(sessions.filter(|(_, session)| is_done(session)).map(|(at, _)| at));
+        if !self.have_come && self.handshakes == 0 && self.sessions.len() == self.settings.sessions {
+            self.have_come = true;
+            let taken = rss_bytes().saturating_sub(self.rss_before);
+            self.figures.bytes_per_session = taken / self.figures.connected.max(1);
+            self.next_move = self.settings.moves.map(|(every, _)| now + every);
+        }
+    }
+
+    /// Begins the wave that is due, and moves those of it whose time has come.
+    fn move_sessions(&mut self, now: Instant) {
+        if self.next_move.is_some_and(|at| at <= now)
+            && let Some((every, wanted)) = self.settings.moves
+        {
+            self.control.move_sessions(wanted);
+            self.next_move = Some(now + every);
+        }
+        if self.wave.is_none()
+            && let Some(wanted) = self.control.take_move()
+        {
+            let up = |(at, session): (usize, &Option<Session>)| session.as_ref()?.is_up().then_some(at);
+            let wave = Wave::begin(wanted, self.sessions.iter().enumerate().filter_map(up).collect(), now);
+            let moved = Moved { began_ns: monotonic_ns(), ended_ns: 0, sessions: wave.count() as u64 };
+            self.wave = Some((wave, moved));
+        }
+        let Some((wave, moved)) = &mut self.wave else { return };
+        for at in wave.take_due(now) {
+            let Some(Some(session)) = self.sessions.get_mut(at) else { continue };
+            self.figures.not_resumed += u64::from(session.waits_for_media());
+            session.move_to(self.sockets.next_of(session.socket), now);
+            self.dirty.push(at);
+        }
+        if wave.next_due().is_none() {
+            self.figures.moves.push(Moved { ended_ns: monotonic_ns(), ..*moved });
+            self.wave = None;
+        }
+    }
+
+    /// Takes note of a session that is over.
+    fn end(&mut self, at: usize) {
+        let Some(session) = self.sessions.get_mut(at).and_then(Option::take) else { return };
+        if !session.is_drained {
+            self.endpoint.handle_event(session.handle, EndpointEvent::drained());
+        }
+        if let Some(deadline) = session.deadline {
+            self.timers.remove(&(deadline, at));
+        }
+        self.figures.not_resumed += u64::from(session.waits_for_media());
+        if let Some(Ended::Early(reason)) = &session.ended {
+            self.figures.end_early(reason.clone());
+        }
+        self.figures.add(session.into_counts());
+    }
+}
+
+/// Packets and timers.
+impl Receivers {
+    fn receive(&mut self, socket: usize) {
+        let now = Instant::now();
+        let Self { sockets, endpoint, sessions, routes, dirty, figures, packet, .. } = self;
+        for _ in 0..BATCHES {
+            let more = sockets.receive(socket, |origin, bytes| {
+                figures.packets += 1;
+                figures.bytes += bytes.len() as u64;
+                packet.clear();
+                let event =
+                    endpoint.handle(now, origin.remote, None, origin.ecn, BytesMut::from(bytes), packet);
+                let Some(DatagramEvent::ConnectionEvent(ConnectionHandle(index), event)) = event else {
+                    return;
+                };
+                let Some(at) = routes.get(index).copied() else { return };
+                let Some(Some(session)) = sessions.get_mut(at) else { return };
+                // Nobody is at an address any more that was left.
+                if session.socket != socket {
+                    figures.packets_too_late += 1;
+                    return;
+                }
+                session.connection.handle_event(event);
+                dirty.push(at);
+            });
+            if !more {
+                return;
+            }
+        }
+    }
+
+    fn fire_timers(&mut self, now: Instant) {
+        while let Some(&(deadline, at)) = self.timers.first()
+            && deadline <= now
+        {
+            self.timers.pop_first();
+            if let Some(Some(session)) = self.sessions.get_mut(at) {
+                session.deadline = None;
+                session.connection.handle_timeout(now);
+                self.dirty.push(at);
+            }
+        }
+    }
+
+    fn drive_all(&mut self, now: Instant) {
+        let mut dirty = std::mem::take(&mut self.dirty);
+        dirty.sort_unstable();
+        dirty.dedup();
+        dirty.drain(..).for_each(|at| self.drive(at, now));
+        self.dirty = dirty;
+    }
+
+    /// Drives a connection until it has nothing to do, and ends its session if that is over.
+    fn drive(&mut self, at: usize, now: Instant) {
+        while self.events(at, now) | self.transmit(at, now) {}
+        let Some(Some(session)) = self.sessions.get_mut(at) else { return };
+        if session.ended.is_some() || !session.connection.is_handshaking() {
+            self.handshakes -= usize::from(std::mem::take(&mut session.is_new));
+        }
+        let deadline = session.connection.poll_timeout();
+        if session.deadline != deadline {
+            if let Some(old) = session.deadline {
+                self.timers.remove(&(old, at));
+            }
+            if let Some(new) = deadline {
+                self.timers.insert((new, at));
+            }
+            session.deadline = deadline;
+        }
+        if session.ended.is_some() {
+            self.end(at);
+        }
+    }
+
+    /// Passes on what a connection tells, and returns whether there was anything.
+    fn events(&mut self, at: usize, now: Instant) -> bool {
+        let Some(Some(session)) = self.sessions.get_mut(at) else { return false };
+        let clocks = Now { instant: now, monotonic: payload::now() };
+        let mut any = false;
+        while let Some(event) = session.connection.poll_endpoint_events() {
+            any = true;
+            session.is_drained |= event.is_drained();
+            if let Some(event) = self.endpoint.handle_event(session.handle, event) {
+                session.connection.handle_event(event);
+            }
+        }
+        while let Some(event) = session.connection.poll() {
+            any = true;
+            session.on_event(event, &self.wish, clocks, &mut |news| self.figures.take(news));
+        }
+        session.end_if_done(now);
+        any
+    }
+
+    /// Sends what a connection has to send, and returns whether there was anything.
+    fn transmit(&mut self, at: usize, now: Instant) -> bool {
+        let Some(Some(session)) = self.sessions.get_mut(at) else { return false };
+        let mut any = false;
+        self.packet.clear();
+        while let Some(transmit) = session.connection.poll_transmit(now, 1, &mut self.packet) {
+            any = true;
+            self.sockets.send(session.socket, &transmit, &self.packet[..transmit.size]);
+            self.packet.clear();
+        }
+        any
+    }
+}
+
+/// A client that remembers nothing of the relay, and holds no more than a subscription takes.
+fn client_config(streams: u32) -> Result<ClientConfig> {
+    let mut tls = Trust::Anyone.client_config(&[DRAFT.alpn()])?;
+    tls.resumption = rustls::client::Resumption::disabled();
+    let mut config = ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls)?));
+    let mut transport = TransportConfig::default();
+    transport
+        .max_concurrent_uni_streams(VarInt::from_u32(streams))
+        .max_concurrent_bidi_streams(VarInt::from_u32(REQUESTS))
+        .stream_receive_window(VarInt::from_u32(WINDOW))
+        .receive_window(VarInt::from_u32(WINDOW))
+        .datagram_receive_buffer_size(Some(WINDOW as usize))
+        .keep_alive_interval(Some(KEEP_ALIVE))
+        .max_idle_timeout(Some(VarInt::from_u32(IDLE_MS).into()))
+        .mtu_discovery_config(None);
+    config.transport_config(Arc::new(transport)).token_store(Arc::new(quinn::NoneTokenStore));
+    Ok(config)
+}
+
+fn monotonic_ns() -> u64 {
+    u64::try_from(payload::now().as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Returns the resident memory of this process, or 0 where it cannot be read.
+fn rss_bytes() -> u64 {
+    let pages = || {
+        let text = std::fs::read_to_string("/proc/self/statm").ok()?;
+        text.split_whitespace().nth(1)?.parse::<u64>().ok()
+    };
+    let page = sysconf(SysconfVar::PAGE_SIZE).ok().flatten().unwrap_or(4096);
+    pages().unwrap_or_default() * page.unsigned_abs()
+}

@@ -1,0 +1,205 @@
+//! A unidirectional stream of the relay's, as far as its objects are counted: payloads are passed over.
+
+use millrace_client::payload::{self, MIN_LEN, Stamp};
+use millrace_proto::moq::{DecodeError, Location, ObjectParser, StreamHeader};
+
+/// A stream that is read in pieces of any size.
+#[derive(Debug)]
+pub struct Incoming(State);
+
+#[derive(Debug)]
+enum State {
+    /// The front of a stream whose header is not complete yet.
+    Header(Vec<u8>),
+    Objects(Objects),
+    /// A stream without objects: the relay's control stream, padding.
+    Other,
+}
+
+#[derive(Debug)]
+struct Objects {
+    group: u64,
+    parser: ObjectParser,
+    current: Option<Current>,
+}
+
+/// An object whose payload is not complete yet.
+#[derive(Debug)]
+struct Current {
+    id: u64,
+    /// Stream offset of the byte behind it.
+    end: u64,
+    /// The front of the payload, at most as much as a stamp has.
+    front: Vec<u8>,
+    /// Bytes of a stamp that the payload may have.
+    stamp_len: usize,
+}
+
+impl Default for Incoming {
+    fn default() -> Self {
+        Self(State::Header(Vec::new()))
+    }
+}
+
+impl Incoming {
+    /// Takes the next bytes, and tells `came` of each object that is all there, with its stamp if it has one.
+    ///
+    /// # Errors
+    /// The stream is malformed.
+    pub fn take(
+        &mut self,
+        bytes: &[u8],
+        mut came: impl FnMut(Location, Option<Stamp>),
+    ) -> Result<(), DecodeError> {
+        match &mut self.0 {
+            State::Header(front) => {
+                front.extend_from_slice(bytes);
+                let front = std::mem::take(front);
+                self.begin(front, came)
+            }
+            State::Objects(objects) => objects.take(bytes, &mut came),
+            State::Other => Ok(()),
+        }
+    }
+
+    fn begin(
+        &mut self,
+        front: Vec<u8>,
+        came: impl FnMut(Location, Option<Stamp>),
+    ) -> Result<(), DecodeError> {
+        let mut rest = &front[..];
+        match StreamHeader::decode(&mut rest)? {
+            None => self.0 = State::Header(front),
+            Some(StreamHeader::Subgroup(header)) => {
+                let parser = ObjectParser::new(&header, (front.len() - rest.len()) as u64);
+                self.0 = State::Objects(Objects { group: header.group, parser, current: None });
+                return self.take(rest, came);
+            }
+            Some(_) => self.0 = State::Other,
+        }
+        Ok(())
+    }
+
+    /// Reports whether objects may be on it.
+    pub fn is_media(&self) -> bool {
+        !matches!(self.0, State::Other)
+    }
+
+    /// Reports whether the stream may end here.
+    pub fn is_whole(&self) -> bool {
+        match &self.0 {
+            State::Header(front) => front.is_empty(),
+            State::Objects(objects) => objects.parser.at_boundary(),
+            State::Other => true,
+        }
+    }
+}
+
+impl Objects {
+    fn take(
+        &mut self,
+        mut bytes: &[u8],
+        came: &mut impl FnMut(Location, Option<Stamp>),
+    ) -> Result<(), DecodeError> {
+        loop {
+            self.fill_stamp(bytes);
+            let start = self.parser.next(&mut bytes)?;
+            self.end_current(came);
+            let Some(start) = start else { return Ok(()) };
+            let stamp_len = usize::try_from(start.payload_len).unwrap_or(usize::MAX).min(MIN_LEN);
+            let (id, end) = (start.id, start.end());
+            self.current = Some(Current { id, end, front: Vec::new(), stamp_len });
+            if start.payload_len == 0 {
+                self.end_current(came);
+            }
+        }
+    }
+
+    /// Keeps what `bytes`, which come next, have of the stamp.
+    fn fill_stamp(&mut self, bytes: &[u8]) {
+        if let Some(current) = &mut self.current {
+            let missing = current.stamp_len - current.front.len();
+            current.front.extend_from_slice(&bytes[..missing.min(bytes.len())]);
+        }
+    }
+
+    fn end_current(&mut self, came: &mut impl FnMut(Location, Option<Stamp>)) {
+        if let Some(current) = self.current.take_if(|current| current.end <= self.parser.offset()) {
+            came(Location::new(self.group, current.id), payload::check(&current.front).ok());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use millrace_proto::moq::{Status, SubgroupHeader, SubgroupId, data::encode_object_header};
+
+    use super::*;
+
+    const GROUP: u64 = 3;
+
+    fn stamp(sequence: u64) -> Stamp {
+        Stamp { sequence, sent: Duration::from_nanos(77), total: 9 }
+    }
+
+    /// Three objects: with a stamp, without any, and one that is too short for one.
+    fn stream() -> Vec<u8> {
+        let header = SubgroupHeader {
+            alias: 1,
+            group: GROUP,
+            subgroup: SubgroupId::Zero,
+            priority: None,
+            properties: false,
+            end_of_group: false,
+            first_object: true,
+        };
+        let mut bytes = Vec::new();
+        header.encode(&mut bytes);
+        let payloads = [payload::build(stamp(4), 100).to_vec(), vec![7; 50], vec![7; 3], Vec::new()];
+        for (id, payload) in (0..).zip(&payloads) {
+            let previous = u64::checked_sub(id, 1);
+            encode_object_header(previous, id, None, payload.len() as u64, Status::Normal, &mut bytes);
+            bytes.extend_from_slice(payload);
+        }
+        bytes
+    }
+
+    #[test]
+    fn objects_are_found_however_the_bytes_come() {
+        let expected = [(0, Some(stamp(4))), (1, None), (2, None), (3, None)];
+        let expected = expected.map(|(id, stamp)| (Location::new(GROUP, id), stamp));
+        let bytes = stream();
+        for size in [1, 2, 31, 33, 64, bytes.len()] {
+            let (mut incoming, mut found) = (Incoming::default(), Vec::new());
+            for piece in bytes.chunks(size) {
+                incoming.take(piece, |at, stamp| found.push((at, stamp))).unwrap();
+            }
+            assert_eq!(found, expected, "in pieces of {size}");
+            assert!(incoming.is_whole());
+        }
+    }
+
+    #[test]
+    fn object_that_is_not_all_there_has_not_come() {
+        let bytes = stream();
+        let (mut incoming, mut found) = (Incoming::default(), 0);
+        incoming.take(&bytes[..60], |_, _| found += 1).unwrap();
+        assert!(found == 0 && !incoming.is_whole());
+    }
+
+    #[test]
+    fn other_streams_are_passed_over() {
+        let mut setup = Vec::new();
+        let message = millrace_proto::moq::message::Setup::default();
+        millrace_proto::moq::Message::from(message)
+            .encode(millrace_proto::moq::Draft::NEWEST, &mut setup)
+            .unwrap();
+        let mut incoming = Incoming::default();
+        incoming.take(&setup, |_, _| panic!("an object")).unwrap();
+        incoming.take(b"anything", |_, _| panic!("an object")).unwrap();
+        assert!(incoming.is_whole() && !incoming.is_media());
+        assert!(Incoming::default().take(&[0x3f], |_, _| {}).is_err());
+    }
+}

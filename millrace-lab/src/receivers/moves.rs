@@ -1,0 +1,100 @@
+//! When sessions go on from another address: in waves, each of a share of the sessions within some time.
+
+use std::time::{Duration, Instant};
+
+/// One wave.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Move {
+    /// Part of the sessions, 0 to 1.
+    pub share: f64,
+    /// How long it takes from the first of them to the last.
+    pub within: Duration,
+}
+
+/// A wave under way. Sessions are handed out in even steps, in any order.
+#[derive(Debug)]
+pub struct Wave {
+    began: Instant,
+    within: Duration,
+    sessions: Vec<usize>,
+    moved: usize,
+}
+
+impl Wave {
+    /// Begins a wave among `sessions`, which of them being left to chance.
+    pub fn begin(wanted: Move, mut sessions: Vec<usize>, now: Instant) -> Self {
+        fastrand::shuffle(&mut sessions);
+        let count = (sessions.len() as f64 * wanted.share.clamp(0.0, 1.0)).round() as usize;
+        sessions.truncate(count);
+        Self { began: now, within: wanted.within, sessions, moved: 0 }
+    }
+
+    /// Returns those whose time has come since the last call.
+    pub fn take_due(&mut self, now: Instant) -> Vec<usize> {
+        let elapsed = now.saturating_duration_since(self.began);
+        let part = match self.within.is_zero() || elapsed >= self.within {
+            true => 1.0,
+            false => elapsed.as_secs_f64() / self.within.as_secs_f64(),
+        };
+        let due = (self.sessions.len() as f64 * part).ceil() as usize;
+        let due = due.min(self.sessions.len()).max(self.moved);
+        let taken = self.sessions.get(self.moved..due).unwrap_or_default().to_vec();
+        self.moved = due;
+        taken
+    }
+
+    /// Returns when the next one is due, if there is one.
+    pub fn next_due(&self) -> Option<Instant> {
+        let step = self.within.as_secs_f64() / self.sessions.len() as f64;
+        (self.moved < self.sessions.len())
+            .then(|| self.began + Duration::from_secs_f64(step * self.moved as f64))
+    }
+
+    /// Returns how many sessions it moves.
+    pub fn count(&self) -> usize {
+        self.sessions.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WITHIN: Duration = Duration::from_secs(1);
+
+    fn wave(share: f64, within: Duration) -> (Wave, Instant) {
+        let now = Instant::now();
+        (Wave::begin(Move { share, within }, (0..200).collect(), now), now)
+    }
+
+    #[test]
+    fn all_move_once_and_in_even_steps() {
+        let (mut wave, began) = wave(1.0, WITHIN);
+        let mut moved = Vec::new();
+        for tenth in 0..=10 {
+            moved.extend(wave.take_due(began + WITHIN * tenth / 10));
+            assert_eq!(moved.len(), 20 * tenth as usize);
+            if tenth == 5 {
+                assert_eq!(wave.next_due(), Some(began + WITHIN / 2));
+            }
+        }
+        assert_eq!(wave.next_due(), None);
+        assert!(wave.take_due(began + WITHIN * 2).is_empty());
+        moved.sort_unstable();
+        assert_eq!(moved, (0..200).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn share_is_moved_and_no_time_is_at_once() {
+        let (mut wave, began) = wave(0.25, Duration::ZERO);
+        assert_eq!((wave.count(), wave.take_due(began).len()), (50, 50));
+        let (mut none, began) = self::wave(0.0, WITHIN);
+        assert!(none.take_due(began).is_empty() && none.next_due().is_none());
+    }
+
+    #[test]
+    fn late_call_takes_all_that_was_due() {
+        let (mut wave, began) = wave(1.0, WITHIN);
+        assert_eq!(wave.take_due(began + WITHIN * 3).len(), 200);
+    }
+}

@@ -1,0 +1,224 @@
+//! The figures of all sessions together.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+use super::{sequence::Counts, session::News};
+
+/// Reasons that are told apart; all further ones are one.
+const REASONS: usize = 16;
+const OTHER: &str = "other reasons";
+
+/// Percentiles in milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Percentiles {
+    pub p50: f64,
+    pub p90: f64,
+    pub p99: f64,
+    pub max: f64,
+}
+
+impl Percentiles {
+    fn of(times: &Histogram<u64>) -> Option<Self> {
+        let at = |quantile| times.value_at_quantile(quantile) as f64 / 1e3;
+        (!times.is_empty()).then(|| Self { p50: at(0.5), p90: at(0.9), p99: at(0.99), max: at(1.0) })
+    }
+}
+
+/// A wave of moves. Times are those of `CLOCK_MONOTONIC`, nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moved {
+    pub began_ns: u64,
+    pub ended_ns: u64,
+    pub sessions: u64,
+}
+
+/// The part of the relay's kernel engine.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Kernel {
+    /// Media packets that the kernel sent, of all media packets meanwhile, percent.
+    pub sent_percent: f64,
+    /// Sessions of the relay that its kernel engine may send to, at the end.
+    pub ready: u64,
+}
+
+/// The figures of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    pub sessions: u64,
+    pub connected: u64,
+    pub subscribed: u64,
+    /// Sessions that got an object.
+    pub served: u64,
+    /// Sessions that the relay or the network ended before their track was over, by reason.
+    pub ended_early: BTreeMap<String, u64>,
+    pub objects: u64,
+    pub duplicates: u64,
+    /// Objects that never came, though later ones did, or the track was longer.
+    pub missing: u64,
+    /// Objects that came when their group was no longer watched.
+    pub late: u64,
+    /// Streams that were reset, or ended inside of an object.
+    pub streams_cut: u64,
+    pub packets: u64,
+    pub bytes: u64,
+    /// Time from the first packet of a session to its first object.
+    pub first_object_ms: Option<Percentiles>,
+    /// Latency from the publisher, of objects that say when they were sent.
+    pub latency_ms: Option<Percentiles>,
+    pub moves: Vec<Moved>,
+    /// Time from a session's move to the next object, at the new address.
+    pub resumed_ms: Option<Percentiles>,
+    /// Moves after which no object came.
+    pub not_resumed: u64,
+    /// Packets that came to an address that their session had left. They are dropped.
+    pub packets_too_late: u64,
+    /// Memory of this process for each session, when all were connected.
+    pub bytes_per_session: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kernel: Option<Kernel>,
+}
+
+/// Counters of a run, while sessions are there.
+pub struct Figures {
+    pub connected: u64,
+    pub subscribed: u64,
+    pub served: u64,
+    pub resumed: u64,
+    pub streams_cut: u64,
+    pub packets: u64,
+    pub bytes: u64,
+    pub packets_too_late: u64,
+    pub not_resumed: u64,
+    pub moves: Vec<Moved>,
+    pub bytes_per_session: u64,
+    counts: Counts,
+    ended_early: BTreeMap<String, u64>,
+    first_object_us: Histogram<u64>,
+    latency_us: Histogram<u64>,
+    resumed_us: Histogram<u64>,
+}
+
+impl Figures {
+    /// # Errors
+    /// Never: three digits are a histogram's precision.
+    pub fn new() -> anyhow::Result<Self> {
+        Ok(Self {
+            connected: 0,
+            subscribed: 0,
+            served: 0,
+            resumed: 0,
+            streams_cut: 0,
+            packets: 0,
+            bytes: 0,
+            packets_too_late: 0,
+            not_resumed: 0,
+            moves: Vec::new(),
+            bytes_per_session: 0,
+            counts: Counts::default(),
+            ended_early: BTreeMap::new(),
+            first_object_us: Histogram::new(3)?,
+            latency_us: Histogram::new(3)?,
+            resumed_us: Histogram::new(3)?,
+        })
+    }
+
+    /// Takes what a session tells.
+    pub fn take(&mut self, news: News) {
+        // Histograms grow on demand, so they take any value.
+        let record = |times: &mut Histogram<u64>, time: Duration| {
+            let _ = times.record(u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
+        };
+        match news {
+            News::Connected => self.connected += 1,
+            News::Subscribed => self.subscribed += 1,
+            News::FirstObject(time) => {
+                self.served += 1;
+                record(&mut self.first_object_us, time);
+            }
+            News::Resumed(time) => {
+                self.resumed += 1;
+                record(&mut self.resumed_us, time);
+            }
+            News::Latency(time) => record(&mut self.latency_us, time),
+            News::Cut => self.streams_cut += 1,
+        }
+    }
+
+    /// A session is over before its track.
+    pub fn end_early(&mut self, reason: String) {
+        let is_known = self.ended_early.len() < REASONS || self.ended_early.contains_key(&reason);
+        let reason = if is_known { reason } else { OTHER.to_owned() };
+        *self.ended_early.entry(reason).or_default() += 1;
+    }
+
+    /// Returns how many sessions are over before their track.
+    pub fn ended_early(&self) -> u64 {
+        self.ended_early.values().sum()
+    }
+
+    /// Takes the objects of a session that is over.
+    pub fn add(&mut self, counts: Counts) {
+        self.counts.add(counts);
+    }
+
+    /// Returns the figures of so many sessions.
+    pub fn report(&self, sessions: u64) -> Report {
+        let Counts { objects, duplicates, missing, late } = self.counts;
+        Report {
+            sessions,
+            connected: self.connected,
+            subscribed: self.subscribed,
+            served: self.served,
+            ended_early: self.ended_early.clone(),
+            objects,
+            duplicates,
+            missing,
+            late,
+            streams_cut: self.streams_cut,
+            packets: self.packets,
+            bytes: self.bytes,
+            first_object_ms: Percentiles::of(&self.first_object_us),
+            latency_ms: Percentiles::of(&self.latency_us),
+            moves: self.moves.clone(),
+            resumed_ms: Percentiles::of(&self.resumed_us),
+            not_resumed: self.not_resumed,
+            packets_too_late: self.packets_too_late,
+            bytes_per_session: self.bytes_per_session,
+            kernel: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn news_become_figures() {
+        let mut figures = Figures::new().unwrap();
+        for ms in 1..=100 {
+            figures.take(News::FirstObject(Duration::from_millis(ms)));
+        }
+        figures.take(News::Cut);
+        figures.add(Counts { objects: 7, missing: 1, ..Counts::default() });
+        let report = figures.report(200);
+        let first = report.first_object_ms.unwrap();
+        assert_eq!((first.p50.round(), first.p99.round(), first.max.round()), (50.0, 99.0, 100.0));
+        assert_eq!((report.sessions, report.served, report.objects, report.missing), (200, 100, 7, 1));
+        assert_eq!((report.streams_cut, report.latency_ms, report.resumed_ms), (1, None, None));
+    }
+
+    #[test]
+    fn reasons_are_bounded() {
+        let mut figures = Figures::new().unwrap();
+        for number in 0..100 {
+            figures.end_early(format!("reason {}", number % 50));
+        }
+        let reasons = figures.report(100).ended_early;
+        assert_eq!(reasons.len(), REASONS + 1);
+        assert_eq!((reasons["reason 0"], reasons.values().sum::<u64>()), (2, 100));
+    }
+}

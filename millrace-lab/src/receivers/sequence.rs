@@ -1,0 +1,186 @@
+//! The objects of a track that have come: duplicates and gaps, in little memory however long the track is.
+
+use std::collections::VecDeque;
+
+use millrace_proto::{moq::Location, ranges::Ranges};
+use serde::Serialize;
+
+/// Groups that are watched at a time; an object of an older one is late.
+const GROUPS: usize = 4;
+/// Ranges of objects of one group; with more of them the first gap is counted as missing for good.
+const RANGES: usize = 32;
+
+/// Counts of objects that came, and of those that did not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Counts {
+    /// Objects that came, each once.
+    pub objects: u64,
+    pub duplicates: u64,
+    /// Objects that never came, though later ones of their group did.
+    pub missing: u64,
+    /// Objects of a group that was no longer watched.
+    pub late: u64,
+}
+
+impl Counts {
+    pub fn add(&mut self, other: Self) {
+        self.objects += other.objects;
+        self.duplicates += other.duplicates;
+        self.missing += other.missing;
+        self.late += other.late;
+    }
+}
+
+/// The objects of one subscription, from the first that came on.
+///
+/// Objects are inserted in any order; [`Sequence::finish`] comes last.
+#[derive(Debug, Default)]
+pub struct Sequence {
+    /// Groups that are watched, in ascending order.
+    groups: VecDeque<Group>,
+    /// The newest group that is no longer watched.
+    closed: Option<u64>,
+    counts: Counts,
+}
+
+#[derive(Debug)]
+struct Group {
+    id: u64,
+    /// The subscription began inside of this group, so its first objects are not owed.
+    is_joined: bool,
+    came: Ranges,
+}
+
+impl Sequence {
+    /// Takes note of an object that came.
+    pub fn insert(&mut self, at: Location) {
+        if self.closed.is_some_and(|closed| at.group <= closed) {
+            self.counts.late += 1;
+            return;
+        }
+        let place = self.place_of(at.group);
+        let Some(group) = self.groups.get_mut(place) else { return };
+        if group.came.contains(at.object) {
+            self.counts.duplicates += 1;
+            return;
+        }
+        group.came.insert(at.object..at.object.saturating_add(1));
+        self.counts.objects += 1;
+        self.counts.missing += group.give_up();
+        while self.groups.len() > GROUPS {
+            self.close_first();
+        }
+    }
+
+    /// Returns where a group is, which is made if it is new.
+    fn place_of(&mut self, id: u64) -> usize {
+        self.groups.binary_search_by_key(&id, |group| group.id).unwrap_or_else(|place| {
+            let is_joined = place == 0 && self.closed.is_none();
+            self.groups.insert(place, Group { id, is_joined, came: Ranges::default() });
+            place
+        })
+    }
+
+    fn close_first(&mut self) {
+        if let Some(group) = self.groups.pop_front() {
+            self.counts.missing += group.missing();
+            self.closed = Some(group.id);
+        }
+    }
+
+    /// Ends the watch. `end`: where the track ended, one behind its last object, if that is known.
+    pub fn finish(mut self, end: Option<Location>) -> Counts {
+        if let Some(end) = end
+            && let Ok(place) = self.groups.binary_search_by_key(&end.group, |group| group.id)
+            && let Some(last) = self.groups.get(place).and_then(|group| group.came.last())
+        {
+            self.counts.missing += end.object.saturating_sub(last.end);
+        }
+        while !self.groups.is_empty() {
+            self.close_first();
+        }
+        self.counts
+    }
+}
+
+impl Group {
+    /// Returns how many objects are missing in front of one that came.
+    fn missing(&self) -> u64 {
+        let (Some(first), Some(last)) = (self.came.first(), self.came.last()) else { return 0 };
+        let begin = if self.is_joined { first.start } else { 0 };
+        last.end - begin - self.came.total()
+    }
+
+    /// Takes the first gaps for objects that came where there are too many, and returns how many objects these are.
+    fn give_up(&mut self) -> u64 {
+        let mut missing = 0;
+        while self.came.len() > RANGES {
+            let mut ranges = self.came.iter();
+            let (Some(first), Some(second)) = (ranges.next(), ranges.next()) else { break };
+            drop(ranges);
+            missing += second.start - first.end;
+            self.came.insert(first.end..second.start);
+        }
+        missing
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(objects: impl IntoIterator<Item = (u64, u64)>, end: Option<(u64, u64)>) -> [u64; 4] {
+        let mut sequence = Sequence::default();
+        objects.into_iter().for_each(|(group, object)| sequence.insert(Location::new(group, object)));
+        let Counts { objects, duplicates, missing, late } =
+            sequence.finish(end.map(|(group, object)| Location::new(group, object)));
+        [objects, duplicates, missing, late]
+    }
+
+    #[test]
+    fn whole_track_has_no_gap() {
+        assert_eq!(counts([], None), [0; 4]);
+        let track = (0..100).flat_map(|group| (0..10).map(move |object| (group, object)));
+        assert_eq!(counts(track, Some((99, 10))), [1000, 0, 0, 0]);
+    }
+
+    #[test]
+    fn objects_before_the_first_one_are_not_owed() {
+        assert_eq!(counts([(7, 5), (7, 6), (8, 0)], None), [3, 0, 0, 0]);
+        // They may come behind it, of another subgroup or of a group before.
+        assert_eq!(counts([(7, 5), (7, 3), (6, 9)], None), [3, 0, 1, 0]);
+    }
+
+    #[test]
+    fn gaps_and_duplicates_are_counted_in_any_order() {
+        assert_eq!(counts([(0, 0), (0, 3), (0, 1), (0, 3)], None), [3, 1, 1, 0]);
+        assert_eq!(
+            counts([(0, 0), (1, 2)], None),
+            [2, 0, 2, 0],
+            "a later group begins with its first object"
+        );
+        assert_eq!(counts([(0, 0), (0, 1)], Some((0, 5))), [2, 0, 3, 0]);
+    }
+
+    #[test]
+    fn object_of_a_group_that_is_not_watched_is_late() {
+        let groups = GROUPS as u64 + 1;
+        let track = (0..groups).map(|group| (group, 0)).chain([(0, 1)]);
+        assert_eq!(counts(track, None), [groups, 0, 0, 1]);
+    }
+
+    #[test]
+    fn memory_is_bounded_whatever_is_missing() {
+        let mut sequence = Sequence::default();
+        for object in 0..10_000 {
+            sequence.insert(Location::new(0, object * 2));
+        }
+        assert!(sequence.groups[0].came.len() <= RANGES);
+        assert_eq!(sequence.finish(None), Counts { objects: 10_000, missing: 9_999, ..Counts::default() });
+    }
+
+    #[test]
+    fn largest_object_id_is_taken() {
+        assert_eq!(counts([(0, u64::MAX - 1), (u64::MAX, u64::MAX)], None)[0], 2);
+    }
+}

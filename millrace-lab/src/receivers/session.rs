@@ -1,0 +1,338 @@
+//! One subscriber: a connection of quinn's state machine, and as much of MoQ as one subscription takes.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use bytes::BytesMut;
+use millrace_client::payload::Stamp;
+use millrace_proto::moq::{
+    Datagram, DecodeError, Draft, Location, Message, Parameters, TrackName,
+    message::{Setup, Subscribe},
+};
+use quinn::{Dir, StreamId, VarInt};
+use quinn_proto::{Connection, ConnectionHandle, Event, ReadError, StreamEvent};
+
+use super::{
+    incoming::Incoming,
+    sequence::{Counts, Sequence},
+};
+
+/// The draft that sessions speak.
+pub const DRAFT: Draft = Draft::NEWEST;
+/// How long SUBSCRIBE waits for a publisher, ms.
+const RENDEZVOUS_MS: u64 = 60_000;
+/// How long streams may take that PUBLISH_DONE has counted but that do not come.
+const STRAGGLERS: Duration = Duration::from_secs(2);
+
+/// The track that subscribers ask for, and the relay's name in SETUP.
+#[derive(Debug)]
+pub struct Wish {
+    pub track: TrackName,
+    /// SETUP's path and query.
+    pub path: String,
+    /// SETUP's authority.
+    pub authority: String,
+}
+
+/// A subscriber.
+///
+/// The owner feeds `connection` and calls [`Session::on_event`] for each of its events. The session asks for its track once it is
+/// connected, and is over when `ended` says why.
+pub struct Session {
+    pub connection: Box<Connection>,
+    pub handle: ConnectionHandle,
+    /// The socket that it sends from. Packets to another socket are dropped.
+    pub socket: usize,
+    /// True once the endpoint has forgotten the connection.
+    pub is_drained: bool,
+    /// True while it counts as a handshake under way.
+    pub is_new: bool,
+    /// When the connection's next timer fires.
+    pub deadline: Option<Instant>,
+    began: Instant,
+    request: Option<StreamId>,
+    answers: BytesMut,
+    is_subscribed: bool,
+    streams: Vec<(StreamId, Incoming)>,
+    /// Streams with objects that have ended.
+    streams_ended: u64,
+    /// When the publisher said that the track is over, and how many streams there were.
+    done: Option<(Instant, u64)>,
+    pub ended: Option<Ended>,
+    sequence: Sequence,
+    /// Objects of the track, if a stamp says so.
+    total: u64,
+    has_objects: bool,
+    /// Time of the last move; `None` once an object has come to the new address.
+    moved: Option<Instant>,
+}
+
+/// How a session ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// The track is over.
+    Whole,
+    /// The session ended before its track, for this reason.
+    Early(String),
+    /// All sessions were stopped.
+    Stopped,
+}
+
+/// Events of a session, for its owner.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum News {
+    Connected,
+    Subscribed,
+    /// The first object, and how long it took from the first packet on.
+    FirstObject(Duration),
+    /// The first object after a move came so long after it.
+    Resumed(Duration),
+    /// An object with a stamp, and how long it took from the publisher.
+    Latency(Duration),
+    /// A stream ended before its end.
+    Cut,
+}
+
+/// The time now, by both clocks that are needed.
+#[derive(Clone, Copy, Debug)]
+pub struct Now {
+    pub instant: Instant,
+    /// The clock of the publisher's stamps.
+    pub monotonic: Duration,
+}
+
+impl Session {
+    pub fn new(connection: Connection, handle: ConnectionHandle, socket: usize, now: Instant) -> Self {
+        Self {
+            connection: Box::new(connection),
+            handle,
+            socket,
+            is_drained: false,
+            is_new: true,
+            deadline: None,
+            began: now,
+            request: None,
+            answers: BytesMut::new(),
+            is_subscribed: false,
+            streams: Vec::new(),
+            streams_ended: 0,
+            done: None,
+            ended: None,
+            sequence: Sequence::default(),
+            total: 0,
+            has_objects: false,
+            moved: None,
+        }
+    }
+
+    /// Takes an event of the connection's.
+    pub fn on_event(&mut self, event: Event, wish: &Wish, now: Now, tell: &mut dyn FnMut(News)) {
+        let done = match event {
+            Event::Connected => {
+                tell(News::Connected);
+                self.ask(wish)
+            }
+            Event::ConnectionLost { reason } => {
+                self.end(Ended::Early(reason.to_string()));
+                Ok(())
+            }
+            Event::Stream(StreamEvent::Opened { dir: Dir::Uni }) => self.accept(now, tell),
+            Event::Stream(StreamEvent::Readable { id }) if Some(id) == self.request => {
+                self.read_answers(id, now.instant, tell)
+            }
+            Event::Stream(StreamEvent::Readable { id }) => self.read(id, now, tell),
+            Event::DatagramReceived => self.read_datagrams(now, tell),
+            _ => Ok(()),
+        };
+        if let Err(error) = done {
+            self.close(now.instant, Ended::Early(error.to_string()));
+        }
+    }
+
+    /// Sends SETUP and SUBSCRIBE.
+    fn ask(&mut self, wish: &Wish) -> Result<()> {
+        let setup = Setup {
+            path: Some(wish.path.clone()),
+            authority: Some(wish.authority.clone()),
+            implementation: Some("millrace lab receivers".to_owned()),
+            ..Setup::default()
+        };
+        self.write(Dir::Uni, setup.into())?;
+        let parameters = Parameters { rendezvous_timeout: Some(RENDEZVOUS_MS), ..Parameters::default() };
+        let subscribe = Subscribe { request_id: 0, track: wish.track.clone(), parameters };
+        self.request = Some(self.write(Dir::Bi, subscribe.into())?);
+        Ok(())
+    }
+
+    /// Opens a stream with a message.
+    fn write(&mut self, direction: Dir, message: Message) -> Result<StreamId> {
+        let mut bytes = Vec::new();
+        message.encode(DRAFT, &mut bytes)?;
+        let Some(id) = self.connection.streams().open(direction) else {
+            bail!("the relay allows no stream for {}", message.name());
+        };
+        let written = self.connection.send_stream(id).write(&bytes)?;
+        if written < bytes.len() {
+            bail!("the relay gives no credit for {}", message.name());
+        }
+        Ok(id)
+    }
+
+    fn read_answers(&mut self, id: StreamId, now: Instant, tell: &mut dyn FnMut(News)) -> Result<()> {
+        if self.done.is_some() {
+            return Ok(());
+        }
+        let Self { connection, answers, .. } = self;
+        let end = read_stream(connection, id, |bytes| {
+            answers.extend_from_slice(bytes);
+            Ok(())
+        })?;
+        while let Some(message) = Message::decode(DRAFT, &mut self.answers)? {
+            match message {
+                Message::SubscribeOk(_) if !self.is_subscribed => {
+                    self.is_subscribed = true;
+                    tell(News::Subscribed);
+                }
+                Message::RequestError(error) => bail!("refused: {} {}", error.code, error.reason),
+                Message::PublishDone(done) => self.done = Some((now, done.stream_count)),
+                _ => {}
+            }
+        }
+        if end != StreamEnd::Open && self.done.is_none() {
+            bail!("the relay ended the request");
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, now: Now, tell: &mut dyn FnMut(News)) -> Result<()> {
+        while let Some(id) = self.connection.streams().accept(Dir::Uni) {
+            self.streams.push((id, Incoming::default()));
+            self.read(id, now, tell)?;
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, id: StreamId, now: Now, tell: &mut dyn FnMut(News)) -> Result<()> {
+        let Some(place) = self.streams.iter().position(|(known, _)| *known == id) else { return Ok(()) };
+        let (_, mut incoming) = self.streams.swap_remove(place);
+        let mut came = Vec::new();
+        let take = |bytes: &[u8]| incoming.take(bytes, |at, stamp| came.push((at, stamp)));
+        let end = read_stream(&mut self.connection, id, take)?;
+        came.into_iter().for_each(|(at, stamp)| self.object(at, stamp, now, tell));
+        if end == StreamEnd::Open {
+            self.streams.push((id, incoming));
+        } else if incoming.is_media() {
+            self.streams_ended += 1;
+            if end == StreamEnd::Reset || !incoming.is_whole() {
+                tell(News::Cut);
+            }
+        }
+        Ok(())
+    }
+
+    fn read_datagrams(&mut self, now: Now, tell: &mut dyn FnMut(News)) -> Result<()> {
+        while let Some(bytes) = self.connection.datagrams().recv() {
+            if let Some(datagram) = Datagram::decode(bytes)? {
+                let stamp = millrace_client::payload::check(&datagram.payload).ok();
+                self.object(Location::new(datagram.group, datagram.object), stamp, now, tell);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes note of an object. Those of a publisher that numbers them are told apart by their numbers, so that an end of a group
+    /// that is missing is found too.
+    fn object(&mut self, at: Location, stamp: Option<Stamp>, now: Now, tell: &mut dyn FnMut(News)) {
+        if !std::mem::replace(&mut self.has_objects, true) {
+            tell(News::FirstObject(now.instant.saturating_duration_since(self.began)));
+        }
+        if let Some(moved) = self.moved.take() {
+            tell(News::Resumed(now.instant.saturating_duration_since(moved)));
+        }
+        match stamp {
+            Some(stamp) => {
+                self.total = stamp.total;
+                self.sequence.insert(Location::new(0, stamp.sequence));
+                tell(News::Latency(now.monotonic.saturating_sub(stamp.sent)));
+            }
+            None => self.sequence.insert(at),
+        }
+    }
+
+    /// Goes on from another socket, as a host does that has changed networks.
+    pub fn move_to(&mut self, socket: usize, now: Instant) {
+        self.socket = socket;
+        self.moved = Some(now);
+        self.connection.local_address_changed();
+    }
+
+    /// Ends the session if its track is over and nothing of it is on the way any more.
+    pub fn end_if_done(&mut self, now: Instant) {
+        let Some((at, streams)) = self.done else { return };
+        let open = self.streams.iter().filter(|(_, incoming)| incoming.is_media()).count();
+        let is_all_there = open == 0 && self.streams_ended >= streams;
+        if is_all_there || now.saturating_duration_since(at) > STRAGGLERS {
+            self.close(now, Ended::Whole);
+        }
+    }
+
+    /// Closes the connection.
+    pub fn close(&mut self, now: Instant, why: Ended) {
+        self.connection.close(now, VarInt::from_u32(0), bytes::Bytes::new());
+        self.end(why);
+    }
+
+    fn end(&mut self, why: Ended) {
+        self.ended.get_or_insert(why);
+    }
+
+    /// Reports whether it is connected and not over.
+    pub fn is_up(&self) -> bool {
+        self.request.is_some() && self.ended.is_none()
+    }
+
+    /// Reports whether its track is over.
+    pub fn is_done(&self) -> bool {
+        self.done.is_some()
+    }
+
+    /// Reports whether it has moved, and has no object since.
+    pub fn waits_for_media(&self) -> bool {
+        self.moved.is_some()
+    }
+
+    /// Returns the objects that came, and, once the track is over, those that should have.
+    pub fn into_counts(self) -> Counts {
+        let is_whole = self.ended == Some(Ended::Whole) && self.total > 0;
+        self.sequence.finish(is_whole.then(|| Location::new(0, self.total)))
+    }
+}
+
+/// How far a stream was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum StreamEnd {
+    Open,
+    Fin,
+    Reset,
+}
+
+/// Reads the bytes of a stream that have come.
+fn read_stream(
+    connection: &mut Connection,
+    id: StreamId,
+    mut take: impl FnMut(&[u8]) -> std::result::Result<(), DecodeError>,
+) -> Result<StreamEnd> {
+    let mut stream = connection.recv_stream(id);
+    let mut chunks = stream.read(true)?;
+    let end = loop {
+        match chunks.next(usize::MAX) {
+            Ok(Some(chunk)) => take(&chunk.bytes)?,
+            Ok(None) => break StreamEnd::Fin,
+            Err(ReadError::Blocked) => break StreamEnd::Open,
+            Err(ReadError::Reset(_)) => break StreamEnd::Reset,
+        }
+    };
+    // Its owner sends whatever there is to be sent.
+    let _ = chunks.finalize();
+    Ok(end)
+}

@@ -1,0 +1,149 @@
+//! Strangers to a host's carriers, who begin handshakes and do not go on.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use millrace_bpf::sctp;
+use millrace_client::tls::Trust;
+use millrace_graft::settings::Kind;
+use quinn::crypto::rustls::QuicClientConfig;
+use quinn::{AsyncUdpSocket, Endpoint, EndpointConfig, Runtime as _, TokioRuntime, UdpPoller, udp};
+use socket2::{Domain, Protocol, Socket, Type};
+
+/// Handshakes that are kept before the oldest is let go.
+const KEPT: usize = 2000;
+const NAME: &str = "millrace-graft";
+
+/// What strangers do, until somebody says that it is over.
+pub struct Strangers<'a> {
+    pub kind: Kind,
+    /// From where they call, in turns. They are addresses of this host.
+    pub from: &'a [IpAddr],
+    pub to: SocketAddr,
+    /// The time between two of them.
+    pub pace: Duration,
+    pub is_over: &'a AtomicBool,
+    /// Handshakes that have begun.
+    pub begun: &'a AtomicUsize,
+}
+
+impl Strangers<'_> {
+    /// Has them call, from the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// There are no such sockets, or not from these addresses.
+    pub fn run(&self) -> anyhow::Result<()> {
+        match self.kind {
+            Kind::Quic => {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+                runtime.block_on(self.by_quic())
+            }
+            Kind::Tcp | Kind::Mptcp => self.by_streams(Protocol::TCP),
+            Kind::Sctp => self.by_streams(Protocol::from(sctp::PROTOCOL)),
+        }
+    }
+
+    /// They connect, and say nothing.
+    fn by_streams(&self, protocol: Protocol) -> anyhow::Result<()> {
+        let mut kept = VecDeque::new();
+        for from in self.from.iter().cycle().take_while(|_| !self.is_over.load(Relaxed)) {
+            let socket = Socket::new(Domain::for_address(self.to), Type::STREAM, Some(protocol))?;
+            socket.bind(&SocketAddr::new(*from, 0).into()).with_context(|| from.to_string())?;
+            if socket.connect(&self.to.into()).is_ok() {
+                self.begun.fetch_add(1, Relaxed);
+                kept.push_back(socket);
+            }
+            if kept.len() > KEPT {
+                kept.pop_front();
+            }
+            std::thread::sleep(self.pace);
+        }
+        Ok(())
+    }
+
+    /// They prove their addresses, and say no more.
+    async fn by_quic(&self) -> anyhow::Result<()> {
+        let begun = Arc::new(AtomicUsize::new(0));
+        let endpoint = |from: &IpAddr| {
+            let socket = std::net::UdpSocket::bind((*from, 0))?;
+            let (socket, sent) = (TokioRuntime.wrap_udp_socket(socket)?, Mutex::default());
+            let socket = Arc::new(Stalling { socket, sent, begun: begun.clone() });
+            Endpoint::new_with_abstract_socket(
+                EndpointConfig::default(),
+                None,
+                socket,
+                Arc::new(TokioRuntime),
+            )
+        };
+        let endpoints: Vec<_> = self.from.iter().map(endpoint).collect::<io::Result<_>>()?;
+        let config = QuicClientConfig::try_from(Trust::Anyone.client_config(&[b"stranger"])?)?;
+        let config = quinn::ClientConfig::new(Arc::new(config));
+        let mut kept = VecDeque::new();
+        for endpoint in endpoints.iter().cycle() {
+            if self.is_over.load(Relaxed) {
+                break;
+            }
+            kept.push_back(endpoint.connect_with(config.clone(), self.to, NAME)?);
+            if kept.len() > KEPT {
+                kept.pop_front();
+            }
+            self.begun.store(begun.load(Relaxed), Relaxed);
+            tokio::time::sleep(self.pace).await;
+        }
+        Ok(())
+    }
+}
+
+/// A socket that sends two datagrams of each connection: the first one, and the first one with the token of a Retry.
+#[derive(Debug)]
+struct Stalling {
+    socket: Arc<dyn AsyncUdpSocket>,
+    sent: Mutex<HashMap<Vec<u8>, usize>>,
+    begun: Arc<AtomicUsize>,
+}
+
+/// The connection's own ID stands behind the other one's in a long header.
+fn own_id(datagram: &[u8]) -> Option<&[u8]> {
+    let length = usize::from(*datagram.get(5)?);
+    let rest = datagram.get(6 + length..)?;
+    rest.get(1..1 + usize::from(*rest.first()?))
+}
+
+impl AsyncUdpSocket for Stalling {
+    fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
+        self.socket.clone().create_io_poller()
+    }
+
+    fn try_send(&self, transmit: &udp::Transmit<'_>) -> io::Result<()> {
+        let id = own_id(transmit.contents).unwrap_or_default().to_vec();
+        let mut sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = sent.entry(id).or_default();
+        if *count == 2 {
+            return Ok(());
+        }
+        self.socket.try_send(transmit)?;
+        *count += 1;
+        self.begun.fetch_add(usize::from(*count == 2), Relaxed);
+        Ok(())
+    }
+
+    fn poll_recv(
+        &self,
+        context: &mut Context<'_>,
+        buffers: &mut [io::IoSliceMut<'_>],
+        about: &mut [udp::RecvMeta],
+    ) -> Poll<io::Result<usize>> {
+        self.socket.poll_recv(context, buffers, about)
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+}

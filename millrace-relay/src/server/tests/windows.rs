@@ -1,0 +1,128 @@
+//! A client that was fast once keeps nobody else slow.
+
+use millrace_proto::moq::{self, data::encode_object_header};
+use millrace_transport::Windows;
+
+use super::*;
+
+const LEAST: u64 = 64 << 10;
+
+/// A publisher on quinn alone, whose streams have all of the relay's credit.
+struct Publisher {
+    connection: quinn::Connection,
+    session: u64,
+    sent: u64,
+    _endpoint: quinn::Endpoint,
+    _streams: (quinn::SendStream, quinn::SendStream, quinn::RecvStream),
+}
+
+impl Publisher {
+    async fn start(relay: &Relay, trusted: &CertifiedKey, number: u64) -> Self {
+        let sessions = &relay.server.shared.sessions;
+        let known = sessions.lock().len();
+        let endpoint = quinn::Endpoint::client((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let connecting = endpoint.connect_with(client(trusted), relay.server.local_addrs()[0], "localhost");
+        let connection = connecting.unwrap().await.unwrap();
+        until("a session", || sessions.lock().len() > known).await;
+        let session = *sessions.lock().keys().max().unwrap();
+        let mut control = connection.open_uni().await.unwrap();
+        control.write_all(&encoded(Setup::default())).await.unwrap();
+        let (mut send, mut recv) = connection.open_bi().await.unwrap();
+        send.write_all(&encoded(Publish { request_id: 0, ..publish(number) })).await.unwrap();
+        // The answer.
+        recv.read_chunk(1, true).await.unwrap().unwrap();
+        let _streams = (control, send, recv);
+        Self { connection, session, sent: number, _endpoint: endpoint, _streams }
+    }
+
+    /// Sends a group, as fast as it is read.
+    async fn send(&mut self) {
+        const OBJECT: usize = 256 << 10;
+        let number = self.sent % 2;
+        let header = SubgroupHeader {
+            alias: number,
+            group: self.sent,
+            subgroup: SubgroupId::Zero,
+            priority: None,
+            properties: false,
+            end_of_group: false,
+            first_object: true,
+        };
+        let mut bytes = Vec::new();
+        header.encode(&mut bytes);
+        encode_object_header(None, 0, None, OBJECT as u64, moq::Status::Normal, &mut bytes);
+        bytes.resize(bytes.len() + OBJECT, 7);
+        let mut stream = self.connection.open_uni().await.unwrap();
+        stream.write_all(&bytes).await.unwrap();
+        stream.finish().unwrap();
+        self.sent += 2;
+    }
+
+    /// Bytes of the receive window.
+    fn held(&self, relay: &Relay) -> u64 {
+        let sessions = relay.server.shared.sessions.lock();
+        sessions
+            .get(&self.session)
+            .map_or(0, |session| session.connection().receive_window(Instant::now()).held)
+    }
+
+    async fn grow(&mut self, relay: &Relay) {
+        time::timeout(PATIENCE, async {
+            while self.held(relay) < 4 * LEAST {
+                self.send().await;
+            }
+        })
+        .await
+        .expect("a larger window");
+    }
+}
+
+fn client(trusted: &CertifiedKey) -> quinn::ClientConfig {
+    let mut roots = RootCertStore::empty();
+    roots.add(trusted.cert[0].clone()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut tls = rustls::ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    tls.alpn_protocols = vec![Draft::D18.alpn().to_vec()];
+    quinn::ClientConfig::new(Arc::new(quinn::crypto::rustls::QuicClientConfig::try_from(tls).unwrap()))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn idle_windows_make_room_when_others_want_it() {
+    // Windows grow to three quarters of it: one has four parts, and then another two.
+    let windows = Arc::new(Windows::new(8 * LEAST));
+    let trusted = certificate();
+    let relay = Relay::with(Access::open(), |transport| {
+        transport.windows = Arc::clone(&windows);
+        transport.certificate = Some(Arc::new(trusted.clone()));
+    });
+    let shared = &relay.server.shared;
+    let later = || Instant::now() + Duration::from_secs(31);
+    let mut fast = Publisher::start(&relay, &trusted, 0).await;
+    fast.grow(&relay).await;
+    let mut other = Publisher::start(&relay, &trusted, 1).await;
+    windows.take_pressed();
+    shared.reclaim_window(later());
+    assert!(fast.connection.close_reason().is_none(), "nobody wants it");
+    let closed = time::timeout(PATIENCE, async {
+        loop {
+            other.send().await;
+            shared.reclaim_window(Instant::now());
+            shared.reclaim_window(later());
+            if let Some(reason) = fast.connection.close_reason() {
+                return reason;
+            }
+        }
+    });
+    let quinn::ConnectionError::ApplicationClosed(closed) = closed.await.expect("an end") else {
+        panic!("closed otherwise");
+    };
+    assert_eq!(closed.error_code, crate::wire::var(code::Session::DATA_STREAM_TIMEOUT.0));
+    assert_eq!(relay.server.status().receive.reclaimed, 1); // exact: it was counted before it was closed
+    until("its window back", || fast.held(&relay) == 0).await;
+    other.grow(&relay).await;
+    assert!(other.connection.close_reason().is_none());
+}

@@ -1,0 +1,211 @@
+use super::*;
+
+struct Scene {
+    records: Records<&'static str>,
+    numbers: HashMap<&'static str, u64>,
+    now: Instant,
+}
+
+impl Scene {
+    fn new(most: usize) -> Self {
+        Self { records: Records::new(most), numbers: HashMap::new(), now: Instant::now() }
+    }
+
+    fn set(&mut self, name: &'static str, worth: Worth) {
+        let (records, now) = (&self.records, self.now);
+        let number = *self.numbers.entry(name).or_insert_with(|| records.enter(name, now));
+        records.set_worth(number, worth, now);
+    }
+
+    fn all(&mut self, worth: Worth, names: &[&'static str]) {
+        names.iter().for_each(|name| self.set(name, worth));
+    }
+
+    /// Who is granted a record, and who has to give one back.
+    fn decide(&self) -> (Vec<&'static str>, Vec<&'static str>) {
+        let (mut granted, mut recalled) = (Vec::new(), Vec::new());
+        for decision in self.records.decide(self.now).decisions {
+            match decision {
+                Decision::Grant(number, name) => {
+                    assert_eq!(number, self.numbers[name]);
+                    granted.push(name);
+                }
+                Decision::Recall(name) => recalled.push(name),
+            }
+        }
+        (granted, recalled)
+    }
+
+    fn returned(&self, name: &str) {
+        self.records.returned(self.numbers[name]);
+    }
+
+    fn standing(&self, name: &str) -> Standing {
+        self.records.standing(self.numbers[name])
+    }
+}
+
+const NOBODY: Vec<&str> = Vec::new();
+
+#[test]
+fn who_has_shown_nothing_gets_nothing() {
+    let mut scene = Scene::new(2);
+    scene.all(Worth::Nothing, &["a", "b", "c"]);
+    assert_eq!(scene.decide(), (NOBODY, NOBODY));
+    assert_eq!(scene.standing("a"), Standing::Unproven);
+    scene.set("c", Worth::Idle);
+    assert_eq!(scene.decide(), (vec!["c"], NOBODY));
+    assert_eq!(scene.standing("c"), Standing::Held);
+}
+
+#[test]
+fn upstreams_go_first_then_publishers_then_whoever_waits_longest() {
+    let mut scene = Scene::new(5);
+    scene.all(Worth::Idle, &["idle"]);
+    scene.all(Worth::Subscriber, &["first", "second"]);
+    scene.all(Worth::Publisher, &["publisher"]);
+    scene.all(Worth::Upstream, &["upstream"]);
+    assert_eq!(scene.decide().0, ["upstream", "publisher", "first", "second", "idle"]);
+}
+
+#[test]
+fn publisher_takes_the_record_of_the_subscriber_that_came_last() {
+    let mut scene = Scene::new(3);
+    scene.all(Worth::Subscriber, &["first", "second", "third", "fourth"]);
+    assert_eq!(scene.decide(), (vec!["first", "second", "third"], NOBODY));
+    scene.set("publisher", Worth::Publisher);
+    assert_eq!(scene.decide(), (NOBODY, vec!["third"]));
+    assert_eq!(scene.standing("third"), Standing::Taken);
+    assert_eq!(scene.standing("fourth"), Standing::Waiting);
+    assert_eq!(scene.decide(), (NOBODY, NOBODY), "one is on its way");
+    assert_eq!(scene.records.taken(), 1);
+    scene.returned("third");
+    assert_eq!(scene.decide(), (vec!["publisher"], NOBODY));
+    // Whoever has lost one goes before those that came later.
+    scene.set("first", Worth::Nothing);
+    assert_eq!(scene.decide(), (NOBODY, vec!["first"]));
+    scene.returned("first");
+    assert_eq!(scene.decide(), (vec!["third"], NOBODY));
+    assert_eq!(scene.standing("third"), Standing::Held);
+    assert_eq!(scene.records.taken(), 1, "one that was of no use was not taken from a subscriber");
+}
+
+#[test]
+fn no_publisher_takes_a_publishers_record_and_no_subscriber_a_subscribers() {
+    let mut scene = Scene::new(2);
+    scene.all(Worth::Publisher, &["one", "other"]);
+    scene.decide();
+    scene.all(Worth::Upstream, &["upstream"]);
+    scene.all(Worth::Publisher, &["late"]);
+    assert_eq!(scene.decide(), (NOBODY, NOBODY));
+    scene.set("one", Worth::Subscriber);
+    assert_eq!(scene.decide(), (NOBODY, vec!["one"]));
+    scene.returned("one");
+    assert_eq!(scene.decide(), (vec!["upstream"], NOBODY));
+    let mut scene = Scene::new(1);
+    scene.all(Worth::Subscriber, &["first", "second"]);
+    scene.decide();
+    scene.now += Duration::from_secs(3600);
+    assert_eq!(scene.decide(), (NOBODY, NOBODY));
+}
+
+#[test]
+fn record_without_use_goes_to_whoever_has_some() {
+    let mut scene = Scene::new(2);
+    scene.all(Worth::Idle, &["first", "second", "third"]);
+    assert_eq!(scene.decide(), (vec!["first", "second"], NOBODY), "one is enough to have shown a right");
+    scene.set("subscriber", Worth::Subscriber);
+    assert_eq!(scene.decide(), (NOBODY, NOBODY), "whoever changes tracks has none for a moment");
+    scene.now += GRACE;
+    assert_eq!(scene.decide(), (NOBODY, vec!["second"]));
+    scene.returned("second");
+    assert_eq!(scene.decide(), (vec!["subscriber"], NOBODY));
+    assert_eq!(scene.standing("second"), Standing::Waiting);
+    assert_eq!(scene.records.taken(), 0);
+    // It has some again, in time.
+    scene.set("first", Worth::Subscriber);
+    scene.set("second", Worth::Subscriber);
+    scene.now += GRACE;
+    assert_eq!(scene.decide(), (NOBODY, NOBODY));
+}
+
+#[test]
+fn record_of_a_connection_that_is_over_is_free_at_once() {
+    let mut scene = Scene::new(1);
+    scene.all(Worth::Publisher, &["gone", "next", "last"]);
+    assert_eq!(scene.decide().0, ["gone"]);
+    scene.records.end(scene.numbers["gone"]);
+    scene.set("gone", Worth::Upstream);
+    assert_eq!(scene.decide(), (NOBODY, vec!["gone"]), "it claims nothing any more");
+    scene.returned("gone");
+    assert_eq!(scene.decide(), (vec!["next"], NOBODY));
+    // One that vanishes with its record.
+    scene.records.leave(scene.numbers["next"]);
+    assert_eq!(scene.decide(), (NOBODY, NOBODY));
+    scene.returned("next");
+    assert_eq!(scene.decide(), (vec!["last"], NOBODY));
+    assert_eq!(scene.records.waiting(), 0);
+}
+
+#[test]
+fn record_that_cannot_be_made_is_waited_for() {
+    let mut scene = Scene::new(1);
+    scene.set("first", Worth::Subscriber);
+    assert_eq!(scene.decide().0, ["first"]);
+    scene.returned("first");
+    assert_eq!(scene.standing("first"), Standing::Waiting);
+    assert_eq!(scene.decide().0, ["first"]);
+}
+
+/// However claims come, change and go: there are never more records than there may be, and none is idle while somebody waits.
+#[test]
+fn records_are_never_more_than_there_are_and_never_idle() {
+    const WORTHS: [Worth; 5] =
+        [Worth::Nothing, Worth::Idle, Worth::Subscriber, Worth::Publisher, Worth::Upstream];
+    let mut rng = fastrand::Rng::with_seed(34);
+    let (records, mut now) = (Records::new(4), Instant::now());
+    let (mut claims, mut held, mut recalled) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..20_000 {
+        now += Duration::from_millis(rng.u64(0..200));
+        match rng.u8(0..10) {
+            0 if claims.len() < 12 => {
+                let tag = rng.u64(..);
+                claims.push((records.enter(tag, now), tag));
+            }
+            1 if !claims.is_empty() => {
+                let (number, tag) = claims.swap_remove(rng.usize(..claims.len()));
+                records.leave(number);
+                if held.contains(&number) && !recalled.contains(&(number, tag)) {
+                    recalled.push((number, tag));
+                }
+            }
+            2 if !recalled.is_empty() => {
+                let (number, _) = recalled.swap_remove(rng.usize(..recalled.len()));
+                held.retain(|one| *one != number);
+                records.returned(number);
+            }
+            _ if !claims.is_empty() => {
+                let (number, _) = claims[rng.usize(..claims.len())];
+                records.set_worth(number, WORTHS[rng.usize(..WORTHS.len())], now);
+            }
+            _ => {}
+        }
+        let Decided { decisions, is_short } = records.decide(now);
+        for decision in decisions {
+            match decision {
+                Decision::Grant(number, _) => {
+                    assert!(!held.contains(&number), "two records for one");
+                    held.push(number);
+                }
+                Decision::Recall(tag) => {
+                    let (number, _) = *claims.iter().find(|(_, one)| *one == tag).expect("a claim");
+                    assert!(held.contains(&number) && !recalled.contains(&(number, tag)));
+                    recalled.push((number, tag));
+                }
+            }
+        }
+        assert!(held.len() <= 4);
+        assert_eq!(is_short, records.waiting() > 0);
+        assert!(!is_short || held.len() == 4, "somebody waits, and one is free");
+    }
+}

@@ -1,0 +1,455 @@
+//! A connection that gets its offload late, and loses it.
+
+use std::{any::Any, net::SocketAddr, ops::Range, sync::atomic::Ordering::SeqCst};
+
+use millrace_proto::{
+    moq::data::Position,
+    plane::{
+        downstream::{Asked, Budget, NewStream, StreamKey},
+        source::{End, Extent, Source},
+    },
+    quic::{packet::ConnectionId, webtransport::Binding},
+};
+
+use super::*;
+use crate::offload::{
+    Carried, ConnectionStatus, Datagrams, Declined, Delegation, Ingress, Made, Opened, Opener, Openings,
+    Origin, Owner, Path as Way, Seen, Sent, Stream,
+};
+use crate::stack::Times;
+
+const SUITES: &[Suite] = &[Suite::ChaCha20Poly1305];
+const SECRET: [u8; 32] = [7; 32];
+
+/// A call to an offload that is none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Told {
+    Keys(u16, Vec<u8>),
+    Id(u8),
+    Way(SocketAddr),
+    Session(u32),
+    Delegated(u64),
+    Recalled(u64),
+    Release,
+}
+
+#[derive(Default)]
+struct Fake {
+    word: AtomicU64,
+    told: Mutex<Vec<Told>>,
+    /// Totals that it may send, and has.
+    granted: Mutex<Budget>,
+    used: Mutex<Budget>,
+    sent: Mutex<Vec<(Instant, Sent)>>,
+}
+
+impl Fake {
+    fn add(&self, told: Told) {
+        self.told.lock().push(told);
+    }
+
+    fn take(&self) -> Vec<Told> {
+        std::mem::take(&mut *self.told.lock())
+    }
+
+    /// Sends bytes of the stream that was delegated under `key`, if it may. Returns the packet's number.
+    fn send(&self, now: Instant, (key, id): (StreamKey, u64), bytes: Range<u64>) -> Option<u64> {
+        let len = bytes.end - bytes.start;
+        let (granted, mut used) = (*self.granted.lock(), self.used.lock());
+        let after = Budget { bytes: used.bytes + len + 40, data: used.data + len };
+        if after.bytes > granted.bytes || after.data > granted.data {
+            return None;
+        }
+        *used = after;
+        let number = self.word.fetch_add(1, SeqCst) & ((1 << 48) - 1);
+        let carried = Carried::Stream { id, offset: bytes.start, len: len as u16, fin: false, credit: len };
+        self.sent.lock().push((now, Sent { tag: key.0, number, size: len as u16 + 40, carried }));
+        Some(number)
+    }
+}
+
+impl Offload for Fake {
+    fn numbers(&self) -> &AtomicU64 {
+        &self.word
+    }
+    fn release(self: Arc<Self>) {
+        self.add(Told::Release);
+    }
+    fn is_active(&self) -> bool {
+        true
+    }
+    fn set_session(&self, session: u32) {
+        self.add(Told::Session(session));
+    }
+    fn set_binding(&self, _binding: Binding) {}
+    fn set_seal_keys(self: Arc<Self>, generation: u16, secret: &Secret, _header: &[u8; 32]) {
+        self.add(Told::Keys(generation, secret.key_material().key.to_vec()));
+    }
+    fn on_key_update(&self) {}
+    fn set_open_keys(self: Arc<Self>, _generation: u16, _secret: &Secret, _header: &[u8; 32]) {}
+    fn on_open_generation(&self, _generation: u16) {}
+    fn add_id(self: Arc<Self>, id: &ConnectionId) {
+        self.add(Told::Id(id[0]));
+    }
+    fn remove_id(self: Arc<Self>, _id: &ConnectionId) {}
+    fn set_path(self: Arc<Self>, path: Way) {
+        self.add(Told::Way(path.remote));
+    }
+    fn set_mtu(&self, _bytes: u32) {}
+    fn set_max_datagram(&self, _bytes: u32) {}
+    fn grant(&self, total: Budget) -> Budget {
+        *self.granted.lock() = total;
+        *self.used.lock()
+    }
+    fn stop(&self) {
+        *self.granted.lock() = Budget::default();
+    }
+    fn set_waiting(&self, _level: Option<u16>) {}
+    fn set_deferral(&self, _bytes: u32, _total: u64) {}
+    fn read_deferred(&self) -> bool {
+        false
+    }
+    fn arrival(&self, now: Instant, _end: [u8; 8]) -> Instant {
+        now
+    }
+    fn on_received(&self, _number: u64) -> bool {
+        true
+    }
+    fn leave(&self, _stream: u64, _bytes: &Range<u64>, _fin: bool) {}
+    fn has_ingress(&self) -> bool {
+        false
+    }
+    fn ingress(
+        self: Arc<Self>,
+        _origin: Origin,
+        _seen: Seen,
+        _held: Arc<dyn Any + Send + Sync>,
+    ) -> Option<Arc<dyn Ingress>> {
+        None
+    }
+    fn openings(
+        self: Arc<Self>,
+        _alias: u64,
+        _last: (u64, u64),
+        _seen: Seen,
+        _held: Arc<dyn Any + Send + Sync>,
+    ) -> Option<Arc<dyn Openings>> {
+        None
+    }
+    fn accept(&self, _stream: u64) -> Option<Arc<dyn Ingress>> {
+        None
+    }
+    fn set_stream_bits(&self, _bits: u32) {}
+    fn set_streams(&self, next: u64, _limit: u64) -> u64 {
+        next
+    }
+    fn prepare(
+        self: Arc<Self>,
+        _ingress: &Arc<dyn Ingress>,
+        _opened: &Opened,
+    ) -> Result<Box<dyn Delegation>, Declined> {
+        Err(Declined("it opens none".into()))
+    }
+    fn delegate(
+        self: Arc<Self>,
+        _ingress: &Arc<dyn Ingress>,
+        stream: &Stream,
+    ) -> Result<Box<dyn Delegation>, Declined> {
+        self.add(Told::Delegated(stream.id));
+        Ok(Box::new(Nothing))
+    }
+    fn delegate_datagrams(
+        self: Arc<Self>,
+        _ingress: &Arc<dyn Ingress>,
+        _datagrams: &Datagrams,
+    ) -> Result<Box<dyn Delegation>, Declined> {
+        Ok(Box::new(Nothing))
+    }
+    fn recall(self: Arc<Self>, key: StreamKey, _delegation: Option<Box<dyn Delegation>>) {
+        self.add(Told::Recalled(key.0));
+    }
+    fn drain(&self, now: Instant, read: &mut dyn FnMut(Instant, Sent)) {
+        self.sent.lock().drain(..).for_each(|(at, sent)| read(at.min(now), sent));
+    }
+    fn short_of_room(&self) -> u64 {
+        0
+    }
+    fn status(&self) -> ConnectionStatus {
+        ConnectionStatus { sent: 1, copies: vec![("sent", 1)], ..ConnectionStatus::default() }
+    }
+}
+
+/// What is forwarded, and a stream of it.
+struct Nothing;
+
+impl Made for Nothing {
+    fn is_over(&self) -> bool {
+        false
+    }
+}
+
+impl Ingress for Nothing {
+    fn advance(&self, _position: &Position) {}
+    fn is_contradicted(&self) -> bool {
+        false
+    }
+    fn set_exclusive(&self, _exclusive: bool) {}
+    fn serial(&self) -> u64 {
+        0
+    }
+    fn on_adopted(&self) {}
+}
+
+impl Delegation for Nothing {
+    fn set_max_offset(&self, _max: u64) {}
+    fn is_of(&self, _ingress: &Arc<dyn Ingress>) -> bool {
+        false
+    }
+    fn close(&self) -> Opener {
+        Opener::Userspace
+    }
+    fn on_opened(&self) {}
+}
+
+/// A stream's bytes, as many as there are by now.
+#[derive(Default)]
+struct Bytes(AtomicU64);
+
+impl Source for Bytes {
+    fn extent(&self) -> Extent {
+        Extent { len: self.0.load(SeqCst), end: End::Open }
+    }
+    fn read(&self, _offset: u64, buf: &mut [u8]) -> usize {
+        buf.fill(1);
+        buf.len()
+    }
+    fn received_at(&self, _offset: u64) -> Option<Instant> {
+        None
+    }
+}
+
+/// A server's connection after its handshake, which may send, and the time.
+fn scene() -> (Shared, Instant) {
+    let shared = fresh_with(Some((SocketAddr::from(([127, 0, 0, 1], 4443)), SUITES)));
+    let mut params = vec![0x04, 4];
+    varint::encode(1_000_000, &mut params);
+    params.extend([0x07, 4]);
+    varint::encode(1_000_000, &mut params);
+    params.extend([0x09, 1, 10]);
+    shared.on_peer_params(&params, true).unwrap();
+    let secret = Secret::new(Suite::ChaCha20Poly1305, &SECRET).unwrap();
+    let mut state = shared.state.lock();
+    state.offload.as_mut().unwrap().on_keys(Some(&secret), Some(secret.clone()));
+    state.plane.set_secret(Some(secret));
+    drop(state);
+    shared.open();
+    (shared, Instant::now())
+}
+
+/// The keys of a generation, as an offload is told.
+fn keys(generation: u16) -> Told {
+    let first = Secret::new(Suite::ChaCha20Poly1305, &SECRET).unwrap();
+    let secret = (0..generation).fold(first, |secret, _| secret.next());
+    Told::Keys(generation, secret.key_material().key.to_vec())
+}
+
+fn next(shared: &Shared) -> (u16, u64) {
+    shared.state.lock().numbers.peek()
+}
+
+fn remote(shared: &Shared) -> SocketAddr {
+    shared.state.lock().plane.path.remote
+}
+
+fn way(shared: &Shared) -> Way {
+    let local = SocketAddr::from(([127, 0, 0, 1], 4443));
+    let state = shared.state.lock();
+    let (remote, id) = (state.plane.path.remote, state.plane.path.id);
+    Way { local, remote, id, traffic_class: state.plane.offload_class() }
+}
+
+/// quinn sends a packet that asks for no acknowledgement, in these keys.
+fn quinns(shared: &Shared, now: Instant, generation: u16, number: u64) -> u64 {
+    shared.on_quinn_packet(now, (generation, number), b"12345678", &[0x00], 100)
+}
+
+/// A packet of the peer for this ID.
+fn receive(shared: &Shared, now: Instant, number: u64, id: u8) {
+    let arrival = Arrival { now, size: 40, end: [0; 8] };
+    shared.on_received(arrival, (0, number), &[id; 8], &mut BytesMut::from(&[0x01][..]));
+}
+
+/// Opens a stream with bytes, and has userspace send them.
+fn stream(shared: &Shared, now: Instant, bytes: u64) -> (StreamKey, Arc<Bytes>) {
+    let source = Arc::new(Bytes(AtomicU64::new(bytes)));
+    let key = shared.downstream().open(NewStream {
+        source: Arc::clone(&source) as _,
+        priority: Priority::default(),
+        owner: 1,
+        object_timeout: None,
+        subgroup_timeout: None,
+        max_delay: None,
+        asked: Asked::Nothing,
+        label: Label::default(),
+    });
+    shared.transmit_now(now);
+    (key, source)
+}
+
+fn acknowledge_all(shared: &Shared, now: Instant) {
+    let largest = next(shared).1 - 1;
+    let mut state = shared.state.lock();
+    state.ack.ranges = vec![0..=largest];
+    let _known = state.acknowledge(Times { now, arrived: now }); // traps were left out
+    shared.arm(&mut state, now);
+}
+
+#[test]
+fn record_that_comes_late_goes_on_where_userspace_was() {
+    let (shared, now) = scene();
+    for number in 0..1000 {
+        quinns(&shared, now, if number < 500 { 0 } else { 3 }, number);
+    }
+    [(1, 1), (2, 2), (3, 2)].into_iter().for_each(|(number, id)| receive(&shared, now, number, id));
+    let moved: SocketAddr = "127.0.0.1:9".parse().unwrap();
+    shared.on_remote(now, moved);
+    shared.set_session(5);
+
+    let (before, fake) = (next(&shared), Arc::new(Fake::default()));
+    assert!(before.0 == 3 && before.1 >= 1000, "{before:?}");
+    shared.on_offload(now, Arc::clone(&fake) as _);
+    assert_eq!(fake.word.load(SeqCst), u64::from(before.0) << 48 | before.1);
+    let told = fake.take();
+    let expected = [Told::Session(5), Told::Id(1), Told::Id(2), keys(3), keys(4), Told::Way(moved)];
+    assert_eq!(told, expected, "what is in use now, and nothing of before");
+    assert_eq!(*fake.granted.lock(), Budget::default(), "it does not send there yet");
+    shared.on_path(now, &way(&shared));
+    assert!(fake.granted.lock().bytes > 0);
+
+    // Both draw from one word.
+    let drawn = fake.word.fetch_add(1, SeqCst) & 0xffff_ffff_ffff;
+    assert_eq!(drawn, before.1);
+    assert!(quinns(&shared, now, 3, 1000) > drawn);
+    quinns(&shared, now, 4, 1001);
+    assert_eq!(fake.take(), [keys(5)]);
+    assert_eq!(fake.word.load(SeqCst) >> 48, 4);
+}
+
+#[test]
+fn no_number_is_drawn_twice_when_the_record_goes_and_another_comes() {
+    let (shared, now) = scene();
+    let mut numbers = std::collections::BTreeSet::new();
+    let mut sent = 0;
+    for round in 0..20 {
+        let generation = round / 3;
+        let mut draw = |numbers: &mut std::collections::BTreeSet<u64>| {
+            assert!(numbers.insert(quinns(&shared, now, generation, sent)), "round {round}");
+            sent += 1;
+        };
+        (0..50).for_each(|_| draw(&mut numbers));
+        let fake = Arc::new(Fake::default());
+        shared.on_offload(now, Arc::clone(&fake) as _);
+        let kernel = |numbers: &mut std::collections::BTreeSet<u64>| {
+            assert!(numbers.insert(fake.word.fetch_add(1, SeqCst) & 0xffff_ffff_ffff), "round {round}");
+        };
+        (0..10).for_each(|_| {
+            kernel(&mut numbers);
+            draw(&mut numbers);
+        });
+        shared.on_offload_recalled(now);
+        // Runs that have begun are still about to send.
+        (0..10).for_each(|_| {
+            kernel(&mut numbers);
+            draw(&mut numbers);
+        });
+        shared.on_released(now);
+    }
+}
+
+#[test]
+fn subscriber_that_loses_its_record_is_sent_what_the_kernel_has_not_sent() {
+    let (shared, now) = scene();
+    let fake = Arc::new(Fake::default());
+    shared.on_offload(now, Arc::clone(&fake) as _);
+    shared.on_path(now, &way(&shared));
+    let (key, source) = stream(&shared, now, 500);
+    acknowledge_all(&shared, now);
+    fake.take();
+    let ingress: Arc<dyn Ingress> = Arc::new(Nothing);
+    assert!(shared.delegate(key, &ingress, 0, 500));
+    let Told::Delegated(id) = fake.take()[0] else { panic!("not delegated") };
+    let sent = |shared: &Shared| shared.downstream().stats().stream_bytes; // exact: only this thread does anything here
+    fake.send(now, (key, id), 500..600).unwrap();
+
+    source.0.store(900, SeqCst);
+    shared.on_offload_recalled(now);
+    assert_eq!(fake.take(), [Told::Recalled(key.0), Told::Release], "in this order");
+    assert_eq!(fake.send(now, (key, id), 600..700), None, "nothing is granted any more");
+    assert!(!shared.delegate(key, &ingress, 0, 600), "nor delegated");
+    let number = next(&shared).1;
+    shared.on_returned(now, &[key]);
+    shared.on_released(now);
+    assert_eq!(Arc::strong_count(&fake), 1, "nobody holds the record any more");
+    shared.downstream().wake(key);
+    shared.transmit_now(now);
+    assert_eq!(sent(&shared), 900, "each byte once, and all of them");
+    assert_eq!(shared.unregistered(), Some(0));
+    assert!(next(&shared).1 > number);
+
+    // And another one, to which the stream is delegated again.
+    acknowledge_all(&shared, now);
+    let other = Arc::new(Fake::default());
+    shared.on_offload(now, Arc::clone(&other) as _);
+    assert!(
+        other.take().contains(&Told::Way(remote(&shared))),
+        "the same path, which this one has not heard of"
+    );
+    assert_eq!(*other.granted.lock(), Budget::default(), "it does not send there yet");
+    shared.on_path(now, &way(&shared));
+    assert!(shared.delegate(key, &ingress, 0, 900));
+    other.send(now, (key, id), 900..950).unwrap();
+    source.0.store(950, SeqCst);
+    shared.transmit_now(now);
+    assert_eq!(sent(&shared), 950);
+}
+
+#[test]
+fn only_whoever_has_been_told_the_path_sends_there() {
+    let (shared, now) = scene();
+    let first = Arc::new(Fake::default());
+    shared.on_offload(now, Arc::clone(&first) as _);
+    let old = way(&shared);
+    shared.on_path(now, &old);
+    shared.on_offload_recalled(now);
+    // The peer moves while the record goes.
+    let moved: SocketAddr = "127.0.0.1:9".parse().unwrap();
+    shared.on_remote(now, moved);
+    shared.transmit_now(now);
+    let told: Vec<_> = first.take().into_iter().filter(|told| matches!(told, Told::Way(_))).collect();
+    assert_eq!(told, [Told::Way(old.remote)]);
+    shared.on_released(now);
+    let second = Arc::new(Fake::default());
+    shared.on_offload(now, Arc::clone(&second) as _);
+    assert!(second.take().contains(&Told::Way(moved)));
+    shared.on_path(now, &old);
+    assert_eq!(*second.granted.lock(), Budget::default(), "that is another one's path");
+    shared.on_path(now, &way(&shared));
+    assert!(second.granted.lock().bytes > 0);
+    assert_eq!(remote(&shared), moved);
+}
+
+#[test]
+fn connection_that_is_over_grants_nothing_to_a_record_that_comes_late() {
+    let (shared, now) = scene();
+    shared.close();
+    let fake = Arc::new(Fake::default());
+    shared.on_offload(now, Arc::clone(&fake) as _);
+    shared.on_path(now, &way(&shared));
+    assert_eq!(*fake.granted.lock(), Budget::default());
+    shared.on_released(now);
+    assert_eq!(shared.offload_status().unwrap().sent, 1, "it has not been asked back");
+    shared.on_offload_recalled(now);
+    shared.on_released(now);
+    assert_eq!(shared.offload_status().unwrap().sent, 1, "what it did is remembered");
+    assert_eq!(Arc::strong_count(&fake), 1);
+}

@@ -1,0 +1,343 @@
+//! Firewalls of both hosts have the same say of what is carried as of plain TCP.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
+    process::Stdio,
+    time::Duration,
+};
+
+use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
+use socket2::{Domain, SockRef, Socket, Type};
+
+use crate::{
+    agreement::keys,
+    carried::{CARRIERS, accepted, at, carry, exchange, rule, verdict, wait_for_state},
+    site::{CLIENT, CLIENT6, Daemon, LONG, PORT, SERVER, SERVER6, Site, inside, wait_until},
+};
+
+/// Of carried connections, one for each case: a server that was refused is avoided for a while.
+const PORTS: std::ops::RangeInclusive<u16> = PORT..=PORT + 99;
+/// For what is not to come.
+const SHORT: Duration = Duration::from_millis(200);
+
+/// Who connects, and whether it is let.
+#[derive(Clone, Copy)]
+struct Try {
+    owner: (u32, u32),
+    mark: u32,
+    passes: bool,
+}
+
+const ROOT: (u32, u32) = (0, 0);
+const USER: (u32, u32) = (4001, 0);
+const MEMBER: (u32, u32) = (0, 4002);
+
+const fn try_as(owner: (u32, u32), mark: u32, passes: bool) -> Try {
+    Try { owner, mark, passes }
+}
+
+const PASSES: Try = try_as(ROOT, 0, true);
+const BLOCKED: Try = try_as(ROOT, 0, false);
+
+/// On a host, 0 the client's: a hook, rules behind what lets the host speak to itself, and who connects in which order.
+type Case = (usize, &'static str, &'static str, &'static [Try]);
+
+const CASES: [Case; 32] = [
+    (0, "output", "tcp dport PORT drop", &[BLOCKED]),
+    (0, "output", "tcp dport PORT reject with tcp reset", &[BLOCKED]),
+    (0, "output", "tcp dport PORT reject with icmpx admin-prohibited", &[BLOCKED]),
+    (0, "output", "ip daddr 10.96.0.1 tcp dport PORT drop", &[BLOCKED]),
+    (0, "output", "ip saddr 10.96.0.2 tcp dport PORT drop", &[BLOCKED]),
+    (0, "output", "ip saddr 10.97.0.0/16 tcp dport PORT drop", &[PASSES]),
+    (0, "output", "ip daddr 127.0.0.0/8 tcp dport PORT drop", &[PASSES]),
+    (0, "output", "tcp dport PORT meta skuid 4001 drop", &[PASSES, try_as(USER, 0, false)]),
+    (0, "output", "tcp dport PORT meta skuid != 4001 drop", &[try_as(USER, 0, true), BLOCKED]),
+    (0, "output", "tcp dport PORT meta skgid 4002 drop", &[PASSES, try_as(MEMBER, 0, false)]),
+    (0, "output", "tcp dport PORT meta mark 7 drop", &[PASSES, try_as(ROOT, 7, false)]),
+    (
+        0,
+        "output",
+        "ct state new tcp dport PORT limit rate over 2/hour burst 2 packets drop",
+        &[PASSES, PASSES, BLOCKED],
+    ),
+    (0, "output", "tcp dport @ports drop", &[BLOCKED]),
+    (0, "output", "tcp dport vmap { PORT : drop }", &[BLOCKED]),
+    (0, "output", "tcp dport PORT jump away", &[BLOCKED]),
+    (0, "output", "ct state new tcp dport PORT counter name seen", &[PASSES, PASSES]),
+    (0, "output", "oifname eth tcp dport PORT drop", &[BLOCKED]),
+    (0, "postrouting", "tcp dport PORT drop", &[BLOCKED]),
+    (0, "input", "iifname eth tcp sport PORT drop", &[BLOCKED]),
+    (0, "input", "ct state established,related accept; tcp sport PORT drop", &[PASSES]),
+    (1, "input", "tcp dport PORT drop", &[BLOCKED]),
+    (1, "input", "tcp dport PORT reject with tcp reset", &[BLOCKED]),
+    (1, "input", "ip saddr 10.96.0.2 tcp dport PORT accept; tcp dport PORT drop", &[PASSES]),
+    (1, "input", "ip saddr != 10.97.0.0/16 tcp dport PORT drop", &[BLOCKED]),
+    (1, "input", "ip saddr @addresses tcp dport PORT drop", &[BLOCKED]),
+    (1, "input", "iifname eth tcp dport PORT drop", &[BLOCKED]),
+    (1, "input", "iifname != eth tcp dport PORT drop", &[PASSES]),
+    (
+        1,
+        "input",
+        "ct state new tcp dport PORT limit rate over 2/hour burst 2 packets drop",
+        &[PASSES, PASSES, BLOCKED],
+    ),
+    (1, "input", "ct state new tcp dport PORT counter name seen", &[PASSES, PASSES]),
+    (1, "prerouting", "fib saddr . iif oif 0 tcp dport PORT drop", &[PASSES]),
+    (1, "output", "ct state != established tcp sport PORT drop", &[PASSES]),
+    (1, "output", "tcp sport PORT meta skuid 0 drop", &[BLOCKED]),
+];
+
+const CASES6: [Case; 4] = [
+    (0, "output", "ip6 daddr fd96::1 tcp dport PORT reject", &[BLOCKED]),
+    (0, "output", "tcp dport PORT meta skuid 4001 drop", &[PASSES, try_as(USER, 0, false)]),
+    (1, "input", "ip6 saddr fd96::2 tcp dport PORT drop", &[BLOCKED]),
+    (1, "input", "ip6 saddr fd96::2 tcp dport PORT accept; tcp dport PORT drop", &[PASSES]),
+];
+
+fn settings(site: &Site) {
+    let known = keys(site);
+    let ports = format!("port = \"{}-{}\"", PORTS.start(), PORTS.end());
+    let rule = |side| rule(side, PORT).replace(&format!("port = {PORT}"), &ports);
+    site.configure_on(
+        0,
+        &format!(
+            "[agreement]\nkey = \"host0.key\"\n[carry]\n[[peer]]\nname = \"server\"\nkey = \"{}\"\n\
+             carry = \"{SERVER}:{CARRIERS}\"\naddresses = [\"{SERVER6}\"]\n{}",
+            known[1],
+            rule("client")
+        ),
+    );
+    site.configure_on(
+        1,
+        &format!(
+            "[agreement]\nkey = \"host1.key\"\n[carry]\nlisten = \"{SERVER}:{CARRIERS}\"\n[[peer]]\nname = \"client\"\n\
+             key = \"{}\"\naddresses = [\"{CLIENT}\", \"{CLIENT6}\"]\n{}addresses = [\"{SERVER6}\"]\n",
+            known[0],
+            rule("server")
+        ),
+    );
+}
+
+/// Both daemons, with a warm carrier.
+fn daemons<'a>(site: &'a Site) -> [Daemon<'a>; 2] {
+    settings(site);
+    let far = Daemon::start_on(site, 1);
+    let near = Daemon::start_on(site, 0);
+    wait_for_state(&near, "warm");
+    [near, far]
+}
+
+/// Has a host's firewall be this table, and nothing else.
+fn firewall(site: &Site, host: usize, text: &str) {
+    let mut nft = site.command(host, "nft").args(["-f", "-"]).stdin(Stdio::piped()).spawn().unwrap();
+    nft.stdin.take().unwrap().write_all(format!("flush ruleset\n{text}\n").as_bytes()).unwrap();
+    assert!(nft.wait().unwrap().success(), "{text}");
+}
+
+fn chain(hook: &str, rules: &str) -> String {
+    let rules = rules.replace("; ", "\n");
+    let kind = format!("type filter hook {hook} priority filter; policy accept;");
+    format!("chain {hook} {{\n{kind}\niifname lo accept\noifname lo accept\n{rules}\n}}\n")
+}
+
+fn table(hook: &str, rules: &str, port: u16) -> String {
+    let sets = "set ports {\ntype inet_service\nelements = { PORT }\n}\n\
+                set addresses {\ntype ipv4_addr\nelements = { 10.96.0.2 }\n}\n";
+    // OUTPUT knows no interface that packets come in by, and INPUT none that they leave by.
+    let chain = match hook {
+        "output" | "postrouting" => chain(hook, rules).replace("iifname lo accept\n", ""),
+        _ => chain(hook, rules).replace("oifname lo accept\n", ""),
+    };
+    let table = format!("table inet t {{\ncounter seen {{\n}}\n{sets}chain away {{\ndrop\n}}\n{chain}}}\n");
+    table.replace("PORT", &port.to_string())
+}
+
+/// Packets that the table's counter has counted.
+fn seen(site: &Site, host: usize) -> String {
+    let said = site.command(host, "nft").args(["list", "counter", "inet", "t", "seen"]).output().unwrap();
+    // exact: whoever calls it has an answer from behind the rule
+    String::from_utf8(said.stdout).unwrap().lines().find(|line| line.contains("packets")).unwrap().to_owned()
+}
+
+/// Reports whether a client with this owner hears a word of the server. Outside of the cgroup nobody is led.
+fn hears(site: &Site, is_led: bool, attempt: Try, listener: &TcpListener) -> bool {
+    let to = listener.local_addr().unwrap();
+    let bound = if attempt.passes { LONG } else { SHORT };
+    let connect = || {
+        inside(&site.namespaces[0], || {
+            // Of this thread, which ends.
+            setfsgid(Gid::from_raw(attempt.owner.1));
+            setfsuid(Uid::from_raw(attempt.owner.0));
+            let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
+            socket.set_mark(attempt.mark)?;
+            socket.connect_timeout(&to.into(), bound)?;
+            Ok::<TcpStream, std::io::Error>(socket.into())
+        })
+    };
+    let Ok(mut stream) = (if is_led { site.enter(0, connect) } else { connect() }) else { return false };
+    // For accept(), too.
+    SockRef::from(listener).set_read_timeout(Some(bound)).unwrap();
+    stream.set_read_timeout(Some(bound)).unwrap();
+    let Ok((mut served, seen)) = listener.accept() else { return false };
+    assert_eq!(seen.ip(), at(if to.is_ipv4() { CLIENT } else { CLIENT6 }, 0).ip());
+    served.write_all(b"x").unwrap();
+    stream.read_exact(&mut [0]).is_ok()
+}
+
+/// Rules of each kind at either host: whoever is let in by plain TCP is carried, and whoever is not, is not; counters count the same.
+#[test]
+fn firewalls_say_of_carried_connections_what_they_say_of_plain_ones() {
+    let Some(site) = Site::new("firewall") else { return };
+    let [near, far] = daemons(&site);
+    let mut carried = 0;
+    for (port, (host, hook, rules, attempts)) in PORTS.zip(CASES) {
+        let listener = site.listen_on(at(SERVER, port));
+        let wanted: Vec<_> = attempts.iter().map(|attempt| attempt.passes).collect();
+        let [plain, led] = [false, true].map(|is_led| {
+            firewall(&site, host, &table(hook, rules, port));
+            let heard: Vec<_> =
+                attempts.iter().map(|attempt| hears(&site, is_led, *attempt, &listener)).collect();
+            (heard, seen(&site, host))
+        });
+        assert_eq!(plain.0, wanted, "plain TCP, host {host}, {hook}: {rules}");
+        assert_eq!(led, plain, "host {host}, {hook}: {rules}");
+        firewall(&site, host, "");
+        let passed = wanted.iter().filter(|passes| **passes).count() as u64;
+        carried += passed;
+        // What has passed was carried, and nothing else.
+        let reached = || {
+            let ended = carry(&far).ended;
+            ["done", "reset", "peer-reset"]
+                .map(|how| ended.get(how).copied().unwrap_or_default())
+                .iter()
+                .sum::<u64>()
+        };
+        let what = format!("{carried} carried connections to have ended: {rules}");
+        wait_until(&what, reached, |count| *count == carried);
+    }
+    let [here, there] = [&near, &far].map(|daemon| carry(daemon).firewall.unwrap());
+    assert_eq!([&here.rules, &there.rules], [&Vec::<String>::new(); 2]);
+    for (firewall, verdicts) in
+        [(here, ["passes", "output", "input"]), (there, ["passes", "output", "input"])]
+    {
+        assert!(verdicts.iter().all(|it| firewall.openings[*it] > 0), "{firewall:?}");
+    }
+}
+
+#[test]
+fn firewalls_judge_ipv6_and_strict_connections() {
+    let Some(site) = Site::new("firewall6") else { return };
+    settings(&site);
+    let path = site.path("graft0.toml");
+    let text = std::fs::read_to_string(&path).unwrap().replace("tier = ", "connect = \"strict\"\ntier = ");
+    std::fs::write(path, text).unwrap();
+    let far = Daemon::start_on(&site, 1);
+    let near = Daemon::start_on(&site, 0);
+    wait_for_state(&near, "warm");
+    for (port, (host, hook, rules, attempts)) in PORTS.zip(CASES6) {
+        let listener = site.listen_on(at(SERVER6, port));
+        for is_led in [false, true] {
+            firewall(&site, host, &table(hook, rules, port));
+            for attempt in attempts {
+                let heard = hears(&site, is_led, *attempt, &listener);
+                assert_eq!(heard, attempt.passes, "led {is_led}, host {host}, {hook}: {rules}");
+            }
+        }
+        firewall(&site, host, "");
+    }
+    // Both that were let in were carried: one while this host had a firewall, and one while the other had.
+    let carried = ["passes", "no-firewall"];
+    wait_until(
+        "what was carried",
+        || carry(&far).firewall.unwrap().openings,
+        |openings| carried.iter().all(|verdict| openings[*verdict] == 1),
+    );
+}
+
+/// Such a rule wants more than how connections begin: they are plain TCP from where they are made, for as long as the rule is there, and the
+/// status of its host names it.
+#[test]
+fn rules_that_are_not_about_beginnings_have_connections_go_plain_and_are_named() {
+    let Some(site) = Site::new("plain") else { return };
+    let [near, far] = daemons(&site);
+    // As nft looks for it.
+    let cgroup = site.cgroup(0).strip_prefix("/sys/fs/cgroup").unwrap().to_str().unwrap();
+    let in_cgroup = format!("socket cgroupv2 level 1 \"{cgroup}\" accept");
+    let rules = [
+        ("quota over 100 mbytes drop", "quota"),
+        ("meta length > 60000 drop", "meta length"),
+        ("limit rate over 100/second drop", "limit of all packets"),
+        ("limit rate over 100 mbytes/second drop", "limit of bytes"),
+        ("ct count over 1000 drop", "connlimit"),
+        ("ct original bytes > 100000000 drop", "ct bytes, packets"),
+        ("ip dscp 7 drop", "payload"),
+        (in_cgroup.as_str(), "socket cgroupv2"),
+    ];
+    for (led, (port, (rule, what))) in (0..).zip(PORTS.zip(rules)) {
+        let listener = site.listen_on(at(SERVER, port));
+        let named = |daemon: &Daemon<'_>| carry(daemon).firewall.unwrap().rules;
+        firewall(&site, 0, &table("output", &format!("tcp dport PORT {rule}"), port));
+        wait_until(rule, || named(&near), |rules| rules.iter().any(|rule| rule.ends_with(what)));
+        assert!(near.succeed(&["status"]).contains(&format!(": {what}")), "{what}");
+        // The kernel was told before.
+        assert!(hears(&site, true, PASSES, &listener), "{rule}");
+        assert_eq!(verdict(&near, "led"), led, "{rule}");
+        firewall(&site, 0, "");
+        wait_until("no such rule", || named(&near), Vec::is_empty);
+        assert!(hears(&site, true, PASSES, &listener), "{rule}");
+        wait_until("a led one", || verdict(&near, "led"), |count| *count == led + 1);
+    }
+    // The other host's broker finds it when it is to connect, and this host's connects in place.
+    let port = *PORTS.end();
+    let listener = site.listen_on(at(SERVER, port));
+    firewall(&site, 1, &table("input", "tcp dport PORT quota over 100 mbytes drop", port));
+    assert!(hears(&site, true, PASSES, &listener));
+    let there = carry(&far).firewall.unwrap(); // exact: the connection has an answer from behind it
+    assert_eq!(there.openings["rule"], 1, "{there:?}");
+    assert!(there.rules.iter().any(|rule| rule.ends_with(": quota")), "{there:?}");
+}
+
+/// Without a rule that lets in what comes by lo the server's host does not reach its own server.
+#[test]
+fn firewall_that_judges_loopback_has_connections_go_plain() {
+    let Some(site) = Site::new("lo") else { return };
+    let [_near, far] = daemons(&site);
+    let listener = site.listen_on(at(SERVER, PORT));
+    let rules = "ip saddr 10.96.0.2 tcp dport PORT accept; tcp dport PORT drop";
+    let text = table("input", rules, PORT).replace("iifname lo accept\n", "");
+    firewall(&site, 1, &text);
+    assert!(hears(&site, true, PASSES, &listener));
+    let named = wait_until("its name", || carry(&far).firewall.unwrap().rules, |rules| !rules.is_empty());
+    assert_eq!(named, [format!("lo: this host does not reach its own {SERVER}:{PORT}")]);
+}
+
+/// What comes in by the first packets of a connection does not go out to the network, nor to the server.
+#[test]
+fn first_packets_are_seen_by_the_firewall_alone() {
+    let Some(site) = Site::new("first") else { return };
+    let [near, far] = daemons(&site);
+    let listener = site.listen_on(at(SERVER, PORT));
+    // At each host, what comes of the other one's to the port, or from it.
+    let count = "counter name seen";
+    let wire = |host: usize, rule: &str| {
+        let ingress = "type filter hook prerouting priority raw; policy accept;";
+        let text = format!(
+            "table inet t {{\ncounter seen {{\n}}\nchain wire {{\n{ingress}\niifname eth {rule} {count}\n}}\n}}\n"
+        );
+        firewall(&site, host, &text);
+    };
+    wire(0, &format!("tcp sport {PORT}"));
+    wire(1, &format!("tcp dport {PORT}"));
+    let to: SocketAddr = at(SERVER, PORT);
+    let (here, there, seen_as) = accepted(site.try_connect(to).unwrap(), &listener);
+    assert_eq!(seen_as.ip().to_string(), CLIENT);
+    exchange(&here, &there, 100_000);
+    // The SYN of one, and its answer at the other: those that were judged.
+    for (host, daemon) in [(0, &near), (1, &far)] {
+        let counted = seen(&site, host);
+        assert!(counted.contains("packets 1 "), "host {host}: {counted}");
+        let packets = carry(daemon).firewall.unwrap().packets; // exact: the connection was made
+        assert_eq!((packets["out"], packets["in"]), (1, 1), "{packets:?}");
+    }
+}

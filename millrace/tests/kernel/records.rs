@@ -1,0 +1,396 @@
+//! Fewer records in the kernel than sessions: who has one, who loses it, and what becomes of media then.
+
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    thread,
+    time::{Duration, Instant},
+};
+
+use millrace::relay::status::{Session, Status};
+use millrace_client::session::Request;
+use millrace_lab::{
+    hostile::{
+        params::Params,
+        peer::{Peer as Client, Target},
+    },
+    transport::Transport,
+};
+use millrace_proto::moq::{
+    Message, ObjectParser, Parameters, StreamHeader, TrackName, code, message::Subscribe,
+};
+use millrace_testkit::wait_for;
+use tokio::time;
+
+use crate::{
+    needs_root,
+    net::{ALIAS, Net, PORT},
+    peer::{Peer, header, track},
+};
+
+/// Waits for whoever goes round.
+const PAUSE: Duration = Duration::from_millis(5);
+const OBJECTS: u64 = 20;
+const LEN: usize = 800;
+
+fn target(net: &Net) -> Target {
+    Target {
+        addr: SocketAddr::new(net.relay().addr_v4().into(), PORT),
+        name: "localhost".into(),
+        path: String::new(),
+        transport: Transport::Raw,
+    }
+}
+
+fn limited(subscribers: usize, sessions: u32) -> Net {
+    Net::new(subscribers, false, |config| config.kernel.sessions = sessions)
+}
+
+fn has_record(session: &&Session) -> bool {
+    session.kernel_record.as_deref() == Some("held")
+}
+
+fn viewers(status: &Status) -> impl Iterator<Item = &Session> {
+    status.sessions.iter().filter(|session| session.subscriptions > 0)
+}
+
+fn publishers_have_one(status: &Status) -> bool {
+    status.sessions.iter().filter(|session| session.publications > 0).all(|session| has_record(&session))
+}
+
+fn viewers_with_one(status: &Status) -> usize {
+    viewers(status).filter(has_record).count()
+}
+
+/// Sessions whose peers have said nothing but hello.
+fn strangers(status: &Status) -> impl Iterator<Item = &Session> {
+    status.sessions.iter().filter(|session| session.identity.is_none())
+}
+
+/// Clients that have done a handshake and say nothing. The relay ends them in time: they come again.
+struct Idlers<'a> {
+    net: &'a Net,
+    stops: AtomicBool,
+    connected: AtomicU64,
+}
+
+impl<'a> Idlers<'a> {
+    /// Keeps `count` of them there while `meanwhile` runs.
+    fn with<T>(net: &'a Net, count: usize, meanwhile: impl FnOnce() -> T) -> T {
+        let idlers = Self { net, stops: AtomicBool::new(false), connected: AtomicU64::new(0) };
+        let node = net.lab.node("sub1").unwrap();
+        thread::scope(|scope| {
+            let _stop = Stop(&idlers.stops);
+            scope.spawn(|| node.enter(|| idlers.stay(count)).unwrap());
+            wait_for("idle handshakes", || idlers.connected.load(Relaxed) == count as u64);
+            meanwhile()
+        })
+    }
+
+    fn stay(&self, count: usize) {
+        let target = target(self.net);
+        let connect = || Client::handshake(&target, Params::default()).ok();
+        let mut all: Vec<Option<Client>> = (0..count).map(|_| None).collect();
+        while !self.stops.load(Relaxed) {
+            for client in &mut all {
+                if client.as_ref().is_none_or(|client| client.closed.is_some()) {
+                    *client = connect();
+                }
+                if let Some(client) = client {
+                    client.pump(Duration::ZERO, |_| false);
+                }
+                if self.stops.load(Relaxed) {
+                    break;
+                }
+            }
+            self.connected.store(all.iter().flatten().count() as u64, Relaxed);
+            thread::sleep(PAUSE); // exact: paces the looks at clients that have nothing to do
+        }
+        all.into_iter().flatten().for_each(|client| drop(client.close()));
+    }
+}
+
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+/// A publisher of a track that somebody subscribes to, and its subscribers.
+struct Show {
+    publisher: Peer,
+    subscribers: Vec<(Peer, Request)>,
+    name: TrackName,
+    _requests: Vec<Request>,
+}
+
+impl Show {
+    /// Has as many subscribers leave.
+    fn leave(&mut self, count: usize) {
+        self.subscribers.drain(..count).for_each(|(peer, _)| close(&peer));
+    }
+
+    fn end(mut self) {
+        self.leave(self.subscribers.len());
+        close(&self.publisher);
+    }
+}
+
+fn close(peer: &Peer) {
+    peer.session.close(code::Session::NO_ERROR, "");
+}
+
+fn show(net: &Net, namespace: &str, publisher: Peer, subscribers: Vec<Peer>) -> Show {
+    let name = track(namespace, "video");
+    net.run(async {
+        let mut publisher = publisher;
+        let mut requests = vec![publisher.publish_namespace(namespace).await];
+        let mut all = Vec::new();
+        for subscriber in subscribers {
+            let request = if all.is_empty() {
+                let (one, asked) =
+                    tokio::join!(subscriber.subscribe(&name), publisher.accept_subscribe(&name, ALIAS));
+                requests.push(asked.0);
+                one.0
+            } else {
+                subscriber.subscribe(&name).await.0
+            };
+            all.push((subscriber, request));
+        }
+        Show { publisher, subscribers: all, name, _requests: requests }
+    })
+}
+
+#[test]
+fn idle_handshakes_hold_no_record_and_a_publisher_always_has_one() {
+    needs_root!(idle_handshakes_hold_no_record_and_a_publisher_always_has_one);
+    let net = limited(2, 4);
+    Idlers::with(&net, 8, || {
+        // All records go to viewers, until the publisher has something to do.
+        let waiting: Vec<_> = (0..5).map(|_| net.peer("sub2")).collect();
+        net.until("four of five have one", |status| {
+            status.sessions.iter().filter(has_record).count() == 4 && status.engine.records_waiting == 1
+        });
+        let mut show = show(&net, "live/cam", net.peer("pub"), waiting);
+        let status = net.until("the publisher and three viewers have one", |status| {
+            publishers_have_one(status) && viewers_with_one(status) == 3
+        });
+        assert!(strangers(&status).count() >= 8);
+        assert!(!strangers(&status).any(|stranger| has_record(&stranger)), "{status:#?}");
+        assert!(strangers(&status).all(|one| one.kernel_record.as_deref() == Some("no right yet")));
+        let why: Vec<_> = viewers(&status).filter_map(|viewer| viewer.kernel_record.as_deref()).collect();
+        assert_eq!(why.iter().filter(|why| **why != "held").count(), 2, "{why:?}");
+        assert_eq!(status.engine.records_waiting, 2);
+        assert!(status.engine.records["downstreams"].used <= 4);
+
+        // Who has one leaves; who has none gets it.
+        show.leave(2);
+        net.until("all that are left have one", |status| {
+            viewers(status).count() == 3 && viewers_with_one(status) == 3 && publishers_have_one(status)
+        });
+    });
+}
+
+#[test]
+fn record_without_use_goes_to_a_viewer() {
+    needs_root!(record_without_use_goes_to_a_viewer);
+    let net = limited(2, 3);
+    let others: Vec<_> = (0..2).map(|_| net.peer("sub1")).collect();
+    net.until("records without use", |status| status.sessions.iter().filter(has_record).count() == 2);
+    let viewers = vec![net.peer("sub2"), net.peer("sub2")];
+    let _show = show(&net, "live/cam", net.peer("pub"), viewers);
+    let status = net.until("publisher and viewers have them", |status| {
+        publishers_have_one(status) && viewers_with_one(status) == 2
+    });
+    assert_eq!(status.engine.records_taken, 0, "nobody has lost one that was of use");
+    others.iter().for_each(close);
+}
+
+/// A subscriber that sees packet numbers.
+struct Watcher {
+    client: Client,
+    /// What has come of each stream.
+    streams: BTreeMap<u64, Vec<u8>>,
+}
+
+impl Watcher {
+    fn subscribe(target: &Target, name: &TrackName) -> Self {
+        let mut client = Client::establish(target).unwrap();
+        let parameters = Parameters::default();
+        let request = client.request(Subscribe { request_id: 0, track: name.clone(), parameters }).unwrap();
+        assert!(matches!(client.answer(request).unwrap(), Message::SubscribeOk(_)));
+        Self { client, streams: BTreeMap::new() }
+    }
+
+    fn look(&mut self) {
+        self.client.pump(PAUSE, |_| false);
+        assert_eq!(self.client.closed, None);
+        for id in self.client.incoming_streams() {
+            let bytes = self.client.take(id);
+            self.streams.entry(id).or_default().extend(bytes);
+        }
+    }
+
+    /// The objects that are whole, by group.
+    fn objects(&self) -> BTreeMap<u64, Vec<u64>> {
+        self.streams.values().filter_map(|bytes| objects_of(bytes)).collect()
+    }
+}
+
+/// The objects that are whole of a subgroup's stream; `None`: it is another stream, or its header is not there.
+fn objects_of(bytes: &[u8]) -> Option<(u64, Vec<u64>)> {
+    let mut rest = bytes;
+    let Ok(Some(StreamHeader::Subgroup(subgroup))) = StreamHeader::decode(&mut rest) else { return None };
+    let group = subgroup.group;
+    let begin = bytes.len() - rest.len();
+    let mut parser = ObjectParser::new(&subgroup, begin as u64);
+    let (mut found, mut front) = (Vec::new(), rest);
+    while let Some(object) = parser.next(&mut front).expect("well-formed") {
+        let payload = object.payload as usize..(object.payload + object.payload_len) as usize;
+        let Some(payload) = bytes.get(payload) else { break };
+        assert_eq!(payload, crate::peer::payload(group, object.id, LEN), "object {} of {group}", object.id);
+        found.push(object.id);
+    }
+    Some((group, found))
+}
+
+/// Publishes groups one after the other until it is told to stop, and says how many there are.
+async fn publish(publisher: &Peer, stops: &AtomicBool, published: &AtomicU64) {
+    for group in 0.. {
+        let mut subgroup = publisher.subgroup(header(ALIAS, group)).await;
+        for id in 0..OBJECTS {
+            subgroup.object(id, LEN).await;
+            time::sleep(Duration::from_millis(2)).await; // exact: paces the publisher
+        }
+        subgroup.finish();
+        published.store(group + 1, Relaxed);
+        if stops.load(Relaxed) {
+            return;
+        }
+    }
+}
+
+fn of_address(status: &Status, address: SocketAddr) -> Option<&Session> {
+    status.sessions.iter().find(|session| session.remote.ip() == address.ip())
+}
+
+/// Takes the record away and gives it back, time and again in the middle of groups, while `disturb` runs after every look.
+fn lose_and_regain(times: usize, disturb: impl Fn(&mut Client, usize) + Sync) {
+    let net = &limited(3, 2);
+    // Somebody has to ask for the track first, to have its publisher send it.
+    let mut first = show(net, "live/cam", net.peer("pub"), vec![net.peer("sub1")]);
+    let mut viewers = std::mem::take(&mut first.subscribers);
+    let (stops, published) = (&AtomicBool::new(false), &AtomicU64::new(0));
+    let (ends, node) = (&AtomicBool::new(false), net.lab.node("sub2").unwrap());
+    let (target, name) = (target(net), first.name.clone());
+    let address = SocketAddr::new(node.addr_v4().into(), 0);
+    thread::scope(|scope| {
+        let _stop = (Stop(stops), Stop(ends));
+        let watching = scope.spawn(|| {
+            let watch = || {
+                let mut watcher = Watcher::subscribe(&target, &name);
+                let mut looks = 0;
+                while !ends.load(Relaxed) {
+                    watcher.look();
+                    disturb(&mut watcher.client, looks);
+                    looks += 1;
+                }
+                watcher
+            };
+            node.enter(watch).unwrap()
+        });
+        net.until("the watcher's subscription", |status| {
+            of_address(status, address).is_some_and(|watcher| watcher.subscriptions > 0)
+        });
+        // Now that the watcher is there, its record is the only one besides the publisher's.
+        viewers.drain(..).for_each(|(viewer, _)| close(&viewer));
+        let publisher = &first.publisher;
+        let publishing = scope.spawn(move || net.run(publish(publisher, stops, published)));
+        let kernel = |status: &Status| of_address(status, address).map_or(0, |one| one.kernel.packets);
+        for round in 0..times {
+            let before = kernel(&net.status()); // exact: a bound of what comes later
+            net.until("the kernel sends to the watcher", |status| kernel(status) > before + OBJECTS / 2);
+            let other = show(net, "other", net.peer("sub3"), vec![net.peer("sub1")]);
+            let taken = |status: &Status| {
+                let watcher = of_address(status, address).expect("it stays");
+                watcher.kernel_record.as_deref() == Some("taken for a publisher")
+            };
+            let status = net.until("the watcher's record is taken", taken);
+            assert!(status.engine.records_taken > round as u64);
+            let group = published.load(Relaxed);
+            wait_for("more groups", || published.load(Relaxed) > group + 1);
+            other.end();
+        }
+        let before = kernel(&net.status()); // exact: a bound of what comes later
+        net.until("the kernel sends to the watcher again", |status| kernel(status) > before);
+        stops.store(true, Relaxed);
+        publishing.join().unwrap();
+        net.until("acknowledgements of everything", crate::net::is_quiet);
+        let status = net.status(); // exact: nothing is under way any more
+        let session = of_address(&status, address).unwrap();
+        assert_eq!(session.kernel_unregistered, 0);
+        ends.store(true, Relaxed);
+        let watcher = watching.join().unwrap();
+        let groups = watcher.objects();
+        let seen: Vec<_> = groups.keys().copied().collect();
+        let last = published.load(Relaxed) - 1;
+        assert_eq!(seen, (seen[0]..=last).collect::<Vec<_>>(), "no group is missing");
+        for (group, objects) in &groups {
+            assert_eq!(*objects, (0..OBJECTS).collect::<Vec<_>>(), "group {group}");
+        }
+        assert_eq!(watcher.client.counts.repeated, 0, "a packet number came twice");
+    });
+}
+
+#[test]
+fn subscriber_whose_record_is_taken_loses_nothing_and_no_number_comes_twice() {
+    needs_root!(subscriber_whose_record_is_taken_loses_nothing_and_no_number_comes_twice);
+    lose_and_regain(3, |_, _| {});
+}
+
+#[test]
+fn neither_does_one_that_updates_its_keys_and_moves_meanwhile() {
+    needs_root!(neither_does_one_that_updates_its_keys_and_moves_meanwhile);
+    lose_and_regain(3, |client, look| match look % 16 {
+        3 => client.update_keys().unwrap(),
+        11 => client.hop().unwrap(),
+        _ => {}
+    });
+}
+
+/// What `--kernel-sessions 64` comes to with 1,000 strangers and 100 viewers.
+#[test]
+#[ignore = "test-all: 1,100 connections"]
+fn viewers_have_records_and_a_thousand_idle_handshakes_have_none() {
+    needs_root!(viewers_have_records_and_a_thousand_idle_handshakes_have_none);
+    const IDLE: usize = 1000;
+    let net = limited(2, 64);
+    Idlers::with(&net, IDLE, || {
+        let viewers: Vec<_> = (0..100).map(|_| net.peer("sub2")).collect();
+        let mut show = show(&net, "live/cam", net.peer("pub"), viewers);
+        let status =
+            net.until("64 have one", |status| viewers_with_one(status) >= 60 && publishers_have_one(status));
+        let idle = strangers(&status).count();
+        assert!(idle >= IDLE * 9 / 10, "{idle} strangers");
+        assert!(!strangers(&status).any(|stranger| has_record(&stranger)));
+        let had: Vec<u64> = viewers_held(&status);
+
+        let left = Instant::now();
+        show.leave(10);
+        let status = net.until("ten others have one", |status| {
+            let others = viewers_held(status).iter().filter(|id| !had.contains(id)).count();
+            others >= 10 && publishers_have_one(status)
+        });
+        let took = left.elapsed();
+        println!("{} viewers of 90 have a record, {took:?} after ten have left", viewers_held(&status).len());
+        assert!(took < Duration::from_secs(5), "{took:?}");
+        assert!(!strangers(&status).any(|stranger| has_record(&stranger)));
+    });
+}
+
+fn viewers_held(status: &Status) -> Vec<u64> {
+    viewers(status).filter(has_record).map(|viewer| viewer.id).collect()
+}

@@ -1,0 +1,160 @@
+//! The light receivers of millrace-lab against a real relay: hundreds of sessions, whose addresses change.
+
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use millrace_client::payload::{self, Stamp};
+use millrace_lab::receivers::{Control, Receivers, Settings, moves::Move, report::Report};
+use millrace_proto::moq::{Status as ObjectStatus, code, data::encode_object_header, message::PublishDone};
+use millrace_testkit::async_wait_for;
+use tokio::{
+    task::{JoinHandle, spawn_blocking},
+    time::sleep,
+};
+
+use super::peer::{Peer, Relay, first_subscriber, header, patiently, with_publisher};
+use millrace::relay::status::Status;
+
+const SESSIONS: usize = 200;
+const OBJECTS: u64 = 20;
+const OBJECT: usize = 300;
+/// Between two objects.
+const PAUSE: Duration = Duration::from_millis(25);
+const ALIAS: u64 = 1;
+
+fn settings(relay: &Relay, track: &millrace_proto::moq::TrackName) -> Settings {
+    Settings {
+        relay: relay.addr,
+        host: "localhost".to_owned(),
+        path: String::new(),
+        track: track.clone(),
+        sessions: SESSIONS,
+        sockets: 4,
+        from: Vec::new(),
+        streams: 16,
+        duration: None,
+        moves: None,
+    }
+}
+
+fn start(settings: Settings, control: &Arc<Control>) -> JoinHandle<Report> {
+    let receivers = Receivers::new(settings, Arc::clone(control)).unwrap();
+    spawn_blocking(move || receivers.run().unwrap())
+}
+
+/// Publishes groups of numbered objects until it is told to stop, and returns how many groups.
+async fn publish(publisher: &Peer, stop: &AtomicBool) -> u64 {
+    let mut group = 0;
+    while !stop.load(Relaxed) {
+        let mut subgroup = publisher.subgroup(header(ALIAS, group)).await;
+        for id in 0..OBJECTS {
+            let stamp = Stamp { sequence: group * OBJECTS + id, sent: payload::now(), total: 0 };
+            let mut bytes = Vec::new();
+            let previous = id.checked_sub(1);
+            encode_object_header(previous, id, None, OBJECT as u64, ObjectStatus::Normal, &mut bytes);
+            bytes.extend_from_slice(&payload::build(stamp, OBJECT));
+            subgroup.stream.write_all(&bytes).await.unwrap();
+            sleep(PAUSE).await; // exact: paces the publisher
+        }
+        subgroup.finish();
+        group += 1;
+    }
+    group
+}
+
+/// Where each subscriber is.
+fn addresses(status: &Status) -> BTreeMap<u64, SocketAddr> {
+    status.sessions.iter().filter(|one| one.subscriber).map(|one| (one.id, one.remote)).collect()
+}
+
+#[tokio::test]
+async fn sessions_that_move_within_a_second_lose_nothing() {
+    let relay = Relay::with(|config| config.cache_age = Duration::from_secs(60));
+    let (mut publisher, namespace, track) = with_publisher(&relay).await;
+    let (bystander, request, _, mut upstream) = first_subscriber(&relay, &mut publisher, &track, ALIAS).await;
+    let control = Arc::new(Control::default());
+    let running = start(settings(&relay, &track), &control);
+    let stop = AtomicBool::new(false);
+    let moving = async {
+        async_wait_for("objects at all", || control.served() == SESSIONS as u64).await;
+        relay.until_ready().await;
+        let before = addresses(&relay.status()); // exact: nobody has been told to move
+        assert_eq!(before.len(), SESSIONS + 1);
+        control.move_sessions(Move { share: 1.0, within: Duration::from_secs(1) });
+        async_wait_for("media again at all", || control.resumed() == SESSIONS as u64).await;
+        let all_moved = |status: &Status| {
+            let is_moved = |(id, addr): (&u64, &SocketAddr)| addresses(status).get(id) != Some(addr);
+            before.iter().filter(|one| is_moved(*one)).count() == SESSIONS
+        };
+        relay.until("all are followed", all_moved).await;
+        relay.until_ready().await;
+        stop.store(true, Relaxed);
+    };
+    let (groups, ()) = tokio::join!(publish(&publisher, &stop), moving);
+    let stream_count = groups;
+    upstream
+        .send(PublishDone { code: code::Done::TRACK_ENDED, stream_count, reason: String::new() })
+        .await
+        .unwrap();
+    let report = patiently(running).await.unwrap();
+    let Report { connected, subscribed, served, ref moves, .. } = report;
+    assert_eq!([connected, subscribed, served], [SESSIONS as u64; 3], "{report:#?}");
+    assert!(report.ended_early.is_empty(), "{report:#?}");
+    assert_eq!((moves.len(), moves[0].sessions), (1, SESSIONS as u64));
+    let lost = [report.missing, report.duplicates, report.late, report.streams_cut, report.not_resumed];
+    assert_eq!(lost, [0; 5], "{report:#?}");
+    assert!(report.objects >= SESSIONS as u64 * OBJECTS && report.latency_ms.is_some());
+    relay.assert_forwarded();
+    drop((bystander, request, namespace));
+}
+
+/// A share of the sessions moves, again and again, until all are stopped.
+#[tokio::test]
+async fn share_of_the_sessions_moves_at_a_rate() {
+    let relay = Relay::start();
+    let (mut publisher, namespace, track) = with_publisher(&relay).await;
+    let (bystander, request, _, upstream) = first_subscriber(&relay, &mut publisher, &track, ALIAS).await;
+    let control = Arc::new(Control::default());
+    let every = Duration::from_millis(300);
+    let moves = Some((every, Move { share: 0.1, within: every / 3 }));
+    let sessions = 40;
+    let running = start(Settings { sessions, moves, ..settings(&relay, &track) }, &control);
+    let stop = AtomicBool::new(false);
+    let watching = async {
+        async_wait_for("media after three moves", || control.resumed() >= 3 * sessions as u64 / 10).await;
+        stop.store(true, Relaxed);
+    };
+    tokio::join!(publish(&publisher, &stop), watching);
+    control.stop();
+    let report = patiently(running).await.unwrap();
+    assert!(report.moves.len() >= 3, "{report:#?}");
+    assert!(report.moves.iter().all(|wave| wave.sessions == sessions as u64 / 10), "{report:#?}");
+    assert_eq!((report.missing, report.duplicates, report.ended_early.len()), (0, 0, 0), "{report:#?}");
+    drop((bystander, request, namespace, upstream));
+}
+
+#[tokio::test]
+async fn refusals_and_relays_that_are_not_there_are_told() {
+    let relay = Relay::with(|config| config.max_sessions = 10);
+    let control = Arc::new(Control::default());
+    let (mut publisher, namespace, track) = with_publisher(&relay).await;
+    let (bystander, request, _, upstream) = first_subscriber(&relay, &mut publisher, &track, ALIAS).await;
+    let running = start(Settings { sessions: 20, ..settings(&relay, &track) }, &control);
+    let stop = AtomicBool::new(false);
+    let watching = async {
+        async_wait_for("objects, or refusals", || (control.served(), control.ended_early()) == (8, 12)).await;
+        stop.store(true, Relaxed);
+    };
+    tokio::join!(publish(&publisher, &stop), watching);
+    control.stop();
+    let report = patiently(running).await.unwrap();
+    assert_eq!((report.served, report.ended_early.values().sum::<u64>()), (8, 12), "{report:#?}");
+    drop((bystander, request, namespace, upstream));
+}
