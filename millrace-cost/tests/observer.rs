@@ -235,7 +235,11 @@ fn beyond_the_budget_it_samples_and_within_it_times_again() {
             let auto = report.auto.expect("it has a budget");
             let waited = begun.elapsed();
             let sends = sum(&report, Event::Send);
-            assert!(waited < BOUND, "still {:?} in report {number}, {waited:?}: {auto:?}, sends {sends:?}", report.mode);
+            assert!(
+                waited < BOUND,
+                "still {:?} in report {number}, {waited:?}: {auto:?}, sends {sends:?}",
+                report.mode
+            );
             periods += Duration::from_nanos(report.period_ns);
             for cpu in &report.cpus {
                 *networking.entry(cpu.cpu).or_insert(0) +=

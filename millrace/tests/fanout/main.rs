@@ -79,7 +79,8 @@ fn what_ffmpeg_sends_reaches_all_byte_for_byte_and_in_order() {
         let source = ["-re", "-f", "lavfi", "-i", "testsrc2=size=640x360:rate=25", "-t", "2"];
         let coded = ["-c:v", "mpeg2video", "-b:v", "2M", "-f", "rtp", &url];
         let mut ffmpeg = scene.in_sender("ffmpeg");
-        let ffmpeg = ffmpeg.args(["-v", "error"]).args(source).args(coded).stderr(Stdio::piped()).spawn().unwrap();
+        let ffmpeg =
+            ffmpeg.args(["-v", "error"]).args(source).args(coded).stderr(Stdio::piped()).spawn().unwrap();
         // It is forgotten some time after the last packet.
         let has_sender = |it: &Status| it.streams[0].ssrc.is_some();
         wait_until("the sender's SSRC", || fanout.status(), has_sender);
