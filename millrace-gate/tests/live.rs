@@ -219,7 +219,7 @@ fn nft(site: &Site, command: &str) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// What the gate refuses netfilter does not see, and whomever the gate lets in netfilter may drop.
+/// Netfilter does not see what the gate refuses, and may drop what the gate lets in.
 #[test]
 fn netfilter_sees_what_was_let_in_and_may_drop_it() {
     const PACKETS: u64 = 20;

@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(limit.suppressed(), 100_000 - lines[&Level::ERROR]);
     }
 
-    /// Finds the number in what is said about lines that were left out.
+    /// Finds the number of lines that were left out.
     #[derive(Clone, Default)]
     struct LeftOut(Arc<Mutex<Option<u64>>>);
 
@@ -172,7 +172,7 @@ mod tests {
         }
     }
 
-    /// What is said while an event is looked at goes to the process's subscriber only.
+    /// An event within another one goes to the process's subscriber only.
     #[test]
     fn the_next_line_says_how_many_were_left_out() {
         let left_out = LeftOut::default();

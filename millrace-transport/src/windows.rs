@@ -160,7 +160,7 @@ struct State {
     shrunk: Option<Shrunk>,
 }
 
-/// What a window was larger by: promised to the peer until it has used that up.
+/// Bytes that a window was larger by, which the peer may still send.
 #[derive(Debug)]
 struct Shrunk {
     bytes: u64,
@@ -174,7 +174,7 @@ struct Shrunk {
 pub struct ReceiveWindow {
     /// Bytes that the peer may send or has sent without having been read.
     pub held: u64,
-    /// Since the peer was last told that it may send more: it has sent next to nothing, or nothing of it was read.
+    /// Time since the last MAX_DATA: the peer has sent next to nothing, or nothing of it was read.
     pub idle: Duration,
 }
 

@@ -60,7 +60,7 @@ const USERS_BASE: u32 = 0x6d00_0000;
 /// CPU time that a child may use for nothing: more than libraries take to load, and much more than an answer takes.
 pub const CPU_IDLE: Duration = Duration::from_secs(10);
 
-/// Between two looks at the CPU time of a child that has little left.
+/// The pause between two looks at the CPU time of a child that has little left.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// What a child may have.
@@ -130,7 +130,7 @@ impl Confined {
         Ok((Self { process, pid, ended, cpu }, control))
     }
 
-    /// Lets the child use so much more CPU time, since it has done something that it is there for.
+    /// Lets the child use so much more CPU time, for work that it has done.
     pub fn earn(&self, more: Duration) {
         self.cpu.grant(more);
     }

@@ -579,7 +579,7 @@ fn files_that_cannot_be_read_allow_nothing_and_are_named() {
     });
 }
 
-/// At the most verbose, whatever is wrong with a token, by QUIC and by WebTransport, and at a relay that shows one upstream.
+/// The relays log at their most verbose; tokens are good, revoked and forged, come by QUIC and by WebTransport, and go upstream.
 #[test]
 fn tokens_and_secrets_are_in_no_log_and_no_status() {
     let dir = tempfile::tempdir().unwrap();

@@ -26,8 +26,8 @@ pub struct Certificate {
     pub not_after: Option<SystemTime>,
 }
 
-/// A name in a certificate. Names of two kinds differ, whatever their texts: who issues certificates may check one kind, and let
-/// clients choose another.
+/// A name in a certificate. Names of two kinds differ, whatever their texts: an authority may check one kind, and let clients
+/// choose another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertificateName {
     pub kind: NameKind,
@@ -65,7 +65,7 @@ pub enum Principal {
     Anyone,
     /// Who has a token that allows it.
     Token,
-    /// Who has a certificate of this name; `None`: of any.
+    /// Clients with a certificate of this name; `None`: of any.
     Certificate(Option<CertificateName>),
     Network(Network),
 }

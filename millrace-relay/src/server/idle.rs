@@ -11,9 +11,9 @@ use tracing::info;
 use super::Shared;
 use crate::session::Session;
 
-/// For so long nothing has come of a session, or nothing of it was read.
+/// Time without a byte of the peer that was read, after which a session is idle.
 const IDLE: Duration = Duration::from_secs(30);
-/// Bytes of a window that are worth a session.
+/// The least window, in bytes, that a session is closed for.
 const LARGE: u64 = 256 << 10;
 
 impl Shared {

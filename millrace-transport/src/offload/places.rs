@@ -6,10 +6,10 @@ use std::sync::Arc;
 use super::{Declined, Delegation, Ingress, Opener};
 use crate::windows::Share;
 
-/// What a connection may take up of shares, which count streams here.
+/// A connection's part of shares, which count streams here.
 #[derive(Default)]
 pub(in crate::offload) struct Places {
-    /// Its client's, and the one that is left to whoever comes first.
+    /// The client's share, and the one that everybody has.
     shares: Option<[Arc<Share>; 2]>,
     /// Times that none was left.
     pub declined: u64,
@@ -21,7 +21,7 @@ impl Places {
         self.shares = Some(shares);
     }
 
-    /// Has `make` delegate something that takes a place, if there is one.
+    /// Calls `make`, which delegates something, and gives that a place.
     ///
     /// # Errors
     /// There is none, or what `make` says.
@@ -53,7 +53,7 @@ impl Drop for Place {
     }
 }
 
-/// What has a place for as long as it is there.
+/// A delegation with its place.
 struct Placed {
     // Dropped first: only then is the place free.
     delegation: Box<dyn Delegation>,

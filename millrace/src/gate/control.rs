@@ -143,7 +143,7 @@ pub async fn serve(socket: &Socket, daemon: Arc<Daemon>) -> std::convert::Infall
 
 /// What one connection to the socket told; undone when it ends, since the server that told it has.
 struct Told {
-    /// For clients, of all connections to the socket.
+    /// Places for clients, shared by all connections to the socket.
     places: Arc<Semaphore>,
     connections: HashMap<(String, IpAddr), Counted>,
     /// No more than the gate has room for.

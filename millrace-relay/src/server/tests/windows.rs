@@ -1,4 +1,4 @@
-//! Who was fast once keeps nobody else slow.
+//! A client that was fast once keeps nobody else slow.
 
 use millrace_proto::moq::{self, data::encode_object_header};
 use millrace_transport::Windows;

@@ -41,7 +41,7 @@ struct Fake {
     place: Place,
     log: Log,
     state: Mutex<State>,
-    /// Its program takes neither path nor keys.
+    /// True if [`Subject::set_path`] panics.
     panics: bool,
 }
 
