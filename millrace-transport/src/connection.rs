@@ -17,8 +17,8 @@ use parking_lot::MappedMutexGuard;
 use quinn::{VarInt, crypto::rustls::HandshakeData};
 
 use crate::{
-    driver::Listed,
     offload::{Adopted, ConnectionStatus, Datagrams, Ingress, Openings, Opens, Origin, Worth},
+    registry::Listed,
     send::Batch,
     shared::Shared,
     stats::Stats,

@@ -6,13 +6,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use parking_lot::Mutex;
 use quinn::VarInt;
 use tracing::debug;
 
 use crate::{
     alarm::Alarm,
     connection::Connection,
+    registry::Registry,
     send::{Batch, Sender},
     shared::attention,
 };
@@ -20,40 +20,13 @@ use crate::{
 /// How often quinn is asked whether it has finished what it does not tell.
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// The connections of an endpoint, by number.
-#[derive(Default)]
-pub(crate) struct Registry(Mutex<HashMap<u64, Weak<Connection>>>);
-
-/// A connection's place in the registry.
-pub(crate) struct Listed {
-    registry: Weak<Registry>,
-    number: u64,
-}
-
-impl Registry {
-    /// A place for the connection of this number, until it is dropped.
-    pub fn place(self: &Arc<Self>, number: u64) -> Listed {
-        Listed { registry: Arc::downgrade(self), number }
-    }
-
-    /// Adds a connection, and has the driver look at it.
-    pub fn add(&self, connection: &Arc<Connection>) {
-        let turn = &connection.shared.turn;
-        self.0.lock().insert(turn.number(), Arc::downgrade(connection));
-        // What was asked for before has not been found.
-        turn.begin();
-        turn.by(0);
-    }
-
-    fn get(&self, number: u64) -> Option<Arc<Connection>> {
-        self.0.lock().get(&number)?.upgrade()
-    }
-}
-
-impl Drop for Listed {
-    fn drop(&mut self) {
-        self.registry.upgrade().into_iter().for_each(|registry| drop(registry.0.lock().remove(&self.number)));
-    }
+/// Adds a connection to those of its endpoint, and has the driver look at it.
+pub(crate) fn add(registry: &Registry<Connection>, connection: &Arc<Connection>) {
+    let turn = &connection.shared.turn;
+    registry.add(turn.number(), connection);
+    // What was asked for before has not been found.
+    turn.begin();
+    turn.by(0);
 }
 
 /// The connections that want to be looked at, each once.
@@ -94,7 +67,7 @@ impl Agenda {
 }
 
 /// Runs until the endpoint is gone. Looks at connections that have asked for it or have a deadline, and at no others.
-pub(crate) async fn run(alarm: Arc<Alarm>, registry: Weak<Registry>, sender: Arc<Sender>) {
+pub(crate) async fn run(alarm: Arc<Alarm>, registry: Weak<Registry<Connection>>, sender: Arc<Sender>) {
     let (mut batch, mut agenda) = (Batch::default(), Agenda::default());
     loop {
         alarm.wait().await;

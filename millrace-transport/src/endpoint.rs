@@ -23,10 +23,11 @@ use crate::{
     config::Config,
     congestion,
     connection::Connection,
-    driver::{self, Registry},
+    driver,
     marking::Marking,
     offload::{Attached, Enter},
     path::Path,
+    registry::Registry,
     seam::{ClientCrypto, ServerCrypto},
     secrets::Secrets,
     send::{Report, Sender},
@@ -92,7 +93,7 @@ struct Inner {
     initial: rustls::quic::Suite,
     certificate: Arc<Certificate>,
     clients: Arc<Clients>,
-    registry: Arc<Registry>,
+    registry: Arc<Registry<Connection>>,
     alarm: Arc<Alarm>,
     sender: Arc<Sender>,
     /// Makes the claims of connections to an offload, and says what suites one supports.
@@ -355,7 +356,7 @@ impl Inner {
         let (binding, foreign) = (OnceLock::new(), Foreign::default());
         let connection = Connection { quic, shared, binding, foreign, _listed: listed };
         let connection = Arc::new(connection);
-        self.registry.add(&connection);
+        driver::add(&self.registry, &connection);
         connection
     }
 }

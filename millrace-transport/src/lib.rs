@@ -42,6 +42,7 @@ pub mod offload;
 mod path;
 mod paths;
 mod plane;
+mod registry;
 mod seam;
 mod secrets;
 pub mod send;

@@ -229,17 +229,20 @@ impl Args {
             ready.filter(|one| one.kernel.packets > 0).count() >= self.sessions
         };
         let began = Instant::now();
-        let mut status = ask()?;
-        while !is_up(&status) {
+        let status = loop {
             receivers.check_runs()?;
+            // The relay listens a moment before it can be asked.
+            match ask() {
+                Ok(status) if is_up(&status) => break status,
+                _ => {}
+            }
             ensure!(
                 began.elapsed() < START_LIMIT,
                 "the kernel does not serve {} viewers at first",
                 self.sessions
             );
             std::thread::sleep(LOOK * 10);
-            status = ask()?;
-        }
+        };
         let mut viewers = Viewers::of(&status);
         let (mut ready_ns, mut looks, mut queue) = (None, 0, 0);
         let mut before = None;

@@ -1,0 +1,71 @@
+//! The connections of an endpoint, by number.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Weak},
+};
+
+use parking_lot::Mutex;
+
+/// Connections (`C`) that are held by somebody else.
+pub(crate) struct Registry<C>(Mutex<HashMap<u64, Weak<C>>>);
+
+/// A connection's place in the registry, until this is dropped.
+pub(crate) struct Listed {
+    registry: Weak<dyn Forget>,
+    number: u64,
+}
+
+trait Forget: Send + Sync {
+    fn forget(&self, number: u64);
+}
+
+impl<C> Default for Registry<C> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<C: Send + Sync + 'static> Registry<C> {
+    /// Returns a place for the connection of this number.
+    pub fn place(self: &Arc<Self>, number: u64) -> Listed {
+        let registry: Weak<Self> = Arc::downgrade(self);
+        Listed { registry, number }
+    }
+
+    pub fn add(&self, number: u64, connection: &Arc<C>) {
+        self.0.lock().insert(number, Arc::downgrade(connection));
+    }
+
+    pub fn get(&self, number: u64) -> Option<Arc<C>> {
+        self.0.lock().get(&number)?.upgrade()
+    }
+}
+
+impl<C: Send + Sync> Forget for Registry<C> {
+    fn forget(&self, number: u64) {
+        self.0.lock().remove(&number);
+    }
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        self.registry.upgrade().into_iter().for_each(|registry| registry.forget(self.number));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_given_up_its_place_is_not_found() {
+        let registry = Arc::new(Registry::default());
+        let (connection, place) = (Arc::new(7), registry.place(1));
+        registry.add(1, &connection);
+        assert_eq!(registry.get(1).as_deref(), Some(&7));
+        assert_eq!(registry.get(2), None);
+        drop(place);
+        assert_eq!(registry.get(1), None);
+    }
+}
