@@ -273,8 +273,7 @@ fn rules_that_are_not_about_beginnings_have_connections_go_plain_and_are_named()
         ("ip dscp 7 drop", "payload"),
         (in_cgroup.as_str(), "socket cgroupv2"),
     ];
-    let mut led = 0;
-    for (port, (rule, what)) in PORTS.zip(rules) {
+    for (led, (port, (rule, what))) in (0..).zip(PORTS.zip(rules)) {
         let listener = site.listen_on(at(SERVER, port));
         let named = |daemon: &Daemon<'_>| carry(daemon).firewall.unwrap().rules;
         firewall(&site, 0, &table("output", &format!("tcp dport PORT {rule}"), port));
@@ -286,8 +285,7 @@ fn rules_that_are_not_about_beginnings_have_connections_go_plain_and_are_named()
         firewall(&site, 0, "");
         wait_until("no such rule", || named(&near), Vec::is_empty);
         assert!(hears(&site, true, PASSES, &listener), "{rule}");
-        led += 1;
-        wait_until("a led one", || verdict(&near, "led"), |count| *count == led);
+        wait_until("a led one", || verdict(&near, "led"), |count| *count == led + 1);
     }
     // The other host's broker finds it when it is to connect, and this host's connects in place.
     let port = *PORTS.end();
