@@ -3,7 +3,7 @@
 use std::{
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpListener, TcpStream},
-    process::{Command, Stdio},
+    process::Stdio,
     time::Duration,
 };
 
@@ -130,9 +130,7 @@ fn daemons<'a>(site: &'a Site) -> [Daemon<'a>; 2] {
 
 /// Has a host's firewall be this table, and nothing else.
 fn firewall(site: &Site, host: usize, text: &str) {
-    let mut nft = Command::new("ip");
-    nft.args(["netns", "exec", &site.namespaces[host], "nft", "-f", "-"]).stdin(Stdio::piped());
-    let mut nft = nft.spawn().unwrap();
+    let mut nft = site.command(host, "nft").args(["-f", "-"]).stdin(Stdio::piped()).spawn().unwrap();
     nft.stdin.take().unwrap().write_all(format!("flush ruleset\n{text}\n").as_bytes()).unwrap();
     assert!(nft.wait().unwrap().success(), "{text}");
 }
@@ -157,9 +155,7 @@ fn table(hook: &str, rules: &str, port: u16) -> String {
 
 /// Packets that the table's counter has counted.
 fn seen(site: &Site, host: usize) -> String {
-    let list = ["nft", "list", "counter", "inet", "t", "seen"];
-    let said =
-        Command::new("ip").args(["netns", "exec", &site.namespaces[host]]).args(list).output().unwrap();
+    let said = site.command(host, "nft").args(["list", "counter", "inet", "t", "seen"]).output().unwrap();
     // exact: whoever calls it has an answer from behind the rule
     String::from_utf8(said.stdout).unwrap().lines().find(|line| line.contains("packets")).unwrap().to_owned()
 }
