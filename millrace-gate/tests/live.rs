@@ -241,7 +241,7 @@ fn netfilter_sees_what_was_let_in_and_may_drop_it() {
     let server = inside(&site.server, || UdpSocket::bind((SERVER, PORT)).unwrap());
     server.set_nonblocking(true).unwrap();
     let client = inside(&site.clients, || UdpSocket::bind("10.97.0.2:0").unwrap());
-    let send = || (0..PACKETS).for_each(|n| drop(client.send_to(&initial(n), (SERVER, PORT)).unwrap()));
+    let send = || (0..PACKETS).for_each(|n| assert!(client.send_to(&initial(n), (SERVER, PORT)).unwrap() > 0));
     let all: Prefix = "10.97.0.2/32".parse().unwrap();
 
     gate.list(None, all, Entry::Block).unwrap();
