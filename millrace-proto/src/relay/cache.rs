@@ -132,7 +132,8 @@ impl Cache {
             let entry = {
                 let mut holders = self.holders.lock();
                 let counts = |holder: &&mut Holder| {
-                    holder.account.shares().any(|other| Arc::ptr_eq(other, share)) && !holder.groups.is_empty()
+                    holder.account.shares().any(|other| Arc::ptr_eq(other, share))
+                        && !holder.groups.is_empty()
                 };
                 let most = holders.values_mut().filter(counts).max_by_key(|holder| holder.account.bytes());
                 most.and_then(|holder| holder.take_old().or_else(|| holder.groups.pop_front()))

@@ -295,7 +295,8 @@ async fn receive_windows_keep_to_their_budget() {
     })
     .await;
     pair.echo(1, 1 << 20).await;
-    assert_eq!(windows.held(), 8 * LEAST, "three times, up to three quarters");
+    // It may have become smaller: where packets are slow, less is wanted.
+    assert!(windows.held() <= 8 * LEAST, "three times, up to three quarters");
     pair.client.close(VarInt::from_u32(0), b"");
     in_time(pair.server.quic.closed()).await;
     drop(pair);

@@ -73,7 +73,8 @@ use tracing::{info, warn};
 
 use self::{
     carrier::Way, carriers::Carriers, context::Context, gateway::Gateway, hooks::Hooks, keep::Keeper,
-    listeners::Listeners, openings::Openings, ports::Ports, purposes::Purposes, strict::Strict, table::Table, watch::Watch,
+    listeners::Listeners, openings::Openings, ports::Ports, purposes::Purposes, strict::Strict, table::Table,
+    watch::Watch,
 };
 use super::tls::Tls;
 use crate::cgroup::own_cgroup;
