@@ -55,11 +55,16 @@ build() {
     [ -s "$out/cargo.json" ] || die "no test programs"
 }
 
-# Jobs that are no test programs. The relay's page plays video, and is slow beside much else.
+# Jobs that are no test programs. A browser that plays takes more CPU time than any test: that media of engine `user` is shown, too, is in
+# the other tier.
 jobs_test() {
     jobs=(--job docs/README.md "scripts/walk.py target/debug/millrace README.md")
+    web dashboard pace relay-kernel
+}
+
+web() {
     local part
-    for part in dashboard pace relay-user relay-kernel; do jobs+=(--job "web/$part" "MILLRACE=$ROOT/target/debug/millrace scripts/web.sh test $part"); done
+    for part in "$@"; do jobs+=(--job "web/$part" "MILLRACE=$ROOT/target/debug/millrace scripts/web.sh test $part"); done
 }
 
 jobs_rest() {
@@ -69,6 +74,7 @@ jobs_rest() {
         --job docs "scripts/walk.py target/debug/millrace"
         --job doc-tests "cargo test --workspace --locked --doc"
     )
+    web relay-user
 }
 
 # The closing line of this script: how long both tiers took, the last time that they ran here.

@@ -524,21 +524,21 @@ fn functions_of_programs_are_where_the_kernel_has_them() {
     functions.refresh().expect("a list");
     let cost = attached(&Config::default());
     assert!(functions.refresh().expect("a list"), "programs came");
-    // None came since, as soon as nobody else on this machine loads any.
-    wait_until("a list that stays", || functions.refresh().expect("a list"), |came| !came);
-    let of_kernel: HashMap<u64, String> = symbols().into_iter().collect();
-    // Programs of a process that has ended go a grace period later: between both lists too.
-    let mut still = Functions::default();
-    still.refresh().expect("a list");
-    let still: HashSet<_> = still.iter().map(|function| (function.start, function.name.clone())).collect();
-    // One address may have several names: bpf_prog_TAG_NAME is the program's.
-    let stays = |function: &&Function| still.contains(&(function.start, function.name.clone()));
-    for function in functions.iter().filter(stays) {
-        let Some(name) = of_kernel.get(&function.start) else { panic!("{function:?}") };
-        let name = name.strip_prefix("bpf_prog_").and_then(|rest| rest.get(16..)).expect("a program");
-        let name = name.strip_prefix('_').unwrap_or(name);
-        assert!(function.bytes > 0 && (name.is_empty() || name == function.name), "{name}, {function:?}");
-    }
+    // Others load programs and end meanwhile, and those of one object may get the same places twice: once nobody does, the lists agree.
+    let wrong = || {
+        let mut functions = Functions::default();
+        functions.refresh().expect("a list");
+        let of_kernel: HashMap<u64, String> = symbols().into_iter().collect();
+        let is_right = |function: &Function| {
+            // One address may have several names: bpf_prog_TAG_NAME is the program's.
+            let name =
+                of_kernel.get(&function.start).and_then(|name| name.strip_prefix("bpf_prog_")?.get(16..));
+            let name = name.map(|name| name.strip_prefix('_').unwrap_or(name));
+            function.bytes > 0 && name.is_some_and(|name| name.is_empty() || name == function.name)
+        };
+        functions.iter().filter(|function| !is_right(function)).cloned().collect::<Vec<_>>()
+    };
+    wait_until("lists that agree", wrong, Vec::is_empty);
     let named = |name: &str| functions.iter().filter(|function| function.name == name).count();
     // In full, and functions that are not programs too.
     assert!(named("cost_sched_switch") > 0 && named("cost_softirq_entry") > 0);

@@ -169,7 +169,9 @@ impl<T: Clone> Records<T> {
         let is_short = !state.waiting.is_empty();
         // Who is served by what is on its way back needs nobody else's.
         let coming = state.made - state.holders.len();
-        let worths: Vec<_> = state.waiting.iter().skip(coming).map(|(Reverse(worth), ..)| *worth).collect();
+        let most = state.holders.len();
+        let worths: Vec<_> =
+            state.waiting.iter().skip(coming).take(most).map(|(Reverse(worth), ..)| *worth).collect();
         for worth in worths {
             let Some(number) = state.victim(worth, now) else { break };
             let was_taken = state.claims.get(&number).is_some_and(|claim| claim.worth == Worth::Subscriber);
@@ -213,17 +215,17 @@ impl<T> State<T> {
 
     /// Returns the claim that has to give its record to one to which it is worth so much.
     fn victim(&self, to: Worth, now: Instant) -> Option<u64> {
-        let gives = |number: u64, worth: Worth| match worth {
-            Worth::Nothing => true,
-            _ if to >= Worth::Publisher => worth <= Worth::Subscriber,
-            Worth::Idle if to == Worth::Subscriber => self
-                .claims
-                .get(&number)
-                .is_some_and(|claim| now.saturating_duration_since(claim.since) >= GRACE),
-            _ => false,
+        let above = if to >= Worth::Publisher { Worth::Publisher } else { Worth::Subscriber };
+        let is_old = |number: u64| {
+            self.claims.get(&number).is_some_and(|claim| now.saturating_duration_since(claim.since) >= GRACE)
         };
-        let below = self.holders.iter().take_while(|(worth, ..)| *worth <= Worth::Subscriber);
-        below.filter(|(worth, _, number)| gives(*number, *worth)).map(|(.., number)| *number).next()
+        let gives = |(worth, number): &(Worth, u64)| match worth {
+            Worth::Nothing => true,
+            Worth::Idle if to == Worth::Subscriber => is_old(*number),
+            _ => to >= Worth::Publisher,
+        };
+        let below = self.holders.iter().map(|(worth, _, number)| (*worth, *number));
+        below.take_while(|(worth, _)| *worth < above).find(gives).map(|(_, number)| number)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use millrace::relay::status::Status;
+use millrace::relay::status::{Session, Status};
 use millrace_client::session::Request;
 use millrace_proto::moq::{Filter, Parameters, SubgroupHeader, SubgroupId, code};
 use millrace_testkit::async_wait_until;
@@ -10,7 +10,7 @@ use tokio::time;
 
 use crate::{
     needs_root,
-    net::{ALIAS, By, Cast, Net, PUBLISHER_LINK, cast, cast_by, subscribers},
+    net::{ALIAS, By, Cast, Net, PUBLISHER_LINK, cast_by, subscribers},
     peer::{End, Peer, header, track},
 };
 
@@ -56,6 +56,14 @@ async fn expect(subscriber: &mut Peer, group: u64, object: u64) {
 /// Subscribers of either kind.
 const BOTH: [(&str, By); 2] = [("sub1", By::Quic), ("sub2", By::Web)];
 
+/// A cast whose sessions have their records in the kernel: openings are prepared behind a stream that begins later.
+fn ready_by(net: &Net, publisher: By, subscribers: &[(&str, By)]) -> Cast {
+    let cast = cast_by(net, publisher, subscribers);
+    let is_ready = |session: &Session| session.kernel_ready == Some(true);
+    net.until("records", |status| status.sessions.iter().all(is_ready));
+    cast
+}
+
 /// Waits until the relay has read all up to this object, and openings for so many subscribers wait again.
 async fn settled(net: &Net, at: (u64, u64), subscribers: u64) {
     let what = format!("{at:?}, and openings for {subscribers}");
@@ -97,7 +105,7 @@ fn the_kernel_opens_a_stream_for_each_object() {
 fn open_a_stream_for_each_object(by: By) {
     const OBJECTS: u64 = 50;
     let net = Net::new(2, false, |_| {});
-    let Cast { publisher, subscribers: mut receivers, _requests } = cast_by(&net, by, &BOTH);
+    let Cast { publisher, subscribers: mut receivers, _requests } = ready_by(&net, by, &BOTH);
     net.run(async {
         warm_up(&net, &publisher, &mut receivers).await;
         let before = net.settled();
@@ -147,7 +155,7 @@ fn who_joins_late_or_leaves_gets_what_it_asked_for() {
 fn join_late_and_leave(publisher: By, first: By, late: By) {
     let net = Net::new(3, false, |_| {});
     let Cast { publisher, mut subscribers, _requests: mut requests } =
-        cast_by(&net, publisher, &[("sub1", first)]);
+        ready_by(&net, publisher, &[("sub1", first)]);
     net.run(async {
         let first = warm_up(&net, &publisher, &mut subscribers).await;
         let track = track("live/cam", "video");
@@ -192,7 +200,7 @@ fn objects_that_come_faster_than_they_are_read_come_once() {
     const OBJECTS: u64 = 300;
     needs_root!(objects_that_come_faster_than_they_are_read_come_once);
     let net = Net::new(1, false, |_| {});
-    let Cast { publisher, mut subscribers, _requests } = cast(&net, &["sub1"]);
+    let Cast { publisher, mut subscribers, _requests } = ready_by(&net, By::Quic, &[("sub1", By::Quic)]);
     net.run(async {
         warm_up(&net, &publisher, &mut subscribers).await;
         for object in 0..OBJECTS {
@@ -226,7 +234,7 @@ fn over_links_that_lose_and_reorder_every_object_comes_once() {
     ] {
         let net = Net::new(1, true, |_| {});
         let Cast { publisher, mut subscribers, _requests } =
-            cast_by(&net, publisher, &[("sub1", subscriber)]);
+            ready_by(&net, publisher, &[("sub1", subscriber)]);
         net.run(async {
             warm_up(&net, &publisher, &mut subscribers).await;
             net.impair(link, "loss=3% reorder=5% duplicate=5% delay=3ms");
@@ -268,7 +276,7 @@ fn what_the_publisher_resets_is_reset_and_nothing_is_left_of_it() {
 fn reset_streams(by: By) {
     const STREAMS: u64 = 60;
     let net = Net::new(1, false, |_| {});
-    let Cast { publisher, mut subscribers, _requests } = cast_by(&net, by, &[("sub1", by)]);
+    let Cast { publisher, mut subscribers, _requests } = ready_by(&net, by, &[("sub1", by)]);
     net.run(async {
         warm_up(&net, &publisher, &mut subscribers).await;
         for object in 0..STREAMS {

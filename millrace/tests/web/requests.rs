@@ -178,7 +178,7 @@ async fn client_without_a_request_has_no_session() {
     let client = Client::connect(&relay).await;
     assert_eq!(client.closed().await, error::REQUEST_REJECTED);
     relay.until("nothing is left", |status| status.handshakes == 0 && status.sessions.is_empty()).await;
-    assert_eq!(relay.status().drops["web_request"], 1); // exact: it was counted before it was closed
+    assert_eq!(relay.status().drops["web_late"], 1); // exact: it was counted before it was closed
 }
 
 #[tokio::test]

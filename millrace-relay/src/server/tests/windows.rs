@@ -97,6 +97,7 @@ async fn idle_windows_make_room_when_others_want_it() {
     let trusted = certificate();
     let relay = Relay::with(Access::open(), |transport| {
         transport.windows = Arc::clone(&windows);
+        transport.alpn = vec![Draft::D18.alpn().to_vec()];
         transport.certificate = Some(Arc::new(trusted.clone()));
     });
     let shared = &relay.server.shared;
