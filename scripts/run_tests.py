@@ -428,7 +428,7 @@ def run_again(test, result):
 def show(test, result):
     ended = f"ended after {result.wall:.0f} s" if result.timed_out else f"exit status {result.status}"
     print(f"\n==== {test.name}: {ended}")
-    lines = result.log.read_text(errors="replace").splitlines()
+    lines = without_frames(result.log.read_text(errors="replace").splitlines())
     shown = lines[-SHOWN_LINES:]
     # The first assertion that failed is shown, wherever it stands.
     first = next((at for at, line in enumerate(lines) if "panicked at" in line or line.startswith("not ok")), None)
@@ -438,6 +438,18 @@ def show(test, result):
         print(f"[{len(lines)} lines, all of them in {result.log.relative_to(ROOT)}]")
     print("\n".join(shown))
     print(f"---- alone: {test.alone}")
+
+
+def without_frames(lines):
+    """A log without the frames of backtraces that are not the project's: nobody looks for a fault there."""
+    kept = []
+    for line in lines:
+        if re.match(r" +at (?!\./)\S+:\d+:\d+$", line):
+            if kept and re.match(r" +\d+: ", kept[-1]):
+                kept.pop()
+        else:
+            kept.append(line)
+    return kept
 
 
 def counts(result):

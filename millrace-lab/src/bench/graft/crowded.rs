@@ -57,13 +57,26 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let mut rows = Vec::new();
     for name in &args.carriers {
         progress.begin(format!("{} carriers, {name}", args.rounds));
-        rows.push(args.measure(name)?);
-        progress.end("")?;
+        match args.measure(name) {
+            Ok(row) => {
+                progress.end("")?;
+                rows.push(row);
+            }
+            Err(error) if is_unknown_here(&error) => progress.end("this kernel does not have it: left out")?,
+            Err(error) => return Err(error),
+        }
     }
     drop(progress);
+    ensure!(!rows.is_empty(), "this kernel has none of these kinds of carriers");
     print!("{}", render(&rows));
     let json: Vec<_> = rows.iter().map(Row::json).collect();
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))
+}
+
+/// Whether the kernel has no such protocol.
+fn is_unknown_here(error: &anyhow::Error) -> bool {
+    let error = error.downcast_ref::<std::io::Error>();
+    error.and_then(std::io::Error::raw_os_error) == Some(nix::libc::EPROTONOSUPPORT)
 }
 
 impl Args {
