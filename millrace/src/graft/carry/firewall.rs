@@ -28,8 +28,11 @@ const EGRESS: u32 = 1;
 /// Tables of iptables before nftables.
 const LEGACY: [&str; 2] = ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
 
-/// How often it is looked whether there are such tables.
+/// How often it is looked whether there are such tables, and for changes of rules that were counted before they were made.
 const LOOK: Duration = Duration::from_secs(1);
+
+/// Time within which a change is made after it was counted, however busy the machine is.
+const UNSETTLED: Duration = Duration::from_secs(10);
 
 /// Which end of connections this host is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,13 +53,30 @@ pub struct Obstacle {
 /// The rules as they were read last.
 #[derive(Default)]
 pub struct Firewall {
-    /// As the kernel counts changes. `None`: they are not read yet, or were not to be.
-    generation: Option<u32>,
+    /// `None`: they are not read yet, or were not to be.
+    read: Option<Generation>,
     is_hooked: bool,
     rules: Vec<Rule>,
     trouble: Option<String>,
     /// When it was looked, and whether there were any.
     legacy: Option<(Instant, bool)>,
+}
+
+/// Which rules were read.
+struct Generation {
+    /// The kernel's count of changes.
+    number: u32,
+    first_read: Instant,
+    last_read: Instant,
+}
+
+impl Generation {
+    /// Reports whether the rules have to be read again. The kernel counts a change before it is made: whoever reads in between gets the
+    /// rules of before with the number of after. So those of a new number are read again for a while.
+    fn is_outdated(&self, number: u32, now: Instant) -> bool {
+        let is_unsettled = self.last_read - self.first_read < UNSETTLED;
+        self.number != number || is_unsettled && now - self.last_read >= LOOK
+    }
 }
 
 impl Firewall {
@@ -70,14 +90,17 @@ impl Firewall {
     }
 
     fn read(&mut self) -> io::Result<()> {
-        let Some(generation) = netfilter::generation()? else {
-            (self.generation, self.is_hooked) = (None, false);
+        let Some(number) = netfilter::generation()? else {
+            (self.read, self.is_hooked) = (None, false);
             self.rules.clear();
             return Ok(());
         };
-        if self.generation != Some(generation) {
+        let now = Instant::now();
+        if self.read.as_ref().is_none_or(|read| read.is_outdated(number, now)) {
             (self.is_hooked, self.rules) = netfilter::rules()?;
-            self.generation = Some(generation);
+            let first_read =
+                self.read.as_ref().filter(|read| read.number == number).map(|read| read.first_read);
+            self.read = Some(Generation { number, first_read: first_read.unwrap_or(now), last_read: now });
         }
         Ok(())
     }
@@ -192,6 +215,22 @@ mod tests {
             looks: looks.to_vec(),
         };
         Firewall { rules: rules.iter().enumerate().map(rule).collect(), ..Firewall::default() }
+    }
+
+    #[test]
+    fn rules_of_new_generation_are_read_again_until_it_is_settled() {
+        let first_read = Instant::now();
+        let read = |seconds| Generation {
+            number: 7,
+            first_read,
+            last_read: first_read + Duration::from_secs(seconds),
+        };
+        let at = |seconds| first_read + Duration::from_secs(seconds);
+        assert!(read(0).is_outdated(8, at(0)), "another one");
+        assert!(!read(0).is_outdated(7, at(0)), "just read");
+        assert!(read(0).is_outdated(7, at(1)), "it may have been read before it was made");
+        assert!(read(9).is_outdated(7, at(60)), "nobody has looked since");
+        assert!(!read(10).is_outdated(7, at(60)), "settled");
     }
 
     #[test]
