@@ -308,6 +308,8 @@ class Adversary:
     REST = 3.0
     # Set-up commands, which take no part in what is tested.
     SPARED = {"ip", "nft", "ethtool", "sh", "bash", "nsenter", "cargo", "rustc", "cc", "clang", "make", "ld"}
+    # Those stop themselves when a child of theirs stops, and wait for a shell that has them go on.
+    SPARED_PARENTS = {"script"}
 
     def __init__(self, kind, seed):
         self.kind = kind
@@ -340,7 +342,11 @@ class Adversary:
             return
         self.next = now + self.random.uniform(*self.EVERY)
         self.last = {pid: when for pid, when in self.last.items() if now - when < self.REST}
-        candidates = [pid for pid, name in descendants(set(running)) if name not in self.SPARED and pid not in self.last]
+        candidates = [
+            pid
+            for pid, name, parent in descendants(set(running))
+            if name not in self.SPARED and parent not in self.SPARED_PARENTS and pid not in self.last
+        ]
         if candidates:
             pid = self.random.choice(sorted(candidates))
             if send(pid, signal.SIGSTOP):
@@ -375,8 +381,8 @@ def send(pid, what):
 
 
 def descendants(roots):
-    """Processes that run and that these have started, and their names, without these themselves; what runs the same program
-    is one of these, too."""
+    """Processes that run and that these have started, their names and their parents', without these themselves; what runs the
+    same program is one of these, too."""
     parents, names, stopped = {}, {}, set()
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
@@ -395,7 +401,7 @@ def descendants(roots):
         while at in parents and at not in roots:
             at = parents[at]
         if at in roots and pid not in roots and pid not in stopped and exe(pid) not in programs:
-            yield pid, names[pid]
+            yield pid, names[pid], names.get(parents[pid])
 
 
 def exe(pid):
