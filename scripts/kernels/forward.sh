@@ -11,10 +11,9 @@ fail() { echo "$*"; cat "$temporary"/*.log; exit 1; }
 figure() { grep -oE "\"$2\": *[0-9]+" "$1" | head -n 1 | grep -oE '[0-9]+$'; }
 
 wait_for() {
-    left=1200
+    until_s=$(($(date +%s) + 300))
     until "$@" >"$temporary/status" 2>&1; do
-        left=$((left - 1))
-        [ "$left" -gt 0 ] || return 1
+        [ "$(date +%s)" -lt "$until_s" ] || return 1
         sleep 0.1
     done
 }
@@ -29,7 +28,8 @@ counted() {
 }
 published() { status | grep -q '"publisher": true'; }
 
-in_node relay millrace relay --engine kernel --interface to-pub --listen "$LAB_RELAY_V4:4443" --public 2>"$temporary/relay.log" &
+# Emulated, all is late: nothing is given up for that.
+in_node relay millrace relay --engine kernel --max-delay off --interface to-pub --listen "$LAB_RELAY_V4:4443" --public 2>"$temporary/relay.log" &
 relay=$!
 wait_for status || fail "the relay does not answer"
 in_node pub millrace publish --name kernels --generate --wait --rate-hz 50 --objects-per-group 100 \
