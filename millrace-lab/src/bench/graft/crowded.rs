@@ -62,7 +62,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
                 progress.end("")?;
                 rows.push(row);
             }
-            Err(error) if is_unknown_here(&error) => progress.end("this kernel does not have it: left out")?,
+            Err(error) if is_unknown_here(&error) => {
+                progress.end("this kernel does not have it: left out")?
+            }
             Err(error) => return Err(error),
         }
     }
