@@ -56,16 +56,16 @@ pub struct Chain {
     pub hook: Option<u32>,
 }
 
-/// What a rule looks at, or does.
+/// A property of packets that a rule looks at, or an effect of the rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Look {
-    /// It is for packets of this protocol (IPPROTO_*) only.
+    /// The rule applies to packets of this protocol (IPPROTO_*) only.
     Protocol(u8),
-    /// It is for packets that come from these ports or go there only.
+    /// The rule applies to packets from or to these ports only.
     Ports(RangeInclusive<u16>),
-    /// What the packet is in its connection.
+    /// The packet's place in its connection.
     Place,
-    /// It is for packets of established connections only.
+    /// The rule applies to packets of established connections only.
     Established,
     Accepts,
     /// How many packets there were.
@@ -165,6 +165,10 @@ struct Reader {
 
 impl Reader {
     fn read(&mut self, name: &str, data: &[u8]) {
+        // All but these may put something else into the register: what is compared then is no port.
+        if !matches!(name, "cmp" | "range" | "bitwise" | "lookup") {
+            (self.loaded, self.first_port) = (None, None);
+        }
         match name {
             "meta" => self.meta(data),
             "payload" => self.payload(data),
@@ -417,7 +421,7 @@ mod tests {
             return;
         }
         assert!(ip(&["netns", "add", &name]));
-        let table: [(&str, Vec<Look>); 18] = [
+        let table: [(&str, Vec<Look>); 20] = [
             ("ip saddr 192.0.2.1 accept", vec![Look::Accepts]),
             ("ip6 daddr 2001:db8::1 accept", vec![Look::Accepts]),
             ("tcp dport 443 drop", vec![Look::Protocol(6), Look::Ports(443..=443)]),
@@ -436,6 +440,9 @@ mod tests {
             ("ct count over 5 drop", vec![Look::Other("connlimit".into())]),
             ("meta cgroup 7 drop", vec![Look::Other("meta cgroup".into())]),
             ("ct original bytes > 100000 drop", vec![Look::Other("ct bytes, packets".into())]),
+            // Their first two bytes would be port 80.
+            ("tcp dport 443 meta mark 0x5000 drop", vec![Look::Protocol(6), Look::Ports(443..=443)]),
+            ("tcp dport 443 ct mark 0x5000 drop", vec![Look::Protocol(6), Look::Ports(443..=443)]),
         ];
         let lines: String = table.iter().map(|(rule, _)| format!("{rule}\n")).collect();
         let head = "type filter hook output priority 0; policy accept;";
