@@ -135,7 +135,7 @@ impl Gate {
         self.inner.kernel.listed()
     }
 
-    /// What the gate was loaded with.
+    /// The settings that the gate was loaded with.
     pub fn load(&self) -> &Config {
         &self.inner.load
     }

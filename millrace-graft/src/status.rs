@@ -77,7 +77,7 @@ pub struct Carry {
     pub untold: u64,
     /// Where connections go past TCP on loopback.
     pub sockmap: Option<Sockmap>,
-    /// What this host's firewall says of what is carried.
+    /// Verdicts of this host's firewall on carried connections.
     pub firewall: Option<Firewall>,
 }
 
@@ -91,7 +91,7 @@ pub struct Firewall {
     pub rules: Vec<String>,
     /// Connections, by the name of what was found out.
     pub openings: BTreeMap<String, u64>,
-    /// First packets, by the name of what became of them behind the firewall.
+    /// First packets, by the name of their fate behind the firewall.
     pub packets: BTreeMap<String, u64>,
 }
 

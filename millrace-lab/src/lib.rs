@@ -28,4 +28,5 @@ pub mod lab;
 mod progress;
 pub mod receivers;
 pub mod stall;
+mod stats;
 pub mod transport;

@@ -21,10 +21,10 @@ use socket2::{Domain, Protocol, Socket, Type};
 const KEPT: usize = 2000;
 const NAME: &str = "millrace-graft";
 
-/// What strangers do, until somebody says that it is over.
+/// Strangers that begin handshakes until `is_over` is set.
 pub struct Strangers<'a> {
     pub kind: Kind,
-    /// From where they call, in turns. They are addresses of this host.
+    /// Addresses of this host that they call from, in turns.
     pub from: &'a [IpAddr],
     pub to: SocketAddr,
     /// The time between two of them.
@@ -35,7 +35,7 @@ pub struct Strangers<'a> {
 }
 
 impl Strangers<'_> {
-    /// Has them call, from the calling thread's network namespace.
+    /// Begins handshakes from the calling thread's network namespace.
     ///
     /// # Errors
     /// There are no such sockets, or not from these addresses.

@@ -1,5 +1,6 @@
 //! Order statistics.
 
+use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 /// Percentiles by nearest rank, in the unit of the samples.
@@ -21,6 +22,12 @@ impl Percentiles {
             samples.get(index).copied().unwrap_or(max)
         };
         Some(Self { p50: rank(50), p90: rank(90), p99: rank(99), max })
+    }
+
+    /// Reads a histogram of microseconds, in milliseconds. `None` without samples.
+    pub fn of_histogram_us(times: &Histogram<u64>) -> Option<Self> {
+        let at = |quantile| times.value_at_quantile(quantile) as f64 / 1e3;
+        (!times.is_empty()).then(|| Self { p50: at(0.5), p90: at(0.9), p99: at(0.99), max: at(1.0) })
     }
 
     /// In microseconds.

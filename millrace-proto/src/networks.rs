@@ -76,7 +76,7 @@ struct Count {
 /// Why there is no place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Full {
-    /// All places are taken.
+    /// Every place is taken.
     All,
     /// The client, an IPv4 address or an IPv6 /64, holds as many as it may.
     Client(Network),

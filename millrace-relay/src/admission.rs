@@ -8,14 +8,14 @@ pub type Permit = Box<dyn Any + Send>;
 /// Why a client may not have one more session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Crowded {
-    /// It has as many as it may.
+    /// The client has as many as it may.
     Client,
-    /// A wider network that it is in has as many as that may.
+    /// A wider network that the client is in has as many as that may.
     Network,
 }
 
 impl Crowded {
-    /// Returns what the client is told.
+    /// Returns the reason that is sent to the client.
     pub(crate) fn reason(self) -> &'static [u8] {
         match self {
             Self::Client => b"this client has as many sessions as it may have",

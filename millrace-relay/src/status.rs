@@ -87,7 +87,7 @@ pub struct Unread {
     pub reason: String,
 }
 
-/// What the sessions of one client, or of one network, use together.
+/// Use by the sessions of one client, or of one network, together.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Client {
     /// Its own, or the network's.

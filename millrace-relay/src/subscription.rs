@@ -420,7 +420,7 @@ impl Subscription {
         outbox.transmit(&self.connection, now);
     }
 
-    /// Has the offload forward no datagrams for the subscription, and open no streams, until it is told again.
+    /// Stops the offload from forwarding datagrams for the subscription and from opening streams, until the next call that allows it.
     fn take_back(&self, now: Instant) {
         self.connection.recall_datagrams(self.owner);
         self.connection.withdraw(now, self.owner);

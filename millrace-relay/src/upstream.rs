@@ -246,7 +246,7 @@ impl Drop for OpenStream {
 mod tests {
     use super::*;
 
-    /// Of an offload that has been released, or not.
+    /// An ingress whose offload has been released, or not.
     struct Fake(AtomicBool);
 
     impl Made for Fake {

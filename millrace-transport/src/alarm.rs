@@ -47,7 +47,7 @@ impl Turn {
         self.number
     }
 
-    /// Has the driver look at the connection at `time` or before. What it is to find there has to be stored before. Most deadlines are
+    /// Makes the driver look at the connection at `time` or before. Whatever the driver is to find there has to be stored before this call. Most deadlines are
     /// later than the one before: they cost a load.
     pub fn by(&self, time: u64) {
         if self.put(time) {
@@ -56,12 +56,12 @@ impl Turn {
         }
     }
 
-    /// As [`Self::by`], for the driver, which notes the time itself if this returns true.
+    /// Does the same as [`Self::by`] for the driver itself, which notes the time if this returns true.
     pub fn put(&self, time: u64) -> bool {
         time < self.at.load(Ordering::SeqCst) && time < self.at.fetch_min(time, Ordering::SeqCst)
     }
 
-    /// The driver is about to look: whoever wants something from now on has to ask.
+    /// Forgets the time, as the driver is about to look: later wishes have to be asked for again.
     pub fn begin(&self) {
         self.at.store(u64::MAX, Ordering::SeqCst);
     }
@@ -111,7 +111,7 @@ impl Alarm {
         }
     }
 
-    /// Returns who has asked since the last time, and for when.
+    /// Returns the numbers of connections that have asked since the last call, and for which time.
     pub fn take_asked(&self) -> Vec<(u64, u64)> {
         std::mem::take(&mut *self.asked.lock())
     }

@@ -114,13 +114,13 @@ impl Connection {
         self.shared.ingress(Origin::Datagrams(alias))
     }
 
-    /// Has the offload forward a track's datagrams, if it can, in place of others with the same tag. The tag is what
-    /// [`Self::take_delivered`] asks for. To be called as long as it shall: an offload may come later, or another one.
+    /// Lets the offload forward a track's datagrams, if it can, in place of others with the same tag. The tag is what
+    /// [`Self::take_delivered`] asks for. The call is to be repeated for as long as that is wanted: an offload may come later, or another one.
     pub fn delegate_datagrams(&self, ingress: &Arc<dyn Ingress>, datagrams: &Datagrams) {
         self.shared.delegate_datagrams(ingress, datagrams);
     }
 
-    /// Has the offload forward no datagrams with this tag any more.
+    /// Stops the offload from forwarding datagrams with this tag.
     pub fn recall_datagrams(&self, tag: u64) {
         self.shared.recall_datagrams(tag);
     }
@@ -179,7 +179,7 @@ impl Connection {
         self.shared.with_openings(now, |offload, downstream| offload.abandon_all(downstream, owner));
     }
 
-    /// What offloads did on this connection; `None` if it never has one.
+    /// Returns counts of what offloads did on this connection; `None` if it never has one.
     pub fn offload_status(&self) -> Option<ConnectionStatus> {
         self.shared.offload_status()
     }

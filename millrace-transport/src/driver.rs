@@ -38,7 +38,7 @@ struct Agenda {
 }
 
 impl Agenda {
-    /// Has a connection looked at by then.
+    /// Notes that a connection has to be looked at by `time`.
     fn put(&mut self, number: u64, time: u64) {
         let known = self.times.get(&number).copied();
         if known.is_none_or(|known| time < known) {

@@ -12,7 +12,7 @@ use crate::offload::Offload;
 /// Drawn from by all senders of a connection.
 pub(crate) type Numbers = PacketNumbers<Word>;
 
-/// Where the word is. It moves when the connection gets an offload and when it has none any more, with the connection's lock held, under
+/// The place of the word. It moves when the connection gets an offload and when it has none any more, with the connection's lock held, under
 /// which alone anybody here draws.
 pub(crate) enum Word {
     Own(AtomicU64),

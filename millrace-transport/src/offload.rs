@@ -89,25 +89,25 @@ pub trait Claim: Send + Sync {
     fn standing(&self) -> Standing;
 }
 
-/// What an offload is worth to a connection, the least first.
+/// The worth of an offload to a connection, the least first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Worth {
-    /// Its peer has shown no right to anything.
+    /// The peer has shown no right to anything.
     #[default]
     Nothing,
-    /// It has neither subscriptions nor publications.
+    /// The connection has neither subscriptions nor publications.
     Idle,
     Subscriber,
     /// Without an offload here, nothing that it publishes is forwarded to anybody.
     Publisher,
-    /// It leads to the relay that this one has its media from.
+    /// The connection leads to the relay that this one has its media from.
     Upstream,
 }
 
 /// Whether a connection has an offload, or why not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// It is worth nothing to the connection.
+    /// An offload is worth nothing to the connection.
     Unproven,
     Waiting,
     /// A publisher has taken it, and the connection waits.
@@ -116,7 +116,7 @@ pub enum Standing {
 }
 
 impl Standing {
-    /// As the operator reads it.
+    /// Returns the words for it in the status.
     pub fn name(self) -> &'static str {
         match self {
             Self::Unproven => "no right yet",
@@ -276,10 +276,10 @@ pub trait Offload: Send + Sync {
 
 /// The connection behind an offload.
 pub trait Owner: Send + Sync {
-    /// The connection has this offload from now on, to which nothing was said yet.
+    /// Gives this offload to the connection. The offload knows nothing of it yet.
     fn on_offload(&self, now: Instant, offload: Arc<dyn Offload>);
 
-    /// Its offload is needed elsewhere: it has to take everything back, and to call [`Offload::release`].
+    /// Asks for the offload, which is needed elsewhere: the connection takes everything back, and calls [`Offload::release`].
     fn on_offload_recalled(&self, now: Instant);
 
     /// The offload sends nothing more, and all that it sent can be drained. It is to be dropped then.
@@ -298,7 +298,7 @@ pub trait Owner: Send + Sync {
     fn on_gone(&self, now: Instant, tags: &[u64]);
 }
 
-/// What an offload has made.
+/// An ingress or openings, as an offload has made them.
 pub trait Made: Send + Sync {
     /// Whether the offload has been released: it is of no use any more.
     fn is_over(&self) -> bool;
@@ -373,7 +373,7 @@ pub struct Seen {
     pub packets: u64,
     /// Unidirectional streams that were accepted.
     pub streams: u64,
-    /// IDs of streams of which something has come: whatever comes for the same bytes is not taken.
+    /// IDs of streams that have begun to arrive. Bytes of these that arrive again are not forwarded.
     pub begun: Vec<u64>,
 }
 

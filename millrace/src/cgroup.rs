@@ -1,4 +1,4 @@
-//! Where this process is in the hierarchy of cgroups.
+//! The cgroup of this process.
 
 use std::{fs, path::PathBuf};
 

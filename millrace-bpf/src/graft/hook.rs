@@ -123,7 +123,7 @@ pub struct Arrival {
     pub owner: Owner,
 }
 
-/// Whose a socket is, as firewalls see it.
+/// The owner of a socket, as firewalls see it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Owner {
     /// The user and the group that have made it.

@@ -24,7 +24,7 @@ mirror!(RawSent = "opening_sent" { passed: u32, head: [[u8; 4]; 11] });
 mirror!(RawEnds = "opening_ends" { from: End, to: End });
 mirror!(RawDue = "opening_due" { ifindex: u32, passed: u32 });
 
-/// What becomes of first packets behind the firewall.
+/// Fates of first packets behind the firewall.
 pub const VERDICTS: [&str; 4] = ["out", "in", "elsewhere", "no-socket"];
 
 const IPV4_HEADER: usize = 20;
@@ -76,7 +76,7 @@ impl Openings {
         Ok(Self { _lookup: lookup, _egress: egress, object: Mutex::new(object), sent, due, ends })
     }
 
-    /// Has packets of one family that have come in end at this listening TCP socket, which takes nothing from now on.
+    /// Ends incoming first packets of one family at this listening TCP socket, which accepts nothing from now on.
     pub fn end_at(&self, socket: BorrowedFd<'_>, is_v6: bool) -> Result<(), Error> {
         let object = self.object.lock().unwrap_or_else(PoisonError::into_inner);
         let filter = object.program("opening_end")?.as_fd().as_raw_fd();
@@ -85,7 +85,7 @@ impl Openings {
         Ok(write(&self.ends, "ends", &u32::from(is_v6).to_ne_bytes(), &descriptor)?)
     }
 
-    /// Has what this socket sends end behind OUTPUT.
+    /// Ends packets that this socket sends behind OUTPUT.
     pub fn watch(&self, socket: BorrowedFd<'_>) -> Result<(), Error> {
         let none = RawSent::default();
         Ok(write(&self.sent, "sent", &socket.as_raw_fd().to_ne_bytes(), none.as_bytes())?)
@@ -107,7 +107,7 @@ impl Openings {
         Ok(Due { openings: self, key })
     }
 
-    /// Has an IP packet come in from this next hop.
+    /// Injects an IP packet, as if it arrived from this next hop.
     ///
     /// # Errors
     /// The interface is gone, or the kernel refuses.

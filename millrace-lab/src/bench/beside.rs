@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::ensure;
 use plotters::{coord::Shift, prelude::*};
 
-use super::stats::Spread;
+use crate::stats::Spread;
 
 const WIDTH: u32 = 560;
 const LINE_HEIGHT: u32 = 26;

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use super::contender::Contender;
 use super::figures::Row;
 use super::owed::{PERCENTILES, Percentile};
-use super::stats::median;
+use crate::stats::median;
 
 /// The ratio of two relays' latencies in the same rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]

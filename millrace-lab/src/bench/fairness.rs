@@ -20,12 +20,12 @@ use super::figures::Load;
 use super::process::Process;
 use super::run::flow_detector;
 use super::site::{SUBSCRIBERS_LINK, Site, device};
-use super::stats::Spread;
 use super::table::{columns, write_json};
 use super::traffic::Traffic;
 use super::usage::warn_if_busy;
 use crate::lab::{Directions, Node, Topology};
 use crate::progress::Progress;
+use crate::stats::Spread;
 use crate::transport::Transport;
 
 #[derive(Debug, clap::Args)]

@@ -60,8 +60,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         let all: Vec<_> = rows.iter().map(Row::json).collect();
         write_json(path, &all).with_context(|| path.display().to_string())?;
     }
-    ensure!(rows.iter().any(|row| row.rounds.iter().any(Result::is_ok)), "nothing could be measured");
-    Ok(())
+    super::figures::ensure_measured(rows.iter().map(|row| row.rounds.as_slice()))
 }
 
 impl Args {

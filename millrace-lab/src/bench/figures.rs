@@ -6,8 +6,8 @@ use serde_json::{Map, Value, json};
 use super::contender::Contender;
 use super::owed::Owed;
 use super::profile::Profile;
-use super::stats::{Percentiles, median};
 use super::wire::Matched;
+use crate::stats::{Percentiles, median};
 use crate::transport::Transport;
 
 /// One relay, once. Figures that could not be had are `null`.
@@ -166,6 +166,16 @@ const FIGURES: [&str; 8] = [
     "packets_per_object",
     "rss_bytes",
 ];
+
+/// # Errors
+/// No round of any row gave figures.
+pub fn ensure_measured<'a, T: 'a>(
+    rows: impl IntoIterator<Item = &'a [Result<T, String>]>,
+) -> anyhow::Result<()> {
+    let is_measured = rows.into_iter().flatten().any(Result::is_ok);
+    anyhow::ensure!(is_measured, "nothing could be measured");
+    Ok(())
+}
 
 /// The first error, and of how many rounds when not all have failed.
 pub fn error<T>(rounds: &[Result<T, String>]) -> Option<String> {

@@ -17,13 +17,13 @@ use super::newcomers::{Newcomers, Way};
 use super::owed::Owed;
 use super::process::Process;
 use super::site::{SUBSCRIBERS_LINK, Site, device};
-use super::stats::Spread;
 use super::table::{columns, write_json};
 use super::traffic::Traffic;
 use super::usage::{Reading, rss_bytes, warn_if_busy};
 use crate::hostile::scenario;
 use crate::lab::Topology;
 use crate::progress::Progress;
+use crate::stats::Spread;
 use crate::transport::Transport;
 
 #[derive(Debug, clap::Args)]
@@ -87,8 +87,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     print!("{}", render(&rows));
     let json: Vec<_> = rows.iter().map(|row| row.json(args.seconds)).collect();
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))?;
-    ensure!(rows.iter().any(|row| row.rounds.iter().any(Result::is_ok)), "nothing could be measured");
-    Ok(())
+    super::figures::ensure_measured(rows.iter().map(|row| row.rounds.as_slice()))
 }
 
 struct Row {

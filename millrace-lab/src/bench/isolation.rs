@@ -13,12 +13,12 @@ use super::owed::{Owed, PERCENTILES, Percentile};
 use super::profile::Profile;
 use super::run::flow_detector;
 use super::site::{SUBSCRIBERS_LINK, Site, device};
-use super::stats::Spread;
 use super::table::{columns, write_json};
 use super::traffic::{Route, Subscriber, Traffic};
 use super::usage::warn_if_busy;
 use crate::lab::{Directions, Topology};
 use crate::progress::Progress;
+use crate::stats::Spread;
 use crate::transport::Transport;
 
 #[derive(Debug, clap::Args)]
@@ -89,8 +89,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     print!("{}", render(&rows, args.limit_us()));
     let json: Vec<_> = rows.iter().map(|row| row.json(&args)).collect();
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))?;
-    ensure!(rows.iter().any(|row| row.rounds.iter().any(Result::is_ok)), "nothing could be measured");
-    Ok(())
+    super::figures::ensure_measured(rows.iter().map(|row| row.rounds.as_slice()))
 }
 
 /// What both subscribers were owed.

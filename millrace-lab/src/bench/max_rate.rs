@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 use super::contender::Contender;
 use super::figures::Load;
 use super::run::{Bench, Trial};
-use super::stats::median;
 use super::table::{columns, dash};
 use super::traffic::Received;
 use crate::progress::Progress;
+use crate::stats::median;
 
 /// Of the asked rate, that must have been delivered to each subscriber.
 const SUSTAINED: f64 = 0.97;
@@ -240,8 +240,8 @@ fn next(best: Option<u32>, failed: Option<u32>) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::stats::Percentiles;
     use crate::bench::usage::Used;
+    use crate::stats::Percentiles;
     use crate::transport::Transport;
 
     /// The highest rate found, and the number of trials, for a relay that takes up to `limit`.

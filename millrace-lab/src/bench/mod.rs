@@ -26,7 +26,6 @@ mod relay;
 mod replay;
 mod run;
 mod site;
-mod stats;
 mod table;
 mod thesis;
 mod traffic;

@@ -15,12 +15,12 @@ use super::contender::{Contender, PORT};
 use super::engine;
 use super::process::Process;
 use super::site::Site;
-use super::stats::Spread;
 use super::table::{columns, write_json};
 use super::usage::{Reading, warn_if_busy};
 use crate::lab::Topology;
 use crate::progress::Progress;
 use crate::receivers::report::Report;
+use crate::stats::Spread;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -83,8 +83,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     print!("{}", render(&rows));
     let json: Vec<_> = rows.iter().map(|row| row.json(&args)).collect();
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))?;
-    ensure!(rows.iter().any(|row| row.rounds.iter().any(Result::is_ok)), "nothing could be measured");
-    Ok(())
+    super::figures::ensure_measured(rows.iter().map(|row| row.rounds.as_slice()))
 }
 
 struct Row {

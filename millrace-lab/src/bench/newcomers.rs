@@ -9,9 +9,9 @@ use serde::Serialize;
 
 use super::contender::PORT;
 use super::engine;
-use super::stats::Percentiles;
 use crate::hostile::peer::{Peer, Target};
 use crate::lab::Node;
+use crate::stats::Percentiles;
 use crate::transport::Transport;
 
 /// Pause between the end of one newcomer and the beginning of the next.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::stats::median;
+use crate::stats::median;
 
 /// Of one run, over all subscribers.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]

@@ -8,7 +8,7 @@ use plotters::prelude::*;
 
 use super::contender::Contender;
 use super::figures::{Figures, Row};
-use super::stats::Percentiles;
+use crate::stats::Percentiles;
 
 const SIZE: (u32, u32) = (1500, 560);
 const FONT: &str = "sans-serif";

@@ -104,7 +104,7 @@ impl Bench {
             lost: received.lost,
             latency_us: received.latency_of(&undisturbed).or(received.latency_us),
             owed: received.owed,
-            wire_latency_us: super::stats::Percentiles::of_ns(wire.latencies_ns),
+            wire_latency_us: crate::stats::Percentiles::of_ns(wire.latencies_ns),
             cpu_ns_per_object: Cpu {
                 machine: used.machine_ns as f64 / objects(used.elapsed_ns),
                 relay: used.process_ns as f64 / objects(used.elapsed_ns),

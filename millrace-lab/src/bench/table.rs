@@ -7,8 +7,8 @@ use anyhow::Context;
 use super::figures::{Figures, Row};
 use super::owed::Owed;
 use super::profile::Profile;
-use super::stats::Percentiles;
 use crate::columns::{Side, aligned};
+use crate::stats::Percentiles;
 
 const HEAD: [&str; 18] = [
     "relay",

@@ -13,9 +13,9 @@ use super::contender::Contender;
 use super::figures::Load;
 use super::owed::Owed;
 use super::process::Process;
-use super::stats::Percentiles;
 use super::udp;
 use crate::lab::Node;
+use crate::stats::Percentiles;
 use crate::transport::Transport;
 
 const NAMESPACE: &str = "bench";

@@ -47,7 +47,7 @@ pub struct Args {
     /// Clients that do it at the same time
     #[arg(long, default_value_t = 1, value_name = "N")]
     clients: usize,
-    /// What each client sends in a second in path-hop, key-update, id-churn and steady
+    /// Packets that each client sends in a second in path-hop, key-update, id-churn and steady
     #[arg(long, default_value_t = 500, value_name = "N")]
     packets_per_s: u32,
     #[arg(long)]

@@ -17,9 +17,9 @@ use url::Url;
 use super::{
     Control, Receivers, Settings,
     moves::Move,
-    report::{Kernel, Percentiles, Report},
+    report::{Kernel, Report},
 };
-use crate::{address, duration, hostile::watch::Http};
+use crate::{address, duration, hostile::watch::Http, stats::Percentiles};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {

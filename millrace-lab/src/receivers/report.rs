@@ -6,26 +6,11 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use super::{sequence::Counts, session::News};
+use crate::stats::Percentiles;
 
 /// Reasons that are told apart; all further ones are one.
 const REASONS: usize = 16;
 const OTHER: &str = "other reasons";
-
-/// Percentiles in milliseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Percentiles {
-    pub p50: f64,
-    pub p90: f64,
-    pub p99: f64,
-    pub max: f64,
-}
-
-impl Percentiles {
-    fn of(times: &Histogram<u64>) -> Option<Self> {
-        let at = |quantile| times.value_at_quantile(quantile) as f64 / 1e3;
-        (!times.is_empty()).then(|| Self { p50: at(0.5), p90: at(0.9), p99: at(0.99), max: at(1.0) })
-    }
-}
 
 /// A wave of moves. Times are those of `CLOCK_MONOTONIC`, nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -180,10 +165,10 @@ impl Figures {
             streams_cut: self.streams_cut,
             packets: self.packets,
             bytes: self.bytes,
-            first_object_ms: Percentiles::of(&self.first_object_us),
-            latency_ms: Percentiles::of(&self.latency_us),
+            first_object_ms: Percentiles::of_histogram_us(&self.first_object_us),
+            latency_ms: Percentiles::of_histogram_us(&self.latency_us),
             moves: self.moves.clone(),
-            resumed_ms: Percentiles::of(&self.resumed_us),
+            resumed_ms: Percentiles::of_histogram_us(&self.resumed_us),
             not_resumed: self.not_resumed,
             packets_too_late: self.packets_too_late,
             bytes_per_session: self.bytes_per_session,

@@ -74,7 +74,7 @@ pub enum Ended {
     Whole,
     /// The session ended before its track, for this reason.
     Early(String),
-    /// All sessions were stopped.
+    /// The whole run was stopped.
     Stopped,
 }
 

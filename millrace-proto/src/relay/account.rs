@@ -13,7 +13,7 @@ pub struct Account {
     share: Option<Arc<Share>>,
 }
 
-/// What the publishers of one client, or of a wider network, take up together.
+/// Bytes that the publishers of one client, or of a wider network, take up together.
 #[derive(Debug)]
 pub struct Share {
     limit: usize,

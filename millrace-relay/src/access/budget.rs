@@ -80,7 +80,7 @@ pub struct Limits {
     pub same_track: u64,
     /// Of what all clients share.
     pub share: Share,
-    /// What no network with many clients takes up, unless one client's share is more.
+    /// The most that a network with many clients takes up, unless one client's share is more.
     pub network: Share,
     /// Bytes of registered tokens of one session: MAX_AUTH_TOKEN_CACHE_SIZE.
     pub token_cache: u64,

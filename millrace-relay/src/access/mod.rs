@@ -72,7 +72,7 @@ pub struct Access {
 
 #[derive(Default)]
 struct Clients {
-    /// Those that have sessions, and the networks that they are in.
+    /// Clients that have sessions, and the networks that they are in.
     present: HashMap<Network, Weak<Client>>,
     /// Of those that have sessions, or groups in the cache.
     cache: HashMap<Network, Weak<account::Share>>,
@@ -86,7 +86,7 @@ pub struct Unread {
     pub reason: String,
 }
 
-/// What a client uses, or the clients of a network together, for the operator.
+/// Use by a client, or by all clients of a network together, for the operator.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientUse {
     pub network: Network,
@@ -148,7 +148,7 @@ impl Access {
         Usage::new(self.limits.session)
     }
 
-    /// What the sessions of this client use together, within what those of its networks do.
+    /// Use by the sessions of this client together, within that of its networks.
     fn client(&self, address: IpAddr) -> Arc<Client> {
         let levels: Vec<_> = networks::levels(address).collect();
         let clients = &mut *self.clients.lock();
@@ -159,7 +159,7 @@ impl Access {
         client.unwrap_or_else(Client::unlimited) // an address has levels
     }
 
-    /// What is used at one level: by a client, or by a network, within a wider one.
+    /// Use at one level: by a client, or by a network, within a wider one.
     fn client_at(
         &self,
         Clients { present, cache }: &mut Clients,

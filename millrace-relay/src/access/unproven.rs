@@ -118,7 +118,7 @@ impl Waiting {
         self.displace(why, |_, address| network.contains(address));
     }
 
-    /// Takes the place of the oldest of these sessions, which is told.
+    /// Takes the place of the oldest of these sessions, and tells it.
     fn displace(&mut self, why: Refusal, of: impl Fn(&Places, IpAddr) -> bool) {
         let oldest = self.sessions.iter().find(|(_, session)| of(&self.places, session.address));
         let Some(number) = oldest.map(|(number, _)| *number) else { return };

@@ -143,10 +143,10 @@ async fn open_request(connection: &Connection, message: impl Into<Message>) -> R
 }
 
 /// The header of a subgroup stream, and nothing of its objects.
-fn subgroup(alias: u64) -> Vec<u8> {
+fn subgroup(alias: u64, group: u64) -> Vec<u8> {
     let header = SubgroupHeader {
         alias,
-        group: 0,
+        group,
         subgroup: SubgroupId::Zero,
         priority: None,
         properties: false,
@@ -202,7 +202,7 @@ async fn nothing_is_left_of_a_client_that_never_said_setup() {
     let requests = open_requests(&connection, |request| subscribe(request, None)).await;
     let mut streams = Vec::new();
     for _ in 0..STREAMS {
-        streams.push(open_stream(&connection, &subgroup(7)).await);
+        streams.push(open_stream(&connection, &subgroup(7, 0)).await);
     }
     until("a task for each stream", || tasks() >= connected + 2 * STREAMS).await;
     connection.quic.close(0u32.into(), b"");
@@ -290,7 +290,8 @@ async fn nothing_is_left_of_a_publisher_and_its_subscriber() {
     until("a publisher", || edges() == Some((1, 0))).await;
     let without_streams = tasks();
     // One that arrives, and one that waits for its alias longer than the session lives.
-    let streams = [open_stream(&publisher, &subgroup(7)).await, open_stream(&publisher, &subgroup(8)).await];
+    let streams =
+        [open_stream(&publisher, &subgroup(7, 0)).await, open_stream(&publisher, &subgroup(8, 0)).await];
     until("a task for each stream", || tasks() >= without_streams + 2).await;
     let (subscriber, subscribed, other_control) = relay.establish().await;
     let other_request = open_request(&subscriber, subscribe(0, None)).await;

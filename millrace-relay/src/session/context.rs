@@ -142,7 +142,7 @@ impl Context {
         &self.connection
     }
 
-    /// What the session uses the relay for.
+    /// Uses that the session makes of the relay.
     pub fn uses(&self) -> &Arc<Uses> {
         &self.uses
     }

@@ -1,11 +1,11 @@
-//! What a session uses the relay for, which says how much one of the kernel's records is worth to it.
+//! Uses that a session makes of the relay. They say how much one of the kernel's records is worth to it.
 
 use std::sync::Arc;
 
 use millrace_transport::{Connection, offload::Worth};
 use parking_lot::Mutex;
 
-/// What a session has shown and has under way.
+/// Rights that a session has shown, and its requests that are under way.
 pub struct Uses {
     connection: Arc<Connection>,
     held: Mutex<Held>,
@@ -14,7 +14,7 @@ pub struct Uses {
 #[derive(Default)]
 struct Held {
     is_upstream: bool,
-    /// It has shown a right.
+    /// The session has shown a right.
     is_proven: bool,
     counts: [usize; 2],
 }
@@ -22,9 +22,9 @@ struct Held {
 /// Something that a session does with media.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// It has subscribed, or has announced a namespace of which nobody wants a track yet.
+    /// The session has subscribed, or has announced a namespace of which nobody wants a track yet.
     Subscription,
-    /// It publishes a track.
+    /// The session publishes a track.
     Publication,
 }
 

@@ -79,7 +79,7 @@ pub(super) struct Connection {
     pub openings: Mutex<Vec<Weak<dyn Binds>>>,
     /// Commands to the engine's thread.
     pub place: Place,
-    /// It is to be given back.
+    /// Set once the record is to be given back.
     pub is_released: AtomicBool,
     pub inbox: Mutex<Vec<Forwarded>>,
     /// The inbox is not empty.

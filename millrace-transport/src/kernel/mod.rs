@@ -150,7 +150,7 @@ const SUITES: &[Suite] = &[Suite::ChaCha20Poly1305, Suite::Aes128Gcm];
 #[derive(Clone)]
 struct Claimant {
     owner: Weak<dyn Owner>,
-    /// Of its endpoint.
+    /// Packets that its endpoint reads later.
     deferred: Option<Arc<Deferred>>,
 }
 
@@ -244,7 +244,7 @@ impl Kernel {
         self.streams.load(Ordering::Relaxed)
     }
 
-    /// Has records made for those to whom they are worth most, and given back by others. To be called by the engine's thread.
+    /// Makes records for the connections to which they are worth most, and recalls those of others. Called by the engine's thread only.
     fn decide(self: &Arc<Self>) {
         let decided = self.records.decide(Instant::now());
         if decided.is_short {
@@ -378,7 +378,7 @@ impl Kernel {
         self.commands.set_id(connection, id, is_used);
     }
 
-    /// Has the thread see who gets a record, if there is something to decide.
+    /// Wakes the thread to decide which connections get a record, if there is something to decide.
     fn claims_changed(&self, is_to_decide: bool) {
         if is_to_decide {
             self.commands.wake();

@@ -35,7 +35,7 @@ pub(super) trait Subject {
     /// The peer uses a connection ID from now on, or does not any more.
     fn set_id(&self, id: &ConnectionId, is_used: bool);
 
-    /// Has the program open none of the peer's packets any more.
+    /// Stops the program from opening the peer's packets.
     fn stop_opening(&self);
 
     /// No run of the program sends on the connection any more.
@@ -63,7 +63,7 @@ struct Pending {
     path: Option<Box<Path>>,
     /// A generation and its keys, by parity of the generation.
     keys: [Option<(u16, Box<QuicKeys>)>; 2],
-    /// As `keys`, for the peer's packets.
+    /// Keys to open the peer's packets with, in places as those of `keys`.
     open_keys: [Option<(u16, Box<QuicKeys>)>; 2],
     /// The peer's connection IDs that are new, and those that it does not use any more: at most as many as it may use, of each.
     ids: Vec<(ConnectionId, bool)>,
@@ -188,7 +188,7 @@ impl<C: Subject, O> Queue<C, O> {
         });
     }
 
-    /// Has the connection told when no run of the program sends on it any more: nothing is granted to it.
+    /// Tells the connection once no run of the program sends on it any more. Nothing is granted to it by now.
     pub fn release(&self, connection: Arc<C>) {
         self.put(connection, |pending| std::mem::replace(&mut pending.is_released, true));
     }

@@ -41,7 +41,7 @@ struct Claim<T> {
     of: T,
     worth: Worth,
     since: Instant,
-    /// Its place among those of the same worth: claims that began to wait later have larger ones.
+    /// The place among claims of the same worth: claims that began to wait later have larger ones.
     place: u64,
     holds: Holds,
     was_taken: bool,
@@ -52,20 +52,20 @@ struct Claim<T> {
 enum Holds {
     Nothing,
     Record,
-    /// It is giving its record back.
+    /// The connection is giving its record back.
     Recalled,
 }
 
-/// What the engine's thread has to do.
+/// A task for the engine's thread.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Decision<T> {
     /// Make a record for the claim of this number.
     Grant(u64, T),
-    /// Have the connection give its record back.
+    /// Ask the connection to give its record back.
     Recall(T),
 }
 
-/// What is to be done, and whether there are too few records.
+/// Tasks for the thread, and whether there are too few records.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Decided<T> {
     pub decisions: Vec<Decision<T>>,
@@ -154,7 +154,7 @@ impl<T: Clone> Records<T> {
         self.0.lock().taken
     }
 
-    /// Decides who gets a record, and who has to give one back.
+    /// Decides which connections get a record, and which have to give one back.
     pub fn decide(&self, now: Instant) -> Decided<T> {
         let mut state = self.0.lock();
         let mut decisions = Vec::new();

@@ -125,7 +125,7 @@ impl Offloaded {
         self.openings.of_owner(owner).is_empty()
     }
 
-    /// Has the offload open no more streams for anybody. Those that it has opened are as if they were delegated: whoever asks for one
+    /// Stops the offload from opening streams for anybody. Those that it has opened are as if they were delegated: whoever asks for one
     /// later still finds it.
     pub(super) fn close_openings(&mut self, downstream: &mut Downstream) {
         for tag in self.openings.prepared() {

@@ -110,7 +110,7 @@ impl Openings {
         }
     }
 
-    /// Those whose stream the offload has not opened, as far as is known.
+    /// Returns the tags of openings whose stream the offload has not opened, as far as is known.
     pub fn prepared(&self) -> Vec<u64> {
         let prepared = self.by_tag.iter().filter(|(_, opening)| opening.delegation.is_some());
         prepared.map(|(tag, _)| *tag).collect()

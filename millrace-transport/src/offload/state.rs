@@ -38,7 +38,7 @@ use crate::{dscp::ECT0, path, windows::Share};
 /// This end's connection IDs that a peer may use in turn; older ones are forgotten. quinn gives a peer so many at a time.
 const IDS: usize = 8;
 
-/// What a connection has with an offload, behind the connection's lock.
+/// The state of a connection towards offloads, behind the connection's lock.
 ///
 /// States: without an offload, with one, and releasing it. [`Self::take_offload`], [`Self::release`] and [`Self::finish_release`] move it,
 /// in this order. While it is releasing, nothing is granted or delegated.
@@ -49,11 +49,11 @@ pub(crate) struct Offloaded {
     suites: &'static [Suite],
     /// Of this end's socket.
     local: SocketAddr,
-    /// From where to where packets go, as the latest offload was told.
+    /// The path of packets that the latest offload was told.
     path: Option<Path>,
-    /// The one that there is now was told.
+    /// Whether the present offload was told that path.
     path_told: bool,
-    /// It sends to there.
+    /// Whether the present offload sends by that path.
     path_ready: bool,
     /// It was told what it may send, at the latest occasion.
     is_ready: bool,
@@ -82,7 +82,7 @@ pub(crate) struct Offloaded {
     budget: Budget,
     session: u32,
     refused: Option<&'static str>,
-    /// What earlier offloads did.
+    /// Counts of what earlier offloads did.
     past: ConnectionStatus,
     delivered: Delivered,
     deferral: Deferral,

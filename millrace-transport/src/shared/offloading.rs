@@ -52,13 +52,13 @@ impl Shared {
         offload.ingress(origin, (received.next(), begun), Arc::clone(self) as _)
     }
 
-    /// Has the offload forward a track's datagrams, in place of others with the same tag.
+    /// Lets the offload forward a track's datagrams, in place of others with the same tag.
     pub fn delegate_datagrams(&self, ingress: &Arc<dyn Ingress>, datagrams: &Datagrams) {
         let mut state = self.state.lock();
         state.offload.iter_mut().for_each(|offload| offload.delegate_datagrams(ingress, datagrams));
     }
 
-    /// Has the offload forward no datagrams with this tag.
+    /// Stops the offload from forwarding datagrams with this tag.
     pub fn recall_datagrams(&self, tag: u64) {
         self.state.lock().offload.iter_mut().for_each(|offload| offload.recall_datagrams(tag));
     }
@@ -126,7 +126,7 @@ impl Shared {
         Some(change(offload, &mut plane.downstream))
     }
 
-    /// What the connection's offloads did; `None`: it never has one.
+    /// Returns counts of what the connection's offloads did; `None`: it never has one.
     pub fn offload_status(&self) -> Option<ConnectionStatus> {
         let mut status = self.state.lock().offload.as_ref()?.status();
         status.standing = self.claim.get().map(|claim| claim.standing());

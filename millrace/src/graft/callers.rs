@@ -30,7 +30,7 @@ pub struct Callers(Arc<Mutex<State>>);
 
 struct State {
     strangers: Places,
-    /// Those who have one, the oldest first.
+    /// Strangers that have a place, the oldest first.
     waiting: VecDeque<Stranger>,
     known: HashMap<IpAddr, usize>,
     /// Addresses from which peers have shown their keys, the latest last.
@@ -89,7 +89,7 @@ impl State {
         goes.is_some()
     }
 
-    /// Gives a place back, unless another stranger has it by now.
+    /// Gives a place back, unless it has gone to another stranger already.
     fn leave(&mut self, makes_way: &Arc<Notify>) {
         let at = self.waiting.iter().position(|it| Arc::ptr_eq(&it.makes_way, makes_way));
         if let Some(gone) = at.and_then(|at| self.waiting.remove(at)) {

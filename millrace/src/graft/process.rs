@@ -30,7 +30,7 @@ const TURN: usize = 64;
 const BUSY: Duration = Duration::from_millis(10);
 const IDLE: Duration = Duration::from_millis(100);
 const IDLE_AFTER: Duration = Duration::from_secs(1);
-/// Between two words to the daemon that it still does its work.
+/// Time between two messages to the daemon that the process still does its work.
 const ALIVE: Duration = Duration::from_secs(1);
 /// Until what was not acknowledged is sent again the first time: before a round trip is known.
 const RTO_INITIAL_MS: u32 = 500;
@@ -42,11 +42,11 @@ pub struct Serve {
     pub parameters: BTreeMap<String, u64>,
 }
 
-/// What the process says: that it goes on, and once how it ends.
+/// A message of the process: that it goes on, and once how it ends.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "tell", rename_all = "snake_case")]
 pub enum Tell {
-    /// It has looked at all of its sockets within the last second.
+    /// The process has looked at all of its sockets within the last second.
     Alive,
     /// Both ends have everything, and send no more.
     Done,

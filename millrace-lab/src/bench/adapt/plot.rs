@@ -6,9 +6,9 @@ use anyhow::ensure;
 use plotters::prelude::*;
 
 use super::super::plot;
-use super::super::stats::Spread;
 use super::shown::Figures;
 use super::{Policy, Row};
+use crate::stats::Spread;
 
 const SIZE: (u32, u32) = (1500, 700);
 const FONT: &str = "sans-serif";

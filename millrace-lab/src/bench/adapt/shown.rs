@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::super::stats::{Percentiles, Spread};
+use crate::stats::{Percentiles, Spread};
 
 /// A gap between shown frames that is longer is a stall.
 const STALL: Duration = Duration::from_millis(250);
@@ -118,7 +118,7 @@ impl Figures {
 
     /// Each figure's middle over the rounds.
     pub fn median(rounds: &[Self]) -> Option<Self> {
-        let middle = |field: fn(&Self) -> f64| super::super::stats::median(&each(rounds, field));
+        let middle = |field: fn(&Self) -> f64| crate::stats::median(&each(rounds, field));
         let latency = |figures: &Self| figures.latency_p95_ms.unwrap_or(f64::INFINITY);
         Some(Self {
             stall_ms_total: middle(|figures| figures.stall_ms_total)?,

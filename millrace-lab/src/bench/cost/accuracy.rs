@@ -10,9 +10,9 @@ use millrace_cost::report::{self, Event, ProcStat, Report};
 use millrace_cost::{Config, Observer};
 use serde::Serialize;
 
-use super::super::stats::Spread;
 use super::network::{Scenario, Traffic};
 use super::profile::{self, Recording};
+use crate::stats::Spread;
 
 /// Of all rounds: medians, or with their extremes.
 #[derive(Debug, Serialize)]

@@ -17,10 +17,10 @@ use millrace_cost::MAX_FREQUENCY_HZ;
 use millrace_cost::report::Mode;
 use serde::Serialize;
 
-use super::stats::{self, Spread};
 use super::table::write_json;
 use super::usage::warn_if_busy;
 use crate::progress::Progress;
+use crate::stats::Spread;
 use network::{Protocol, Scenario};
 
 #[derive(Debug, clap::Args)]

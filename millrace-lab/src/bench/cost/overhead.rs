@@ -136,7 +136,7 @@ pub fn measure(
     }
     Ok(Figures {
         pairs_pct,
-        delivered_per_second: super::stats::median(&without_all).unwrap_or_default(),
+        delivered_per_second: crate::stats::median(&without_all).unwrap_or_default(),
         observer_cpu_pct: own.cpu_ns as f64 * 100.0 / own.period_ns.max(1) as f64,
         sampled_pct: own.sampled_ns as f64 * 100.0 / own.period_ns.max(1) as f64,
         timing_pct: own.timing_share.map(|share| share * 100.0),

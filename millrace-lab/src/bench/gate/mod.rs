@@ -102,8 +102,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     if let Some(path) = &args.plot {
         plot::draw(&rows, path).with_context(|| format!("cannot draw {}", path.display()))?;
     }
-    ensure!(rows.iter().any(|row| row.rounds.iter().any(Result::is_ok)), "nothing could be measured");
-    Ok(())
+    super::figures::ensure_measured(rows.iter().map(|row| row.rounds.as_slice()))
 }
 
 impl Args {

@@ -17,13 +17,13 @@ use tokio::sync::{mpsc, oneshot};
 use super::{
     super::{
         process::{Packets, Process},
-        stats::Percentiles,
         usage::Reading,
     },
     defence::{Defence, Guard, Limits},
     http3::{self, Attempts, Got},
     site::{ATTACKERS, CLIENTS, Site, addresses, interface, rss_bytes},
 };
+use crate::stats::Percentiles;
 
 /// One connection per client.
 const LIMITS: Limits = Limits::Connections(1);

@@ -5,12 +5,12 @@ use serde_json::{Map, Value, json};
 use super::{
     super::{
         figures::{combine, error, extremes, middle},
-        stats::Spread,
         table::{columns, dash},
     },
     Experiment,
     defence::Defence,
 };
+use crate::stats::Spread;
 
 /// Over time; of each round only.
 pub const SERIES: &str = "series";

@@ -11,16 +11,16 @@ use serde_json::{Value, json};
 
 use super::host::{Host, wait};
 use crate::bench::site::{SUBSCRIBERS_LINK, Site};
-use crate::bench::stats::Percentiles;
 use crate::bench::table::{columns, write_json};
 use crate::bench::usage::warn_if_busy;
 use crate::lab::{Node, Topology};
 use crate::progress::Progress;
 use crate::stall::Strangers;
+use crate::stats::Percentiles;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// What the peer's carriers are: `quic`, `tcp`, `mptcp`, `sctp`
+    /// Kinds of the peer's carriers: `quic`, `tcp`, `mptcp`, `sctp`
     #[arg(long, value_delimiter = ',', default_value = "tcp,quic,sctp", value_name = "KIND")]
     carriers: Vec<String>,
     /// Handshakes a second that strangers begin: from one IPv6 /64 and from one IPv4 address, each
@@ -37,14 +37,14 @@ pub struct Args {
 const CARRIERS: u16 = 9188;
 /// Addresses in the /64.
 const STRANGERS: u16 = 16;
-/// Of a stranger's network, which the peer's host is in, too.
+/// Addresses of strangers, in a network that the peer's host is in, too.
 const V4: &str = "192.0.2.1";
 const V6: &str = "2001:db8:96::";
 
 struct Row {
     carrier: String,
     rate: u32,
-    /// From when it is called until it is warm, in milliseconds.
+    /// Times from a carrier's call until it is warm, in milliseconds.
     times: Vec<f64>,
     /// Handshakes of strangers meanwhile, a second.
     begun: f64,
@@ -164,7 +164,7 @@ struct Client<'a> {
 }
 
 impl Client<'_> {
-    /// The peer's entry is another one for each number, so its carrier is called anew.
+    /// The peer's entry is another one for each number, so its carrier is called again.
     fn configure(&self, number: usize) -> anyhow::Result<()> {
         let address = IpAddr::from([198, 18, (number >> 8) as u8, number as u8]);
         self.host.configure(&format!("{}addresses = [\"{address}\"]\n", self.settings))

@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 
 use super::cgroup::Cgroup;
 use super::micros;
-use crate::bench::stats::Percentiles;
 use crate::bench::table::{columns, write_json};
 use crate::bench::usage::warn_if_busy;
 use crate::progress::Progress;
+use crate::stats::Percentiles;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::ensure;
 use plotters::prelude::*;
 
-use crate::bench::stats::Spread;
+use crate::stats::Spread;
 
 const PANEL: (u32, u32) = (380, 260);
 const FONT: &str = "sans-serif";

@@ -6,8 +6,8 @@ use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
 use super::fct_plot::Point;
-use crate::bench::stats::Spread;
 use crate::bench::table::columns;
+use crate::stats::Spread;
 
 /// A congestion control with a size on a network.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

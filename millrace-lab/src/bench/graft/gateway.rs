@@ -14,11 +14,11 @@ use super::host::{Host, LIMIT};
 use super::network::{self, Network};
 use crate::bench::process::Process;
 use crate::bench::site::{PUBLISHER_LINK, Site};
-use crate::bench::stats::{Percentiles, Spread};
 use crate::bench::table::{columns, write_json};
 use crate::bench::usage::warn_if_busy;
 use crate::lab::{Directions, Node, Topology};
 use crate::progress::Progress;
+use crate::stats::{Percentiles, Spread};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {

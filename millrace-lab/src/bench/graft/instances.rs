@@ -12,11 +12,11 @@ use serde_json::{Value, json};
 use super::host::{Host, LIMIT};
 use crate::bench::process::Process;
 use crate::bench::site::Site;
-use crate::bench::stats::{Percentiles, Spread};
 use crate::bench::table::{columns, write_json};
 use crate::bench::usage::{Reading, rss_bytes, warn_if_busy};
 use crate::lab::Topology;
 use crate::progress::Progress;
+use crate::stats::{Percentiles, Spread};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {

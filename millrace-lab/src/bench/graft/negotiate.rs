@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 
 use super::host::{Host, LIMIT};
 use crate::bench::site::{SUBSCRIBERS_LINK, Site};
-use crate::bench::stats::Percentiles;
 use crate::bench::table::{columns, write_json};
 use crate::bench::usage::warn_if_busy;
 use crate::lab::{Directions, Topology};
 use crate::progress::Progress;
+use crate::stats::Percentiles;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {

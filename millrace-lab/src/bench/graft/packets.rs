@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 
 use super::micros;
 use crate::bench::site::{SUBSCRIBERS_LINK, Site};
-use crate::bench::stats::Percentiles;
 use crate::bench::table::columns;
 use crate::lab::{Directions, Node, Topology};
 use crate::progress::Progress;
+use crate::stats::Percentiles;
 
 #[derive(Debug, clap::Args)]
 pub struct Packets {

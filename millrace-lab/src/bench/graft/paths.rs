@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 use super::repair::datagrams::{Graft, Outcome, Pace, Run};
 use super::two_links::{Ends, Links, SECOND};
 use crate::bench::site::SUBSCRIBERS_LINK;
-use crate::bench::stats::{Spread, median_by};
 use crate::bench::table::{columns, write_json};
 use crate::bench::usage::warn_if_busy;
 use crate::lab::{Directions, Settings};
 use crate::progress::Progress;
+use crate::stats::{Spread, median_by};
 
 const FUNCTIONS: &[&str] = &["congestion", "window", "number", "repair", "acknowledge"];
 /// With headers and frame as long as TCP's packets.

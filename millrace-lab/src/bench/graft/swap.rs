@@ -13,11 +13,11 @@ use serde_json::json;
 use super::flow::Flow;
 use super::{micros, packets, register};
 use crate::bench::site::Site;
-use crate::bench::stats::Percentiles;
 use crate::bench::table::{columns, write_json};
 use crate::bench::usage::warn_if_busy;
 use crate::lab::Topology;
 use crate::progress::Progress;
+use crate::stats::Percentiles;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {

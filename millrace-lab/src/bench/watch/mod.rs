@@ -91,8 +91,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     print!("{}", render(&rows));
     let json: Vec<_> = rows.iter().map(|row| row.json(&args)).collect();
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))?;
-    ensure!(rows.iter().any(|row| row.rounds.iter().any(Result::is_ok)), "nothing could be measured");
-    Ok(())
+    super::figures::ensure_measured(rows.iter().map(|row| row.rounds.as_slice()))
 }
 
 struct Row {

@@ -7,8 +7,8 @@ use anyhow::{Context, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::super::stats::{Spread, median};
 use super::clip;
+use crate::stats::{Spread, median};
 
 /// A gap between shown frames that is longer is a stall, ms.
 const STALL: f64 = 250.0;

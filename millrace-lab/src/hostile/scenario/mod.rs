@@ -250,7 +250,7 @@ pub struct Attack<'a> {
     pub counts: Counts,
     /// Names of what it publishes begin with this one.
     pub namespace: String,
-    /// What those scenarios send in a second that send at a rate.
+    /// Packets per second of scenarios that send at a rate.
     pub packets_per_s: u32,
 }
 
@@ -297,7 +297,7 @@ pub struct Effort {
     /// Clients that do it at the same time.
     pub clients: usize,
     pub repeat: Repeat,
-    /// What each client sends in a second in scenarios that send at a rate.
+    /// Packets that each client sends in a second in scenarios that send at a rate.
     pub packets_per_s: u32,
 }
 

@@ -417,7 +417,7 @@ async fn what_a_token_allowed_ends_when_it_expires() {
     let expiring = Claims { exp: soon(BRIEF), ..claims(&["a"], &[]) };
     let publisher = relay.client_with(&expiring).await;
     let _published = publisher.publish(&in_room("a", "t"), 7).await.accepted().await;
-    let stream = open_stream(&publisher.connection, &subgroup(7)).await;
+    let stream = open_stream(&publisher.connection, &subgroup(7, 0)).await;
     let watcher = relay.client(Setup::default()).await;
     let own = with_tokens(vec![value(&Claims { exp: soon(BRIEF), ..claims(&[], &["a"]) })]);
     let mut subscribed = watcher.subscribe(&in_room("a", "t"), own).await.accepted().await;
@@ -440,7 +440,7 @@ async fn a_request_that_ends_is_reset_with_why_and_takes_its_streams_along() {
     let mut publish = publisher.publish_of(&in_room("a", "t"), 7);
     publish.parameters = with_tokens(vec![value(&Claims { exp: soon(BRIEF), ..claims(&["a"], &[]) })]);
     let (mut send, mut recv) = open_request(&publisher.connection, publish).await;
-    let mut stream = open_stream(&publisher.connection, &subgroup(7)).await;
+    let mut stream = open_stream(&publisher.connection, &subgroup(7, 0)).await;
     let code = loop {
         match patiently(recv.read_chunk(256, true)).await {
             Ok(Some(_)) => {}

@@ -38,18 +38,7 @@ impl Publisher {
     /// Sends a group, as fast as it is read.
     async fn send(&mut self) {
         const OBJECT: usize = 256 << 10;
-        let number = self.sent % 2;
-        let header = SubgroupHeader {
-            alias: number,
-            group: self.sent,
-            subgroup: SubgroupId::Zero,
-            priority: None,
-            properties: false,
-            end_of_group: false,
-            first_object: true,
-        };
-        let mut bytes = Vec::new();
-        header.encode(&mut bytes);
+        let mut bytes = subgroup(self.sent % 2, self.sent);
         encode_object_header(None, 0, None, OBJECT as u64, moq::Status::Normal, &mut bytes);
         bytes.resize(bytes.len() + OBJECT, 7);
         let mut stream = self.connection.open_uni().await.unwrap();

@@ -21,7 +21,7 @@ impl Scene {
         names.iter().for_each(|name| self.set(name, worth));
     }
 
-    /// Who is granted a record, and who has to give one back.
+    /// Claims that are granted a record, and claims that have to give one back.
     fn decide(&self) -> (Vec<&'static str>, Vec<&'static str>) {
         let (mut granted, mut recalled) = (Vec::new(), Vec::new());
         for decision in self.records.decide(self.now).decisions {

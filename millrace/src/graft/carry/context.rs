@@ -19,7 +19,7 @@ pub struct Context {
     pub carriers: Arc<Carriers>,
     /// To connect to servers of this host from.
     pub ports: Ports,
-    /// What this host's firewall says.
+    /// Asks this host's firewall whether a connection may begin.
     pub openings: Openings,
     /// For hosts behind this one.
     pub gateway: Option<Arc<Gateway>>,

@@ -1,4 +1,4 @@
-//! What this host's firewall is, and which of its rules a connection's first packets cannot stand for.
+//! The rules of this host's firewall, and those among them that a connection's first packets cannot stand for.
 
 use std::{
     fs, io,
@@ -34,7 +34,7 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Time within which a change is made after it was counted, however busy the machine is.
 const UNSETTLED: Duration = Duration::from_secs(10);
 
-/// Which end of connections this host is.
+/// The end of connections that this host is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     Client,
@@ -44,9 +44,9 @@ pub enum End {
 /// A rule for which connections have to be plain TCP.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Obstacle {
-    /// Where it stands, and what it looks at.
+    /// The place of the rule, and the property that it looks at.
     pub what: String,
-    /// Those to these ports of servers.
+    /// Ports of servers whose connections are concerned.
     pub ports: RangeInclusive<u16>,
 }
 
@@ -62,7 +62,7 @@ pub struct Firewall {
     legacy: Option<(Instant, bool)>,
 }
 
-/// Which rules were read.
+/// The state of the rules that were read last.
 struct Generation {
     /// The kernel's count of changes.
     number: u32,
@@ -159,7 +159,7 @@ fn may_be_for(rule: &Rule, ports: &RangeInclusive<u16>) -> bool {
     })
 }
 
-/// Those of the ports that it may be for.
+/// Returns those of the ports that a rule may apply to.
 fn those_of(rule: &Rule, ports: &RangeInclusive<u16>) -> RangeInclusive<u16> {
     rule.looks.iter().fold(ports.clone(), |left, look| match look {
         Look::Ports(wanted) if *wanted.end() < CHOSEN => {

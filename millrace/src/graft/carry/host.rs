@@ -40,7 +40,7 @@ use super::{
 
 /// For a server to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// For one that listens here, where a firewall may keep this host from itself.
+/// Time to connect to a server on this host, where a firewall may keep the host from itself.
 const PATIENCE_ON_LO: Duration = Duration::from_secs(2);
 
 /// Ports that turn out to have a connection to the same server.

@@ -234,7 +234,7 @@ async fn copy_all(local: &mut TcpStream, remote: &mut TcpStream) -> io::Result<(
     tokio::try_join!(there, back).map(drop)
 }
 
-/// As the application itself would, for firewalls.
+/// Connects to the server with the application's owner and mark, so that firewalls see no difference.
 pub async fn connect(context: &Context, (server, owner): (SocketAddr, Owner)) -> io::Result<TcpStream> {
     let socket = socket_of(owner, || context.hooks.socket(server))?;
     let remote = timeout(PATIENCE, socket.connect(server)).await??;

@@ -6,7 +6,7 @@ use rustls::{AlertDescription, Error as Tls};
 /// No place was left for its handshake.
 pub const CROWDED: &str = "crowded";
 
-/// It had the time of a handshake, and another stranger has its place.
+/// The connection had the time of a handshake, and its place went to another stranger.
 #[derive(Debug, thiserror::Error)]
 #[error("it has made way for the next one")]
 pub struct Crowded;

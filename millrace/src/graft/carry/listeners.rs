@@ -18,7 +18,7 @@ const BACKLOG: u32 = 4096;
 const NOBODY4: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 8);
 const NOBODY6: Ipv6Addr = Ipv6Addr::new(0x100, 0, 0, 0, 0, 0, 0, 1);
 
-/// On loopback, IPv6 where there is any, or where nobody can connect to.
+/// Listening sockets on loopback (IPv6 where there is any), or at addresses that nobody can connect to.
 pub struct Listeners {
     v4: TcpListener,
     v6: Option<TcpListener>,
@@ -34,7 +34,7 @@ impl Listeners {
         Self::with((Ipv4Addr::LOCALHOST, Ipv6Addr::LOCALHOST), true)
     }
 
-    /// Nothing reaches them but what is given to them.
+    /// Makes sockets that packets reach only where a program hands them over.
     pub fn nowhere() -> anyhow::Result<Self> {
         Self::with((NOBODY4, NOBODY6), true)
     }

@@ -1,6 +1,6 @@
-//! What the firewall of this host says of connections that are to be carried: its netfilter judges their first packets, a SYN and its answer, which
-//! have the true ends and the true owner and end behind it. Where it does not let them pass a connection is plain TCP, and hears what the firewall
-//! says itself. Where there is no firewall nobody is asked.
+//! Asks the firewall of this host whether connections may be carried. Netfilter judges first packets, a SYN and its answer, which have the true
+//! ends and the true owner; they end behind the firewall. A connection whose first packets do not pass is plain TCP, so the firewall treats it as it
+//! would have. Where there is no firewall nothing is sent.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -35,7 +35,7 @@ use super::{
 
 /// The kernel takes packets with their IP header.
 const PROTOCOL_RAW: i32 = 255;
-/// For a packet to have come through INPUT, which it mostly has before anybody can ask.
+/// Time for a packet to pass INPUT. Mostly it has passed before the first look.
 const PATIENCE: Duration = Duration::from_millis(250);
 const LOOK: Duration = Duration::from_millis(1);
 /// A server that this host itself does not reach past its firewall is not tried again for so long.
@@ -44,14 +44,14 @@ const UNREACHED_MOST: usize = 1024;
 
 macro_rules! verdicts {
     ($($name:ident = $text:literal),* $(,)?) => {
-        /// What was found out of a connection.
+        /// The outcome for a connection.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Verdict { $($name),* }
 
         impl Verdict {
             pub const ALL: &[Self] = &[$(Self::$name),*];
 
-            /// As status, metrics and the documentation call it.
+            /// Returns the name in status, metrics and documentation.
             pub fn name(self) -> &'static str {
                 match self { $(Self::$name => $text),* }
             }
@@ -72,7 +72,7 @@ verdicts! {
 
 pub struct Openings {
     kernel: Kernel,
-    /// Where packets end that have come in.
+    /// The sockets that incoming first packets end at.
     _ends: Listeners,
     firewall: Mutex<Firewall>,
     /// Rules that were named in the log, and are still there.
@@ -126,7 +126,7 @@ impl Openings {
         warn!(%server, "the firewall keeps this host from its own server on lo: connections to it are plain TCP. A rule that accepts what comes in by lo mends it");
     }
 
-    /// What is known before any packet is sent. `None`: nothing.
+    /// Returns the verdict, if it is known before any packet is sent.
     fn ask_first(&self, server: SocketAddr, end: End) -> Option<Verdict> {
         let mut firewall = self.firewall.lock();
         firewall.refresh();
@@ -186,7 +186,7 @@ impl Openings {
         })
     }
 
-    /// Has one come in from where the other end's would come, and sees whether it comes through.
+    /// Injects a first packet as if it came from the other end, and reports whether it passes.
     async fn take(
         &self,
         (from, to): (SocketAddr, SocketAddr),
@@ -247,7 +247,7 @@ impl Openings {
         all
     }
 
-    /// Says of each such rule once that it is there.
+    /// Logs each such rule once.
     pub fn name_rules(&self, ports: [&[RangeInclusive<u16>]; 2]) {
         let (rules, mut named) = (self.rules(ports), self.named.lock());
         for rule in rules.iter().filter(|rule| !named.contains(rule)) {

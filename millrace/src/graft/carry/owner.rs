@@ -6,7 +6,7 @@ use millrace_bpf::graft::hook::Owner;
 use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
 use socket2::SockRef;
 
-/// What the thread is for files and sockets that it makes, until this is dropped.
+/// The identity of the thread for files and sockets that it makes, until this is dropped.
 struct Guise(Uid, Gid);
 
 impl Guise {

@@ -10,8 +10,8 @@ use super::application::Came;
 use super::video::Watched;
 use crate::bench::beside::{Line, Mark, Panel};
 use crate::bench::graft::network::Network;
-use crate::bench::stats::Spread;
 use crate::bench::table::columns;
+use crate::stats::Spread;
 
 /// An application on a network, by one way.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -18,11 +18,11 @@ use super::two_links::{Ends, FIRST, Links, SECOND};
 use crate::bench::at_once::at_once;
 use crate::bench::process::Process;
 use crate::bench::site::Site;
-use crate::bench::stats::{Spread, median_by};
 use crate::bench::table::{columns, write_json};
 use crate::bench::usage::warn_if_busy;
 use crate::lab::{Directions, Node, Settings};
 use crate::progress::Progress;
+use crate::stats::{Spread, median_by};
 
 const PORT: u16 = 7300;
 /// As TCP's packets are.

@@ -6,8 +6,8 @@ use super::Args;
 use super::arm::{Look, Outcome};
 use super::host::{FULL, PARTIAL};
 use super::transfer::Arrival;
-use crate::bench::stats::{Percentiles, median};
 use crate::bench::table::columns;
+use crate::stats::{Percentiles, median};
 
 /// Of the series.
 const BIN_S: f64 = 0.25;

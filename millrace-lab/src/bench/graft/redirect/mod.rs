@@ -19,11 +19,11 @@ use super::host::LIMIT;
 use crate::bench::beside::{self, Panel};
 use crate::bench::process::Process;
 use crate::bench::site::Site;
-use crate::bench::stats::{Percentiles, Spread, median};
 use crate::bench::table::{columns, write_json};
 use crate::bench::usage::{Reading, warn_if_busy};
 use crate::lab::Topology;
 use crate::progress::Progress;
+use crate::stats::{Percentiles, Spread, median};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {

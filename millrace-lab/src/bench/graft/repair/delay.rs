@@ -10,9 +10,9 @@ use super::datagrams::{Graft, Outcome, Pace, Run, message, read};
 use super::{Args, quic, sctp, site};
 use crate::bench::graft::flow::Flow;
 use crate::bench::site::Site;
-use crate::bench::stats::Percentiles;
 use crate::bench::table::columns;
 use crate::progress::Progress;
+use crate::stats::Percentiles;
 
 /// Packets that parity is sent behind.
 const PROTECTED: u64 = 8;

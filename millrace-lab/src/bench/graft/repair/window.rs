@@ -7,9 +7,9 @@ use std::time::Duration;
 use super::datagrams::{Graft, Outcome, Pace, Run};
 use super::{Args, Fill, site};
 use crate::bench::site::Site;
-use crate::bench::stats::Spread;
 use crate::bench::table::columns;
 use crate::progress::Progress;
+use crate::stats::Spread;
 
 const SELECTIVE: &[&str] = &["window", "number", "repair", "acknowledge"];
 const GO_BACK: &[&str] = &["window", "gobackn", "number", "acknowledge"];

@@ -13,9 +13,9 @@ use super::super::packets::forget_words;
 use super::super::repair::datagrams::{message, read};
 use super::{Args, FIRST_PORT, PORT, Pair};
 use crate::bench::site::Site;
-use crate::bench::stats::Percentiles;
 use crate::bench::table::columns;
 use crate::progress::Progress;
+use crate::stats::Percentiles;
 
 struct Arm {
     name: &'static str,

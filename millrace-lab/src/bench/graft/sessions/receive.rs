@@ -13,10 +13,10 @@ use super::super::peers::Peers;
 use super::super::repair::datagrams::{message, read};
 use super::Args;
 use crate::bench::site::Site;
-use crate::bench::stats::Percentiles;
 use crate::bench::table::columns;
 use crate::bench::usage::Reading;
 use crate::progress::Progress;
+use crate::stats::Percentiles;
 
 const TURN: Duration = Duration::from_millis(20);
 /// For what is under way when the last one was sent.

@@ -13,10 +13,10 @@ use super::super::repair::datagrams::{message, read};
 use super::super::repair::{Fill, site};
 use super::Args;
 use super::receive::thread_time;
-use crate::bench::stats::Spread;
 use crate::bench::table::columns;
 use crate::bench::usage::Reading;
 use crate::progress::Progress;
+use crate::stats::Spread;
 
 const WINDOW: u32 = 64;
 /// With headers some 1300 on the wire.

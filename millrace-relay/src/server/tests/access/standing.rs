@@ -126,7 +126,7 @@ async fn fill_has_a_right_of_its_own_and_leaves_that_of_its_subscription() {
     let (publisher, _control) = open(setup).await;
     let publish = Publish { track: in_room("a", "t"), track_alias: 7, ..publish(0) };
     let _published = ask(&publisher, publish.into()).await.accepted().await;
-    let mut stream = open_stream(&publisher, &subgroup(7)).await;
+    let mut stream = open_stream(&publisher, &subgroup(7, 0)).await;
     // An object of one byte, so that there is something to fill.
     stream.write_all(&[0, 1, b'x']).await.unwrap();
     // exact: `until` looks again
