@@ -109,6 +109,14 @@ struct Held {
 }
 
 impl Held {
+    /// Since when nothing was added to it.
+    fn since(&self) -> Instant {
+        match &self.item {
+            Item::Subgroup(subgroup) => subgroup.objects.lock().last_at.unwrap_or(self.since),
+            Item::Datagram(_) => self.since,
+        }
+    }
+
     /// The bytes that history no longer counts.
     fn let_go(&self) -> usize {
         match &self.item {
@@ -218,6 +226,7 @@ impl Track {
             state.bytes += payload.len();
         }
         objects.bytes += payload.len();
+        objects.last_at = Some(Instant::now());
         objects.list.push((id, payload));
     }
 
@@ -289,7 +298,7 @@ impl State {
     fn evict(&mut self, history: History) {
         while self.held.len() > 1 {
             let Some(oldest) = self.held.front() else { return };
-            if self.bytes <= history.max_bytes && oldest.since.elapsed() <= history.max_age {
+            if self.bytes <= history.max_bytes && oldest.since().elapsed() <= history.max_age {
                 return;
             }
             self.bytes -= oldest.let_go();
@@ -304,6 +313,8 @@ struct Objects {
     bytes: usize,
     /// Whether the track's history counts this.
     is_held: bool,
+    /// When the last object was added, or the end came.
+    last_at: Option<Instant>,
     ended: bool,
 }
 
@@ -366,7 +377,9 @@ impl SubgroupWriter {
 
 impl Drop for SubgroupWriter {
     fn drop(&mut self) {
-        self.subgroup.objects.lock().ended = true;
+        let mut objects = self.subgroup.objects.lock();
+        (objects.ended, objects.last_at) = (true, Some(Instant::now()));
+        drop(objects);
         self.subgroup.changed.send_replace(());
     }
 }
@@ -420,6 +433,21 @@ mod tests {
         assert_eq!(track.state.lock().bytes, 30);
         drop(kept_open);
         assert_eq!(groups(&mut listener), [3, 4, 5]);
+    }
+
+    /// Its end is still to be sent when the next one begins.
+    #[test]
+    fn a_long_group_is_as_old_as_its_last_object() {
+        let track = track(History { max_age: Duration::from_secs(10), ..History::default() });
+        let long_ago = Instant::now() - Duration::from_secs(11);
+        let mut long = track.open(0, SubgroupId::Zero, 0);
+        track.state.lock().held[0].since = long_ago;
+        long.write(0, Bytes::from_static(b"x"));
+        track.open(1, SubgroupId::Zero, 0);
+        assert_eq!(track.oldest_group(), Some(0));
+        long.subgroup.objects.lock().last_at = Some(long_ago);
+        track.open(2, SubgroupId::Zero, 0);
+        assert_eq!(track.oldest_group(), Some(1));
     }
 
     #[test]

@@ -23,7 +23,7 @@ use super::{
 pub struct Limits {
     /// Memory for the media of all tracks, bookkeeping included, bytes.
     pub bytes: usize,
-    /// A group is dropped this long after its first byte, unless it is its track's newest.
+    /// A group is dropped this long after the last of it came, unless it is its track's newest.
     pub age: Duration,
 }
 
@@ -111,9 +111,12 @@ impl Cache {
     pub fn expire(&self, now: Instant) {
         let expired = self.take(|entry| {
             let Some(track) = entry.track.upgrade() else { return true };
-            let age = now.saturating_duration_since(entry.first_at);
             let limit = track.max_cache_duration().map_or(self.limits.age, |max| max.min(self.limits.age));
-            age > limit && !track.is_newest(entry.group)
+            let is_old = |since: Instant| now.saturating_duration_since(since) > limit;
+            // The end of a long group is as young as any other object: who lags by a moment still waits for it.
+            is_old(entry.first_at)
+                && !track.is_newest(entry.group)
+                && track.last_at(entry.group).is_none_or(is_old)
         });
         expired.iter().for_each(|entry| self.drop_group(entry));
         let accounts: Vec<_> =

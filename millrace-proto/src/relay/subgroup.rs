@@ -180,6 +180,15 @@ impl Subgroup {
         self.state.read().of(ids).len()
     }
 
+    /// When its last object came, or its end.
+    pub fn last_at(&self) -> Option<Instant> {
+        let state = self.state.read();
+        match state.end {
+            End::Fin { at } => Some(at),
+            _ => state.objects.last().map(|object| object.received_at),
+        }
+    }
+
     pub fn last_object(&self) -> Option<Object> {
         self.state.read().objects.last().cloned()
     }

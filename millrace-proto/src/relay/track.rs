@@ -331,6 +331,15 @@ impl Track {
         state.groups.range(..=last).next_back().is_some_and(|(newest, _)| *newest == group)
     }
 
+    /// When the last of a cached group came: an object, or the end of a stream.
+    pub fn last_at(&self, group: u64) -> Option<Instant> {
+        let state = self.state.lock();
+        let group = state.groups.get(&group)?;
+        let streams = group.subgroups.iter().filter_map(|subgroup| subgroup.last_at());
+        let datagrams = group.datagrams.values().map(|object| object.received_at);
+        Some(streams.chain(datagrams).fold(group.first_at, Instant::max))
+    }
+
     /// The cached group with this ID.
     pub fn group(&self, group: u64) -> Option<Group> {
         self.state.lock().groups.get(&group).cloned()
