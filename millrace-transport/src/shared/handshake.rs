@@ -83,8 +83,9 @@ impl Shared {
         let Plane { path, downstream, .. } = &mut state.plane;
         if remote != path.remote {
             self.counters.address_changes.add(1);
-            if path.on_remote(remote) {
-                downstream.on_path_change(now);
+            match path.on_remote(remote) {
+                true => downstream.on_path_change(now),
+                false => downstream.on_rebinding(),
             }
         }
         !path.is_validated()
