@@ -14,6 +14,7 @@ use crate::{
     log,
     relay::{
         config::{Config, Errors, File, Settings},
+        lasting,
         serve::serve,
         server::Identity,
         tls,
@@ -60,6 +61,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         return print(&format!("{warnings}{keys}the settings are usable\n"));
     }
     let logs = log::start(&config.log).context("log")?;
+    let identity = Identity { lasting: lasting::read_or_make(&config)?, ..identity };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let again = move || load(args.settings.clone(), args.config.as_deref());
     runtime.block_on(serve(config, identity, &logs, again))

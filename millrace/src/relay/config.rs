@@ -60,6 +60,8 @@ pub struct Config {
     pub keystream_bytes: u64,
     pub kernel: Limits,
     pub identity: Identity,
+    /// What stateless resets are made with, if not the private key.
+    pub reset_key_file: Option<PathBuf>,
     /// From where browsers may connect; `None`: they may not.
     pub web: Option<Origins>,
     /// Drafts of MoQ Transport that are spoken, in the server's order of preference.
@@ -84,6 +86,8 @@ pub struct Config {
     pub idle_timeout: Duration,
     pub max_sessions: usize,
     pub max_tracks: usize,
+    /// How long subscriptions wait for a publisher that is gone without a word.
+    pub linger: Duration,
     /// Open requests of one session.
     pub max_requests: usize,
     /// From GOAWAY until sessions that are still open are closed.
@@ -148,6 +152,9 @@ pub enum Gso {
 
 const PORT: u16 = 4443;
 const MAX_SESSIONS: usize = 10_000;
+const LINGER: Duration = Duration::from_secs(5);
+/// Longer than that a publisher is not away, but gone.
+const MAX_LINGER: Duration = Duration::from_secs(3600);
 const CACHE_BYTES: u64 = 256 << 20;
 const RECEIVE_BYTES: u64 = 1 << 30;
 
@@ -314,6 +321,10 @@ settings! {
     /// Write the certificate that is made here, PEM, for --tls-root of clients
     #[arg(long, value_name = "FILE")]
     tls_self_signed_out: PathBuf,
+    /// Secret that stateless resets are made with, by which clients see that the relay was restarted; made if it is not there. Never
+    /// the same on two machines [default: derived from the private key, the machine ID and the address]
+    #[arg(long, value_name = "FILE")]
+    reset_key_file: PathBuf,
     /// Serve browsers too, by WebTransport on the same addresses [default: true]
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     webtransport: bool,
@@ -362,6 +373,9 @@ settings! {
     /// Close a session that is silent for this long [default: 30]
     #[arg(long, value_name = "SECONDS")]
     idle_timeout: Seconds,
+    /// Keep subscriptions for this long when their publisher is gone, in case it comes back; 0 for not at all [default: 5]
+    #[arg(long, value_name = "SECONDS")]
+    linger: Seconds,
     /// Sessions at once [default: 10000]
     #[arg(long, value_name = "N")]
     max_sessions: usize,
@@ -579,6 +593,7 @@ impl Check {
                 settings.tls_self_signed,
                 settings.tls_self_signed_out,
             ),
+            reset_key_file: settings.reset_key_file,
             web: self.web(settings.webtransport.unwrap_or(true), settings.web_origin),
             drafts: self.drafts(settings.drafts),
             cipher_suites: self.cipher_suites(settings.cipher_suites),
@@ -593,6 +608,7 @@ impl Check {
             idle_timeout: self.positive("idle-timeout", settings.idle_timeout, 30),
             max_sessions: self.at_least_one("max-sessions", settings.max_sessions, MAX_SESSIONS),
             max_tracks: self.at_least_one("max-tracks", settings.max_tracks, 100_000),
+            linger: self.linger(settings.linger),
             max_requests: self.at_least_one("max-requests", settings.max_requests, 1000),
             drain_timeout: settings.drain_timeout.map_or(Duration::from_secs(10), |seconds| seconds.0),
             goaway_uri: settings.goaway_uri.map(|url| url.0),
@@ -682,6 +698,14 @@ impl Check {
             self.problem(key, "must be more than 0");
         }
         value
+    }
+
+    fn linger(&mut self, given: Option<Seconds>) -> Duration {
+        let linger = given.map_or(LINGER, |seconds| seconds.0);
+        if linger > MAX_LINGER {
+            self.problem("linger", format!("must be at most {} seconds", MAX_LINGER.as_secs()));
+        }
+        linger
     }
 
     /// The kernel takes no more entries than this in a map.

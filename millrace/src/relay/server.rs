@@ -29,6 +29,7 @@ use super::{
     config::{self, CipherSuite, Config, CongestionControl, DropPolicy, Gso, Queue, Running},
     engine::Chosen,
     guard::{self, Follower, Guard},
+    lasting,
     status::{Status, StatusSource, Web},
     tls,
 };
@@ -62,6 +63,8 @@ pub struct Identity {
     /// Who may do what.
     pub policy: Policy,
     pub key_log: Option<Arc<dyn KeyLog>>,
+    /// By what clients of an earlier process see that the relay was restarted.
+    pub lasting: Option<transport::LastingSecret>,
 }
 
 impl Identity {
@@ -74,6 +77,7 @@ impl Identity {
             client_roots: None,
             policy: Policy::default(),
             key_log: None,
+            lasting: None,
         }
     }
 
@@ -98,6 +102,7 @@ impl Identity {
             client_roots,
             policy,
             key_log: key_log.map(|file| Arc::new(file) as Arc<dyn KeyLog>),
+            lasting: lasting::read(config)?,
         })
     }
 }
@@ -295,6 +300,7 @@ fn relay_config(config: &Config, identity: &Identity) -> millrace_relay::Config 
         },
         max_sessions: config.max_sessions,
         max_tracks: config.max_tracks,
+        linger: config.linger,
         drain_timeout: config.drain_timeout,
         goaway_uri: config.goaway_uri.clone(),
         delays: config.queue.delays.clone(),
@@ -319,6 +325,7 @@ fn transport_config(config: &Config, identity: &Identity) -> transport::Config {
     let base = transport::Config::default();
     transport::Config {
         certificate: Some(Arc::clone(&identity.certificate)),
+        lasting: identity.lasting.clone(),
         client_roots: identity.client_roots.clone(),
         client_certificate: identity.upstream_certificate.clone(),
         trust: match &identity.upstream_roots {
