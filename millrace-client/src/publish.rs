@@ -27,6 +27,9 @@ pub struct Options {
     pub input: Input,
     /// Push the tracks with PUBLISH, without waiting to be asked.
     pub push: bool,
+    /// The ID of the first group of all tracks; without it the time in milliseconds since 1970. Publishers of the same objects that
+    /// stand in for each other need the same one.
+    pub first_group: Option<u64>,
     /// What is kept of a track for those who lag or fetch.
     pub history: History,
     /// Begin when the first subscriber is there.
@@ -106,12 +109,13 @@ pub struct Report {
 /// The relay cannot be reached or does not take the broadcast, the input cannot be read, or the session ends before it; with
 /// [`Options::reconnect`] only what another attempt will not mend.
 pub async fn publish(options: Options, stop: impl Future<Output = ()>) -> Result<Report, Error> {
-    let Options { remote, namespace, input, push, history, wait, reconnect } = options;
+    let Options { remote, namespace, input, push, first_group, history, wait, reconnect } = options;
     let broadcast = Broadcast::new(namespace, history);
+    first_group.into_iter().for_each(|first| broadcast.number_groups_from(first));
     // Its tracks are there before anybody can ask for them.
     let source = Source::new(input, &broadcast)?;
     let (current, sessions) = watch::channel(None);
-    let keeper = Keeper { remote, broadcast: broadcast.clone(), push, reconnect, current };
+    let keeper = Keeper { remote, broadcast: broadcast.clone(), push, reconnect, first_group, current };
     let work = work(source, &broadcast, wait, sessions.clone());
     let generated = tokio::select! {
         result = work => result?,

@@ -182,6 +182,18 @@ impl Error {
         }
     }
 
+    /// What ended the session, if that is what it came from.
+    fn session(&self) -> Option<&session::Error> {
+        match self {
+            Self::Ended(error) | Self::Request(error) => Some(error),
+            Self::NoTrack { source, .. } | Self::Fetch { source, .. } | Self::Join { source, .. } => {
+                Some(source)
+            }
+            Self::Play { source, .. } => source.session(),
+            _ => None,
+        }
+    }
+
     /// Whether nobody publishes the track now.
     fn is_without_publisher(&self) -> bool {
         matches!(self, Self::NoTrack { source, .. } if is_absent(source))
@@ -325,7 +337,7 @@ async fn again<F: Future<Output = Result<End, Error>>>(
         };
         let remote = now.remote;
         now = options.to_go_on();
-        match result {
+        let next = match result {
             Ok(End::Over) => return Ok(()),
             Ok(End::Moved(session, remote)) => {
                 (moved, now.remote) = (Some(session), remote);
@@ -338,6 +350,7 @@ async fn again<F: Future<Output = Result<End, Error>>>(
                 now.remote = remote;
                 let next = pause.after();
                 tracing::warn!("{error}; its publisher may still be on the way, trying again in {next:?}");
+                next
             }
             // As far as it went.
             Err(error) if !options.reconnect && error.is_early() => {
@@ -346,10 +359,17 @@ async fn again<F: Future<Output = Result<End, Error>>>(
             }
             Err(error) if !options.reconnect || !error.may_pass() => return Err(error),
             // At the first relay: where that has sent us it may not be good for ever.
-            Err(error) => tracing::warn!("{error}; trying again in {:?}", pause.after()),
-        }
+            Err(error) => {
+                let next = pause.after_error(error.session());
+                match next.is_zero() {
+                    true => tracing::warn!("{error}: the relay was restarted, connecting again"),
+                    false => tracing::warn!("{error}; trying again in {next:?}"),
+                }
+                next
+            }
+        };
         tokio::select! {
-            () = pause.wait() => {}
+            () = pause.wait_for(next) => {}
             _ = left.wait_for(|left| *left) => return Ok(()),
         }
     }

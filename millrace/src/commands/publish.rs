@@ -49,6 +49,10 @@ pub struct Args {
     /// What the video of each rendition takes, kbit/s, the best first
     #[arg(long, value_delimiter = ',', default_values_t = ladder::KBIT, value_name = "KBIT,...", requires = "ladder")]
     ladder_kbit: Vec<u64>,
+    /// ID of the first group of all tracks, for publishers of the same objects that stand in for each other [default: the time,
+    /// milliseconds since 1970]
+    #[arg(long, value_name = "N")]
+    first_group: Option<u64>,
     /// How much of a track is kept for those who lag or fetch: 500ms, 1m, or a number of seconds
     #[arg(long, default_value = "10s", value_name = "TIME")]
     history: Seconds,
@@ -167,6 +171,7 @@ async fn publish_as_asked(args: Args) -> anyhow::Result<Report> {
     };
     let stop = until_stopped(None)?;
     let options = Options {
+        first_group: args.first_group,
         reconnect: args.connect.reconnect.unwrap_or(true),
         remote: args.connect.remote(),
         namespace,
