@@ -35,8 +35,8 @@ impl Pause {
         self.next
     }
 
-    /// As [`Self::after`], when `error` is why the last attempt is over: none if the peer does not know the session any more, as
-    /// after a restart.
+    /// Returns the pause after an attempt that ended with `error`: as [`Self::after`], or zero if the peer was restarted and does
+    /// not know the session any more.
     pub fn after_error(&mut self, error: Option<&Error>) -> Duration {
         match error.is_some_and(Error::is_forgotten) && self.since.elapsed() > BRIEF {
             true => Duration::ZERO,

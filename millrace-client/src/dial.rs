@@ -192,8 +192,8 @@ pub(crate) struct Prober {
 }
 
 impl Prober {
-    /// Sends two packets. A peer that is there acknowledges the one, and follows us if our address has changed. A peer that has
-    /// forgotten the connection answers the other, if nothing else, with a stateless reset: congestion control, which may hold
+    /// Sends two packets. A living peer acknowledges the first, and follows us if our address has changed. A peer that has
+    /// forgotten the connection answers at least the second with a stateless reset: congestion control, which may hold
     /// everything back by now, does not count it, and its few bytes are not even authentic.
     pub fn probe(&mut self, connection: &quinn::Connection) {
         self.nudges += 1;

@@ -31,7 +31,7 @@ pub(crate) struct Keeper {
     pub push: bool,
     /// Connect again when a session ends, or there is none.
     pub reconnect: bool,
-    /// The first group's ID; `None` until the first session is there, which says what the relay has already.
+    /// The first group's ID; `None` until the first session has said what the relay has already.
     pub first_group: Option<u64>,
     /// Who serves now.
     pub current: watch::Sender<Option<Current>>,
@@ -170,8 +170,8 @@ impl Keeper {
 }
 
 impl Keeper {
-    /// Has the groups begin above what the relay still has of the broadcast, before anybody asks for some. Once only: later
-    /// sessions go on.
+    /// Numbers the groups from above what the relay still has of the broadcast, before anybody asks for some. Later sessions go on
+    /// with these numbers.
     async fn number_groups(&mut self, server: &Server) {
         if self.first_group.is_some() {
             return;

@@ -20,7 +20,7 @@ pub struct Sequencer {
     /// Where a track that is joined in the middle of a group may begin.
     inside: Option<Location>,
     late: u64,
-    /// The last groups of which the first object came out.
+    /// The last groups whose first object came out.
     begun: VecDeque<u64>,
 }
 
@@ -60,7 +60,7 @@ impl Sequencer {
         if self.begins_anew(object.location) {
             tracing::info!(
                 group = object.location.group,
-                "the publisher has begun to number its groups anew"
+                "the publisher was restarted and numbers its groups from the beginning"
             );
             *self = Self { open: std::mem::take(&mut self.open), late: self.late, ..Self::default() };
             self.open.retain(|(group, _), _| *group <= object.location.group);

@@ -179,10 +179,10 @@ pub trait Handler: Send + Sync + 'static {
     fn datagram(&self, _datagram: moq::Datagram) {}
 }
 
-/// What a peer has said of itself.
+/// A peer as its SETUP describes it.
 #[derive(Clone, Debug)]
 struct Peer {
-    /// It knows switching sets.
+    /// Whether switching sets may be asked for.
     switches: bool,
     is_millrace: bool,
 }
@@ -196,7 +196,7 @@ pub struct Session {
     foreign: Foreign,
     next_request: AtomicU64,
     goaway: watch::Sender<Option<String>>,
-    /// What the peer's SETUP says, once it is there.
+    /// The peer's description, once its SETUP has come.
     peer: watch::Sender<Option<Peer>>,
     /// Taken by [`Session::run`].
     prober: Mutex<Option<Prober>>,

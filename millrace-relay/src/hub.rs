@@ -313,7 +313,7 @@ impl Hub {
         Err(refused)
     }
 
-    /// Those that may be asked for `track`.
+    /// Returns the publishers that may be asked for `track`.
     fn publishers_for(&self, track: &LiveTrack, requester: Requester) -> Vec<Arc<dyn Publisher>> {
         let mut publishers = self.publishers_of(track.name().namespace(), requester);
         if !track.may_come_from_upstream() {
@@ -330,13 +330,13 @@ impl Hub {
         }
     }
 
-    /// A publisher of tracks below `namespace` was started again: whoever watches is told that the namespace is gone and there
-    /// again, so that players begin anew, too.
+    /// Tells watchers of `namespace` that it is withdrawn and published again, as a publisher below it was restarted: players start
+    /// over, too.
     pub fn announce_again(&self, namespace: &Namespace) {
         self.namespaces.announce_again(namespace);
     }
 
-    /// Gives up streams over dropped groups, ends subscriptions that have waited for a publisher for too long, ends upstream subscriptions that nobody has needed for a while, and
+    /// Gives up streams over dropped groups. Ends subscriptions that have waited too long for a publisher. Ends upstream subscriptions that nobody has needed for a while, and
     /// forgets tracks that have neither publisher nor subscriber nor cached groups. Call this about twice a second.
     pub fn tidy(&self, now: Instant) {
         self.cache.expire(now);

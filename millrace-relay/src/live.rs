@@ -163,8 +163,8 @@ impl LiveTrack {
         Some(Claim(Arc::clone(self)))
     }
 
-    /// A publisher is about to publish the track. With the first one the track begins anew. Only a gap is left if subscriptions
-    /// have waited for it, or if it is the one from which we unsubscribed for want of subscribers.
+    /// A publisher is about to publish the track. With the first one the track starts over. Only a gap is left if subscriptions have
+    /// waited for it, or if we unsubscribed from it for want of subscribers.
     pub fn prepare(&self, publisher: u64) {
         let upstreams = self.upstreams.lock();
         if !upstreams.is_empty() {

@@ -18,7 +18,7 @@ impl Pauses {
     }
 
     /// Returns the pause after a session that `lasted` so long, zero if none began. `forgotten`: the upstream relay was restarted, and
-    /// is there.
+    /// answers.
     pub fn after(&mut self, lasted: Duration, forgotten: bool) -> Duration {
         if forgotten && lasted > BRIEF {
             self.0 = SHORTEST;

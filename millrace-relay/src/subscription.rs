@@ -478,13 +478,16 @@ impl Subscription {
         }
     }
 
-    /// The track begins anew: what was of it is gone, and it goes on with whatever group comes. Where groups come from several
-    /// renditions, which go by the same IDs, the subscription ends instead.
+    /// Goes on with whatever group comes next, as the track starts over. A subscription whose groups come from several renditions,
+    /// which share their IDs, ends instead.
     pub fn begin_anew(&self, now: Instant) {
         let mut state = self.state.lock();
         if !matches!(state.origin, Origin::Own) {
             drop(state);
-            return self.end(Ended::new(code::Done::INTERNAL_ERROR, "the publisher numbers its groups anew"));
+            return self.end(Ended::new(
+                code::Done::INTERNAL_ERROR,
+                "the publisher numbers its groups from the beginning",
+            ));
         }
         state.options.window = Window::resolve(state.options.filter.as_ref(), None);
         (state.past_end, state.joining) = (false, None);

@@ -24,7 +24,7 @@ pub const RIVAL_PATIENCE: Duration = Duration::from_millis(500);
 pub struct Upstream {
     /// The publisher's session.
     pub publisher: u64,
-    /// That is one with the configured upstream relay.
+    /// Whether that session is with the configured upstream relay.
     pub is_of_upstream: bool,
     connection: Weak<Connection>,
     /// The publisher's track alias.
@@ -47,7 +47,7 @@ pub struct Upstream {
     /// Other publishers were there before.
     rival: AtomicBool,
     standing_by: AtomicBool,
-    /// It is not known yet how the publisher numbers its groups.
+    /// Whether the publisher's numbering of groups is still unknown.
     unnumbered: AtomicBool,
     /// The publisher's largest object when it took over from another one, as it says, until its groups are known.
     returned: Mutex<Option<Option<Location>>>,
@@ -113,7 +113,7 @@ pub enum Ask {
 /// The session that a subscription is in.
 pub struct Place {
     pub session: u64,
-    /// It is one with the configured upstream relay.
+    /// Whether it is with the configured upstream relay.
     pub is_upstream: bool,
     pub connection: Weak<Connection>,
 }
@@ -201,7 +201,7 @@ impl Upstream {
         self.rival.load(Relaxed)
     }
 
-    /// The publisher's groups are others than those of who leads: it is told to send none.
+    /// Asks the publisher for no objects, as its groups are others than the leader's.
     pub fn stand_by(&self) {
         if !self.standing_by.swap(true, Relaxed) {
             self.ask(Ask::Forward(false));
@@ -212,7 +212,7 @@ impl Upstream {
         self.standing_by.load(Relaxed)
     }
 
-    /// Those that published the track before are gone: it comes from here now.
+    /// Makes the publisher the track's first one, as those before it are gone.
     pub fn lead(&self) {
         self.set_rival(false);
         if self.stands_by() {
@@ -228,8 +228,8 @@ impl Upstream {
         self.unnumbered.store(true, Relaxed);
     }
 
-    /// Has `decide` look at the publisher's first group after it took over, and returns what that says; later groups are not
-    /// looked at, but wait until that is done.
+    /// Calls `decide` for the publisher's first group after it took over, and returns its answer. Later groups wait until that is
+    /// done.
     pub fn number(&self, decide: impl FnOnce(Option<Location>) -> bool) -> bool {
         if !self.unnumbered.load(Relaxed) {
             return false;

@@ -22,7 +22,7 @@ pub struct Config {
     pub certificate: Option<Arc<CertifiedKey>>,
     /// Roots that clients' certificates have to lead to. Clients may come without one.
     pub client_roots: Option<Arc<RootCertStore>>,
-    /// What stateless resets and tokens are made with, so that clients of an earlier process know them; without it nobody does.
+    /// The secret of stateless resets and tokens that clients of an earlier process know; without it every process has its own.
     pub lasting: Option<LastingSecret>,
     /// Shown to servers that ask for it when connecting.
     pub client_certificate: Option<Arc<CertifiedKey>>,

@@ -282,8 +282,8 @@ impl Connection {
         false
     }
 
-    /// Probes the peer whenever media came and nothing comes any more, with two packets. One that is there acknowledges the first.
-    /// One that was restarted answers the second, if nothing else, with a stateless reset: congestion control, which may hold
+    /// Probes the peer whenever media came and nothing comes any more, with two packets. A living peer acknowledges the first.
+    /// A peer that was restarted answers at least the second with a stateless reset: congestion control, which may hold
     /// everything back by now, does not count it. Never returns.
     pub async fn probe_when_silent(&self) -> Infallible {
         let mut looks = tokio::time::interval(silence::LOOKS);
@@ -304,7 +304,7 @@ impl Connection {
         self.quic.stats().udp_rx.datagrams
     }
 
-    /// Has quinn send a packet that the peer acknowledges: with a byte more to receive.
+    /// Makes quinn send a packet that the peer acknowledges, by granting a byte more.
     fn nudge(&self) {
         self.quic.set_receive_window(self.shared.window.nudge().into());
     }

@@ -17,7 +17,7 @@ use ring::{hkdf, hmac};
 /// another packet.
 const RESET_INTERVAL: Duration = Duration::from_micros(100);
 
-/// What an endpoint's lasting keys are derived from.
+/// The secret that an endpoint's lasting keys are derived from.
 ///
 /// No two endpoints may have the same: an attacker who sends to the one what was meant for the other would be told the reset token of a
 /// connection that is alive there (RFC 9000, section 21.11). So each endpoint adds its address, and whoever makes the secret adds what
@@ -42,7 +42,7 @@ impl LastingSecret {
         Self(hkdf::Salt::new(hkdf::HKDF_SHA256, machine).extract(secret))
     }
 
-    /// Has an endpoint at `addr` send resets that clients of an earlier process at that address know.
+    /// Makes an endpoint at `addr` send resets that clients of an earlier process at that address know.
     pub(crate) fn apply(&self, addr: SocketAddr, endpoint: &mut EndpointConfig) {
         let reset = hmac::Key::new(hmac::HMAC_SHA256, &self.derive(b"stateless reset", addr));
         let reset: Arc<dyn HmacKey> = Arc::new(reset);
@@ -54,7 +54,7 @@ impl LastingSecret {
             .cid_generator(move || Box::new(HashedConnectionIdGenerator::from_key(id)));
     }
 
-    /// Has a server at `addr` take the tokens that an earlier process at that address has given out.
+    /// Makes a server at `addr` take the tokens that an earlier process at that address has given out.
     pub(crate) fn apply_tokens(&self, addr: SocketAddr, server: &mut ServerConfig) {
         let master = self.derive(b"address validation tokens", addr);
         let key: Arc<dyn HandshakeTokenKey> =

@@ -110,7 +110,7 @@ fn next_packet_is_answered_with_a_reset_that_the_client_knows() {
     assert!(matches!(end(b"secret", b"secret"), ConnectionError::Reset));
 }
 
-/// Nobody can end the connections of a server whose secret he does not have.
+/// An attacker without the secret of a server cannot end its connections.
 #[test]
 fn another_secret_resets_nobody() {
     assert!(matches!(end(b"secret", b"other"), ConnectionError::TimedOut));

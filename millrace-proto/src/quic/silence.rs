@@ -11,7 +11,7 @@ pub const LOOKS: Duration = Duration::from_millis(100);
 const PATIENCE: Duration = Duration::from_millis(500);
 /// How often it is probed from then on.
 const PAUSE: Duration = Duration::from_millis(200);
-/// After so long it is left to the idle time-out.
+/// A peer that is silent for so long is left to the idle time-out.
 const ENOUGH: Duration = Duration::from_secs(60);
 /// A connection is live with [`LIVE`] packets in so many looks: more than keep-alives and answers to probes are.
 const WINDOW: usize = 20;

@@ -218,7 +218,7 @@ impl Namespaces {
         Watch { namespaces, prefix, id, page: VecDeque::new(), present, due: None, events }
     }
 
-    /// Tells those who watch that what `namespace` is published by is gone, and there again.
+    /// Tells watchers that the namespaces which hold `namespace` are withdrawn and published again.
     pub fn announce_again(&self, namespace: &Namespace) {
         let mut state = self.0.lock();
         let published: Vec<_> = namespace.prefixes().filter(|prefix| state.is_announced(prefix)).collect();

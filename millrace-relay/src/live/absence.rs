@@ -1,7 +1,6 @@
-//! Publishers that go and come back: subscriptions wait for the next one, and what it sends may be numbered in another way.
+//! Publishers that go and come back: subscriptions wait for the next one, which may number its groups in another way.
 //!
-//! A track is *established* while it has publishers, *waiting* from the loss of the last one until another one is there or the wait is
-//! over, and without a publisher otherwise. [`LiveTrack::remove_upstream`] and [`LiveTrack::supersede`] begin a wait,
+//! A track is *established* while it has publishers, *waiting* from the loss of the last one until another one comes or the wait is over, and without a publisher otherwise. [`LiveTrack::remove_upstream`] and [`LiveTrack::supersede`] begin a wait,
 //! [`LiveTrack::add_upstream`] and [`LiveTrack::end_wait`] end it.
 
 use std::time::{Duration, Instant};
@@ -20,29 +19,29 @@ use crate::{
     upstream::{Ask, Upstream},
 };
 
-/// How long subscriptions wait at least for a publisher that takes over from a silent one: it is there already.
+/// How long subscriptions wait for the publisher that takes over from a silent one, and that has come already.
 const TAKEOVER: Duration = Duration::from_secs(1);
 
 /// A wait for a publisher.
 pub(super) struct Absence {
     since: Instant,
     until: Instant,
-    /// What the subscriptions end with if nobody comes.
+    /// The end of the subscriptions if nobody comes.
     ended: Ended,
     /// The last publisher was the configured upstream relay.
     was_upstream: bool,
-    /// Who published the track: nobody else takes over its subscriptions.
+    /// The owner of the track: nobody else takes over its subscriptions.
     owner: Option<Identity>,
 }
 
-/// Whether a publisher's group is one of the track.
+/// How a publisher's group relates to the track.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Numbering {
-    /// It is, or a copy of one.
+    /// The group is one of the track, or a copy of one.
     Follows,
-    /// The track begins anew with it: its publisher was started again and numbers from the beginning.
+    /// The track starts over with the group: the publisher was restarted and numbers from the beginning.
     Anew,
-    /// Another publisher is there whose groups are elsewhere: this one is not needed now.
+    /// Another publisher leads, whose groups are elsewhere: this publisher is not needed now.
     StandsBy,
 }
 
@@ -72,18 +71,17 @@ impl LiveTrack {
         *self.absence.lock() = Some(Absence { since: now, until: now + wait, ended, was_upstream, owner });
     }
 
-    /// The track's owner, who may be another one than before, is about to publish it. Returns what the subscriptions that wait for
-    /// the one before are to end with.
+    /// Ends the wait if the track belongs to another owner by now. Returns the end of the subscriptions that have waited.
     pub(super) fn give_up_waiting(&self) -> Option<Ended> {
         let owner = self.owner();
         self.absence.lock().take_if(|absence| absence.owner != owner).map(|absence| absence.ended)
     }
 
-    /// A publisher is there. Returns whether subscriptions have waited for it.
+    /// Ends the wait, as a publisher has come. Returns whether there was one.
     pub(super) fn end_absence(&self, now: Instant) -> bool {
         let Some(absence) = self.absence.lock().take() else { return false };
         let seconds = now.saturating_duration_since(absence.since).as_secs_f64();
-        info!(track = %self.name().typed(), seconds, "a publisher is there again");
+        info!(track = %self.name().typed(), seconds, "another publisher has come");
         true
     }
 
@@ -112,8 +110,8 @@ impl LiveTrack {
         }
     }
 
-    /// Takes the track from a publisher that is silent, for one that is there: what still comes of it is dropped. Returns whether it
-    /// had it.
+    /// Takes the track from a silent publisher, for one that answers. What the silent one still sends is dropped. Returns whether it
+    /// had the track.
     pub fn supersede(&self, silent: &Upstream, now: Instant) -> bool {
         let mut upstreams = self.upstreams.lock();
         let Some(place) = upstreams.iter().position(|other| std::ptr::eq(&**other, silent)) else {
@@ -135,8 +133,8 @@ impl LiveTrack {
         true
     }
 
-    /// Says what a group is that comes from `upstream`, before anything of it is taken. Has the track begin anew, or the publisher stand
-    /// by, where it says so.
+    /// Returns how a group of `upstream` relates to the track, before anything of the group is taken. Makes the track start over, or the
+    /// publisher stand by, where the group shows that.
     pub fn place(&self, upstream: &Upstream, group: u64, now: Instant) -> Numbering {
         if upstream.stands_by() {
             return Numbering::StandsBy;
@@ -159,7 +157,7 @@ impl LiveTrack {
         if anew { Numbering::Anew } else { Numbering::Follows }
     }
 
-    /// Forgets all groups, and has subscriptions go on with whatever group comes.
+    /// Forgets all groups. Subscriptions go on with whatever group comes next.
     fn begin_anew(&self, now: Instant) {
         let mut outbox = Outbox::default();
         self.cache.forget(&self.data);

@@ -52,11 +52,11 @@ pub struct Publications {
     asking: Mutex<HashSet<u32>>,
     /// Tasks that wait for the answer to such a number.
     answered: Waiters<u32>,
-    /// Namespaces of tracks that have begun anew with the peer.
+    /// Namespaces of tracks that the peer has made start over.
     renumbered: Mutex<HashSet<Namespace>>,
 }
 
-/// What a publisher says of its track.
+/// A publisher's description of its track.
 struct Given {
     alias: u64,
     largest: Option<Location>,
@@ -290,7 +290,7 @@ impl Publications {
         match track.place(upstream, group, Instant::now()) {
             Numbering::Follows => true,
             Numbering::Anew => {
-                info!(session, track = %track.name().typed(), group, "the publisher numbers its groups anew: so does the track");
+                info!(session, track = %track.name().typed(), group, "the publisher numbers its groups from the beginning: so does the track");
                 let namespace = track.name().namespace();
                 if self.renumbered.lock().insert(namespace.clone()) {
                     self.context.hub().announce_again(namespace);
@@ -304,7 +304,7 @@ impl Publications {
                         session,
                         track = %track.name().typed(),
                         group,
-                        "stands by: another session publishes this track with other groups, and is there"
+                        "stands by: another session publishes this track with other group IDs, and answers"
                     );
                 }
                 false
@@ -376,7 +376,7 @@ impl Publications {
             info!(
                 session = self.context.id(),
                 track = %published.track.name().typed(),
-                "another session publishes this track, and is there: objects with its group IDs are copies, with others this one stands by"
+                "another session publishes this track, and answers: this session's objects are copies if their group IDs agree, else it stands by"
             );
         }
         if self.context.is_upstream() && self.context.peer_goes_away() {

@@ -60,7 +60,7 @@ pub struct Config {
     pub keystream_bytes: u64,
     pub kernel: Limits,
     pub identity: Identity,
-    /// What stateless resets are made with, if not the private key.
+    /// File with the secret of stateless resets; `None`: it comes from the private key.
     pub reset_key_file: Option<PathBuf>,
     /// From where browsers may connect; `None`: they may not.
     pub web: Option<Origins>,

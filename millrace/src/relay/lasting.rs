@@ -13,7 +13,7 @@ use super::{
 };
 use crate::http::token::{Error, TokenFile};
 
-/// Where a Linux machine says which it is (machine-id(5)).
+/// The file with a Linux machine's ID (machine-id(5)).
 const MACHINE_ID: &str = "/etc/machine-id";
 const HOSTNAME: &str = "/proc/sys/kernel/hostname";
 
@@ -31,7 +31,7 @@ pub fn read(config: &Config) -> anyhow::Result<Option<LastingSecret>> {
     }
 }
 
-/// As [`read`], and makes the file that the settings name if it is not there.
+/// Does what [`read`] does, and makes the file that the settings name if it does not exist.
 ///
 /// # Errors
 /// As there; the file cannot be written.
@@ -57,7 +57,7 @@ fn of_private_key(identity: &Identity) -> anyhow::Result<Option<LastingSecret>> 
     Ok(Some(LastingSecret::new(key.secret_der(), machine.as_bytes())))
 }
 
-/// What tells this machine from others that have the same private key; `None` where nothing does for certain, as in most containers.
+/// Returns what tells this machine from others with the same private key; `None` where nothing does for certain, as in most containers.
 /// The host's name is a part of it: machines that were cloned may have one ID.
 fn machine(id: &Path, hostname: &Path) -> Option<String> {
     let read = |path: &Path| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();

@@ -63,7 +63,7 @@ pub struct Identity {
     /// Who may do what.
     pub policy: Policy,
     pub key_log: Option<Arc<dyn KeyLog>>,
-    /// By what clients of an earlier process see that the relay was restarted.
+    /// The secret by which clients of an earlier process see that the relay was restarted.
     pub lasting: Option<transport::LastingSecret>,
 }
 
