@@ -196,8 +196,8 @@ int gate_egress(struct __sk_buff *skb)
 	now = bpf_map_lookup_elem(&active, &zero);
 	if (!now)
 		return PASS_ON;
-	if (parse_udp_on(skb, is_bare(now, skb->ifindex), &packet) || bpf_skb_load_bytes(skb, packet.payload_offset, &first, 1) ||
-	    !(first & QUIC_LONG_HEADER))
+	if (parse_udp_on(skb, is_bare(now, skb->ifindex), &packet) ||
+	    bpf_skb_load_bytes(skb, packet.payload_offset, &first, 1) || !(first & QUIC_LONG_HEADER))
 		return PASS_ON;
 	to_address(&server, packet.source, packet.family);
 	to_address(&opening.address, packet.destination, packet.family);

@@ -147,7 +147,8 @@ static __noinline int make_version_negotiation(struct gate_work *work, const str
 	return 0;
 }
 
-#define ANSWER_FROM_MAX (ANSWER_AT - UDP_BYTES - IPV4_BYTES) /* where an answer may begin: no link layer, IPv4 */
+#define ANSWER_FROM_MAX \
+	(ANSWER_AT - UDP_BYTES - IPV4_BYTES) /* where an answer may begin: no link layer, IPv4 */
 
 /* Swaps the addresses and keeps type and tags, always as many bytes as two tags take. The IP header covers the rest; where there is no
  * link layer, it covers all of it together with the UDP header.

@@ -169,9 +169,14 @@ async fn a_client_that_a_nat_forgot_is_served_at_its_next_packet() {
     in_time(pair.receive_data(0..50, 8000)).await;
     pair.proxy.forget();
     pair.owe(50..1050, 8000);
-    let timeouts = || pair.server.downstream().stats().recovery.probe_timeouts;
-    let before = timeouts(); // exact: it is compared with what comes
-    async_wait_until("time-outs", timeouts, |timeouts| *timeouts >= before + TIMEOUTS).await;
+    // exact: what comes is compared with what there was.
+    let before = pair.server.downstream().stats().recovery.probe_timeouts;
+    async_wait_until(
+        "time-outs",
+        || pair.server.downstream().stats().recovery.probe_timeouts,
+        |timeouts| *timeouts >= before + TIMEOUTS,
+    )
+    .await;
     let begin = Instant::now();
     let (_, first) = in_time(async { tokio::join!(pair.echo(1, 10), pair.client.accept_uni()) }).await;
     let took = begin.elapsed();
