@@ -96,6 +96,9 @@ struct Figures {
     behind_edge: Option<Gap>,
 }
 
+/// One viewer's part of a round, if it has one.
+type OfViewer = fn(&Figures) -> Option<Gap>;
+
 pub fn run(args: Args) -> anyhow::Result<()> {
     args.check()?;
     warn_if_busy()?;
@@ -122,7 +125,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 }
 
 impl Row {
-    fn gaps(&self, of: fn(&Figures) -> Option<Gap>) -> Vec<Gap> {
+    fn gaps(&self, of: OfViewer) -> Vec<Gap> {
         self.rounds.iter().flatten().filter_map(of).collect()
     }
 
@@ -150,7 +153,7 @@ fn render(rows: &[Row]) -> String {
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     let mut errors = String::new();
     for row in rows {
-        let viewers: [(&str, fn(&Figures) -> Option<Gap>); 2] =
+        let viewers: [(&str, OfViewer); 2] =
             [("its client", |it| Some(it.viewer)), ("behind an edge", |it| it.behind_edge)];
         for (viewer, of) in viewers {
             let gaps = row.gaps(of);
