@@ -28,6 +28,8 @@ use crate::stats::{Arrival, Figures, Report};
 const QUEUE: usize = 256;
 /// How long a player waits for a group that does not come.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// How long it waits for one after a silence that was longer than that: what has not come by now was published meanwhile.
+const PATIENCE_AFTER_SILENCE: Duration = Duration::from_millis(200);
 /// How long a session may take to be closed when it is time to leave.
 const LEAVING: Duration = Duration::from_secs(3);
 /// How long a track may be missing where GOAWAY has sent its subscriber: the publisher was sent there as well, and may come later.
@@ -729,6 +731,7 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
         let mut written = 0;
         // Until when what is missing is waited for.
         let mut patience = None;
+        let mut last_out = Instant::now();
         let mut over = std::pin::pin!(subscription.done());
         let (mut is_over, mut last) = (false, None);
         loop {
@@ -752,7 +755,7 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
                 () = until(patience) => force = true,
             }
             while let Some(object) = sequencer.pop(force) {
-                (force, patience) = (false, None);
+                (force, patience, last_out) = (false, None, Instant::now());
                 self.write_object(&mut wrap, &object).await?;
                 written += 1;
                 if self.options.count.is_some_and(|count| written >= count) {
@@ -760,7 +763,10 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
                 }
             }
             if sequencer.is_waiting() {
-                patience.get_or_insert_with(|| Instant::now() + PATIENCE);
+                patience.get_or_insert_with(|| {
+                    let was_silent = last_out.elapsed() > PATIENCE;
+                    Instant::now() + if was_silent { PATIENCE_AFTER_SILENCE } else { PATIENCE }
+                });
             } else {
                 patience = None;
             }
