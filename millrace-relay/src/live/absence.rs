@@ -19,7 +19,7 @@ use crate::{
     upstream::{Ask, Upstream},
 };
 
-/// How long subscriptions wait for the publisher that takes over from a silent one, and that has come already.
+/// How long subscriptions wait at least for the publisher that takes over from a silent one.
 const TAKEOVER: Duration = Duration::from_secs(1);
 
 /// A wait for a publisher.
@@ -110,9 +110,9 @@ impl LiveTrack {
         }
     }
 
-    /// Takes the track from a silent publisher, for one that answers. What the silent one still sends is dropped. Returns whether it
-    /// had the track.
-    pub fn supersede(&self, silent: &Upstream, now: Instant) -> bool {
+    /// Takes the track from a silent publisher, for one that answers. What the silent one still sends is dropped. Subscriptions `wait`
+    /// for so long, as the other one may not have the track yet. Returns whether the silent one had the track.
+    pub fn supersede(&self, silent: &Upstream, wait: Duration, now: Instant) -> bool {
         let mut upstreams = self.upstreams.lock();
         let Some(place) = upstreams.iter().position(|other| std::ptr::eq(&**other, silent)) else {
             return false;
@@ -124,7 +124,7 @@ impl LiveTrack {
             Some(_) => {}
             None => {
                 let ended = Ended::new(code::Done::INTERNAL_ERROR, "the publisher is silent");
-                self.begin_wait(silent, &ended, (now, TAKEOVER));
+                self.begin_wait(silent, &ended, (now, wait.max(TAKEOVER)));
             }
         }
         drop(upstreams);
@@ -253,7 +253,7 @@ mod tests {
         assert!(second.is_rival() && !first.is_rival());
         second.stand_by();
         assert_eq!(track.place(&second, 7, now), Numbering::StandsBy);
-        assert!(track.supersede(&first, now) && !track.supersede(&first, now));
+        assert!(track.supersede(&first, WAIT, now) && !track.supersede(&first, WAIT, now));
         assert!(!second.is_rival() && !second.stands_by() && !track.is_waiting());
         assert_eq!(track.place(&second, 7, now), Numbering::Follows, "nothing has come before");
     }

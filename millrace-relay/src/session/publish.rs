@@ -272,7 +272,7 @@ impl Publications {
             let Ok((answers, rival)) = answered else { continue };
             if answers {
                 others = true;
-            } else if track.supersede(&rival, Instant::now()) {
+            } else if track.supersede(&rival, self.context.hub().limits.absence, Instant::now()) {
                 info!(
                     session = self.context.id(),
                     silent = rival.publisher,
@@ -282,6 +282,15 @@ impl Publications {
             }
         }
         others
+    }
+
+    /// Takes a track that the peer has refused from silent sessions of the same owner. A publisher that was restarted may announce its
+    /// namespace before it has the track: it is asked again while subscriptions wait.
+    pub async fn relieve(&self, track: &Arc<LiveTrack>) {
+        let rights = self.context.authority().may_serve(track.name());
+        if rights.is_ok_and(|rights| track.is_open_to(&rights.identity())) {
+            self.settle_rivals(track).await;
+        }
     }
 
     /// Whether a group of the peer's is to be taken; says so where the publisher or its numbering has changed.

@@ -149,6 +149,26 @@ async fn publisher_that_comes_back_takes_over_from_its_silent_session() {
     assert!(status.sessions.iter().filter(|session| session.publisher).count() >= 1);
 }
 
+/// A publisher of media has a track once it has read what its encoder begins with.
+#[tokio::test]
+async fn publisher_that_has_not_made_its_track_yet_is_asked_again() {
+    let relay = lingering();
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let (mut subscriber, _request, _ok, _upstream) =
+        first_subscriber(&relay, &mut publisher, &track, 1).await;
+    publish(&publisher, 1, 1000).await;
+    expect_group(&mut subscriber, 1000).await;
+    silence(&publisher);
+    let mut again = relay.peer().await;
+    let _namespace = again.publish_namespace("live/cam").await;
+    let (message, mut request) = patiently(again.requests.recv()).await.unwrap();
+    assert!(matches!(message, Message::Subscribe(_)), "{message:?}");
+    request.refuse(code::Request::DOES_NOT_EXIST, "not yet").await.unwrap();
+    let (_upstream, _) = again.accept_subscribe(&track, 5).await;
+    publish(&again, 5, 2000).await;
+    expect_group(&mut subscriber, 2000).await;
+}
+
 /// As moq-pub does: players that were there go on with the lower numbers, and those who come later have no stale group.
 #[tokio::test]
 async fn publisher_that_numbers_from_zero_again_begins_the_track_anew() {
