@@ -77,6 +77,17 @@ impl Broadcast {
         Ok(track)
     }
 
+    /// Ends a track, and has nobody find it any more.
+    pub fn remove(&self, track: &Arc<Track>) {
+        let mut tracks = self.tracks.lock();
+        // Another may have its name by now.
+        if tracks.get(track.name.name()).is_some_and(|known| Arc::ptr_eq(known, track)) {
+            tracks.remove(track.name.name());
+        }
+        drop(tracks);
+        track.end();
+    }
+
     pub fn get(&self, name: &TrackName) -> Option<Arc<Track>> {
         let track = self.tracks.lock().get(name.name()).cloned();
         track.filter(|track| track.name == *name)

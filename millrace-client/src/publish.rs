@@ -1,22 +1,20 @@
 //! A broadcast towards a relay: generated objects, or fragmented MP4.
 
 use std::io;
-use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::sync::Arc;
 
 use millrace_proto::moq::Namespace;
 use millrace_proto::moq::name::NameError;
 use millrace_proto::moq::property::TrackProperties;
 use serde::Serialize;
-use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::io::AsyncRead;
 use tokio::sync::watch;
-use tokio::time::Instant;
 
 use crate::broadcast::{Broadcast, History, Track};
 use crate::generate::{Generated, Generator};
 pub use crate::keep::Error as SessionError;
 use crate::keep::{Current, Keeper};
-use crate::media::{self, Boxes, Cut, Media, Packaging, Renditions};
+use crate::media::{self, Cut, Media, Pace, Packaging, Renditions, Stopped, play};
 use crate::session::Remote;
 
 /// What to publish, where, and how.
@@ -85,6 +83,15 @@ pub enum Error {
     Generator,
     #[error("a task failed: {0}")]
     Task(#[from] tokio::task::JoinError),
+}
+
+impl From<Stopped> for Error {
+    fn from(stopped: Stopped) -> Self {
+        match stopped {
+            Stopped::Media(error) => Self::Media(error),
+            Stopped::Read(error) => Self::Read(error),
+        }
+    }
 }
 
 /// What was published, and what became of its packets.
@@ -194,14 +201,16 @@ impl Source {
         match self {
             Self::Generated(generator, track) => generate(generator, track).await.map(Some),
             Self::Media { media, reader, realtime } => {
-                let pace = realtime.then(OnceLock::new);
-                play(*media, reader, pace.as_ref()).await.map(|()| None)
+                let pace = realtime.then(Pace::new);
+                play(*media, reader, pace.as_ref()).await?;
+                Ok(None)
             }
             Self::Ladder(ladder) => {
                 let [best, middle, least] = *ladder;
-                let pace = OnceLock::new();
+                let pace = Pace::new();
                 let play = |(media, reader)| play(media, reader, Some(&pace));
-                tokio::try_join!(play(best), play(middle), play(least)).map(|_| None)
+                tokio::try_join!(play(best), play(middle), play(least))?;
+                Ok(None)
             }
         }
     }
@@ -216,45 +225,4 @@ async fn generate(generator: Generator, track: Arc<Track>) -> Result<Generated, 
     };
     std::thread::Builder::new().name("generate".into()).spawn(generate).map_err(Error::Thread)?;
     ended.await.map_err(|_| Error::Generator)
-}
-
-/// When the first fragment was published, and its time in the media.
-type Pace = OnceLock<(Instant, Duration)>;
-
-/// So much media is not all published at once by mistake unnoticed.
-const NOTICED: Duration = Duration::from_secs(2);
-
-async fn play(
-    mut media: Media,
-    mut reader: Box<dyn AsyncRead + Unpin>,
-    pace: Option<&Pace>,
-) -> Result<(), Error> {
-    let mut boxes = Boxes::default();
-    let mut piece = vec![0; 64 << 10];
-    let (own, mut length) = (Pace::new(), None);
-    loop {
-        while let Some((kind, bytes)) = boxes.pop()? {
-            let Some(time) = media.take(kind, bytes)? else { continue };
-            let (start, first) = *pace.unwrap_or(&own).get_or_init(|| (Instant::now(), time));
-            let since = time.saturating_sub(first);
-            length = Some(since);
-            if pace.is_some() {
-                tokio::time::sleep_until(start + since).await;
-            }
-        }
-        match reader.read(&mut piece).await.map_err(Error::Read)? {
-            0 => break,
-            length => boxes.push(&piece[..length]),
-        }
-    }
-    let length = length.ok_or(media::Error::Empty)?;
-    let took = own.get().map_or(length, |(start, _)| start.elapsed());
-    if length > NOTICED && length > 2 * took {
-        tracing::warn!(
-            "{:.1} s of media were published in {:.1} s: for input that is not live there is --realtime",
-            length.as_secs_f64(),
-            took.as_secs_f64()
-        );
-    }
-    Ok(())
 }

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use crate::again::{Pause, successor};
 use crate::alternates::{self, Alternates, Subscribed};
-use crate::media::{self, CATALOG, Catalog, INIT, Part, Playlist, Wrap, playable};
+use crate::media::{self, CATALOG, Catalog, Choice, INIT, Part, Playlist, Wrap, playable};
 use crate::object::{Object, ObjectStream};
 use crate::order::Sequencer;
 use crate::receive::{Receiver, Sink, Step};
@@ -49,6 +49,8 @@ pub struct Options {
     pub track: Option<String>,
     /// Take the names of the tracks from the catalog.
     pub catalog: bool,
+    /// Which tracks to play.
+    pub choice: Choice,
     /// Subscribe to all tracks that the catalog has for the same content, of which the relay sends each group of one: the one
     /// that the path has room for (draft-wilaw-moq-moqt-ssts).
     pub adaptive: bool,
@@ -76,6 +78,7 @@ impl Options {
             namespace,
             track: None,
             catalog: false,
+            choice: Choice::default(),
             adaptive: false,
             join_groups: None,
             fetch: None,
@@ -188,9 +191,7 @@ impl Error {
     fn session(&self) -> Option<&session::Error> {
         match self {
             Self::Ended(error) | Self::Request(error) => Some(error),
-            Self::NoTrack { source, .. } | Self::Fetch { source, .. } | Self::Join { source, .. } => {
-                Some(source)
-            }
+            Self::NoTrack { source, .. } | Self::Fetch { source, .. } | Self::Join { source, .. } => Some(source),
             Self::Play { source, .. } => source.session(),
             _ => None,
         }
@@ -625,29 +626,50 @@ impl<O> Clone for Player<O> {
 
 impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
     async fn media(&self) -> Result<(), Error> {
-        let Playlist { init, tracks } = self.playlist().await?;
-        let is_new = self.written.lock().replace(init.clone()) != Some(init.clone());
-        if is_new {
-            self.write(&init).await?;
-        }
-        let mut playing = JoinSet::new();
-        for part in tracks {
-            playing.spawn(self.clone().track(part));
-        }
-        while let Some(result) = playing.join_next().await {
-            result??;
+        let mut next = Some(self.playlist().await?);
+        while let Some(Playlist { init, tracks }) = next {
+            let is_new = self.written.lock().replace(init.clone()) != Some(init.clone());
+            if is_new {
+                self.write(&init).await?;
+            }
+            let names: Vec<_> = tracks.iter().map(|part| part.name.clone()).collect();
+            let mut playing = JoinSet::new();
+            for part in tracks {
+                playing.spawn(self.clone().track(part));
+            }
+            while let Some(result) = playing.join_next().await {
+                result??;
+            }
+            next = self.successor(&names).await;
         }
         Ok(())
     }
 
-    /// What to play: by the names that moq-pub gives, or by its catalog; of a broadcast that has neither by that of MSF.
+    /// Returns what to play once all tracks have ended: other ones, if the catalog has those by now, since the publisher's input has begun
+    /// anew.
+    async fn successor(&self, before: &[String]) -> Option<Playlist> {
+        if self.options.fetch.is_some() || self.options.count.is_some() {
+            return None;
+        }
+        let catalog = tokio::time::timeout(CATALOG_WAIT, read_msf(&self.receiver, &self.options)).await.ok()?.ok()?;
+        let playlist = Playlist::of(&catalog, &self.options.choice).ok()??;
+        let is_known = |part: &Part| before.contains(&part.name);
+        (!playlist.tracks.iter().any(is_known)).then_some(playlist)
+    }
+
+    /// Returns what to play: by the names that moq-pub gives, or by its catalog; of a broadcast that has neither, or where something is chosen,
+    /// by that of MSF.
     async fn playlist(&self) -> Result<Playlist, Error> {
+        if !self.options.choice.is_default() {
+            let catalog = read_msf(&self.receiver, &self.options).await?;
+            return Playlist::of(&catalog, &self.options.choice)?.ok_or(Error::NothingToPlay);
+        }
         let known = self.as_moq_pub_does().await;
         if !matches!(&known, Err(Error::NoTrack { source, .. }) if is_absent(source)) {
             return known;
         }
         match tokio::time::timeout(CATALOG_WAIT, read_msf(&self.receiver, &self.options)).await {
-            Ok(Ok(catalog)) => Playlist::of(&catalog)?.ok_or(Error::NothingToPlay),
+            Ok(Ok(catalog)) => Playlist::of(&catalog, &self.options.choice)?.ok_or(Error::NothingToPlay),
             _ => known,
         }
     }
