@@ -293,7 +293,7 @@ fn clock_and_events_stay_in_front_of_their_fragments_and_are_timelines() {
         .concat(),
     );
     let mut input = fs::read(kept().join("prft.mp4")).unwrap();
-    let moof = boxes::children(&input)
+    let moof: usize = boxes::children(&input)
         .unwrap()
         .iter()
         .take_while(|it| it.kind != *b"moof")
