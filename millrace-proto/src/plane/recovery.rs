@@ -441,18 +441,9 @@ impl<T: Clone> Recovery<T> {
         self.packet_threshold = PACKET_THRESHOLD;
         self.ecn.on_path_change();
         self.offload_marks = None;
+        self.pto_count = 0;
         self.blamed = 0;
         self.reduced_at = Some(now);
-        self.on_rebinding();
-    }
-
-    /// The peer has turned up at another address. What was sent since it moved is lost, which says nothing of the path: probes find out what
-    /// arrived at once, instead of after time-outs that have doubled meanwhile.
-    pub fn on_rebinding(&mut self) {
-        self.pto_count = 0;
-        if self.own_packets > 0 {
-            self.probes = PROBES;
-        }
     }
 
     /// A packet that elicits an acknowledgement leaves.

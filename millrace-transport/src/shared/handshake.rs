@@ -83,9 +83,8 @@ impl Shared {
         let Plane { path, downstream, .. } = &mut state.plane;
         if remote != path.remote {
             self.counters.address_changes.add(1);
-            match path.on_remote(remote) {
-                true => downstream.on_path_change(now),
-                false => downstream.on_rebinding(),
+            if path.on_remote(remote) {
+                downstream.on_path_change(now);
             }
         }
         !path.is_validated()

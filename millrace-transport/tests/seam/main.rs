@@ -158,7 +158,7 @@ async fn a_new_address_of_the_client_is_followed() {
 }
 
 /// A NAT forgets a client that only receives. All that is sent fills the window and is lost, and time-outs double. The client's next packet ends
-/// that: it does not wait for the next time-out.
+/// that: quinn's challenge is acknowledged, which says what is lost, and nothing waits for the next time-out.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_a_nat_forgot_is_served_at_its_next_packet() {
     /// The last time-out that is waited for is followed by one after about 3 s.

@@ -101,11 +101,6 @@ impl Downstream {
         self.pacer = Pacer::new(self.recovery.mtu(), now);
     }
 
-    /// The connection moved to another port of a NAT: the path is the same.
-    pub fn on_rebinding(&mut self) {
-        self.recovery.on_rebinding();
-    }
-
     /// The newest round-trip sample.
     pub fn latest_rtt(&self) -> Duration {
         self.recovery.rtt.latest()

@@ -159,26 +159,6 @@ fn probe_timeouts_back_off_until_an_ack() {
     assert!(waits < RTT * 4, "no backoff any more: {waits:?}");
 }
 
-/// Time-outs have doubled while a NAT had forgotten the peer. Once it is found, there are probes without another time-out.
-#[test]
-fn a_peer_at_another_port_is_probed_at_once() {
-    let mut lab = Lab::warm();
-    lab.recovery.on_rebinding();
-    assert_eq!(lab.recovery.probes(), 0, "nothing is in flight");
-    lab.send(1);
-    for _ in 0..4 {
-        assert!(lab.expire());
-        lab.send(2);
-    }
-    assert_eq!(lab.recovery.probes(), 0);
-    lab.recovery.on_rebinding();
-    assert_eq!(lab.recovery.probes(), 2);
-    let sent = lab.now;
-    lab.send(2);
-    assert!(lab.expire());
-    assert_eq!(lab.now, sent + RTT + 200 * MS + MAX_ACK_DELAY, "no backoff any more");
-}
-
 #[test]
 fn no_probes_for_the_quic_stack() {
     let mut lab = Lab::warm();
