@@ -114,9 +114,7 @@ impl Keeper {
                             match next.is_zero() {
                                 true => tracing::warn!("the relay was restarted, connecting again"),
                                 false => {
-                                    tracing::warn!(
-                                        "the session ended: {error}; connecting again in {next:?}"
-                                    );
+                                    tracing::warn!("the session ended: {error}; connecting again in {next:?}");
                                 }
                             }
                         }
@@ -164,7 +162,7 @@ impl Keeper {
             true => live.pushing = Some(tokio::spawn(push_all(server, self.broadcast.clone(), done))),
             false => live._announced = Some(server.announce().await.map_err(Error::Announce)?),
         }
-        tracing::info!(name = %self.broadcast.namespace(), host = %self.remote.url.authority(), "publishing");
+        tracing::info!(name = %self.broadcast.namespace().typed(), host = %self.remote.url.authority(), "publishing");
         Ok(live)
     }
 }

@@ -218,6 +218,7 @@ settings! {
     // No documentation comment: rustdoc would take `[::]` for a link.
     #[arg(
         long,
+        value_delimiter = ',',
         value_name = "ADDR:PORT",
         help = "UDP address to serve MoQ on, :PORT for all of them, repeatable [default: 127.0.0.1:4443 and [::1]:4443]"
     )]
@@ -234,10 +235,10 @@ settings! {
     /// IDs of tokens that are not good any more, one a line; read again when it changes
     #[arg(long, value_name = "FILE")]
     token_revoked: PathBuf,
-    /// Audiences of which tokens may be for one, if they are for somebody
+    /// Audiences of which tokens may be for one, if they are for somebody; repeatable
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     token_audience: Vec<String>,
-    /// Issuers that token-keys and token-secrets speak for [default: any without an [[issuer]] table in the file]
+    /// Issuers that token-keys and token-secrets speak for, repeatable [default: any without an [[issuer]] table in the file]
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     token_issuer: Vec<String>,
     /// Tokens that one session may register, bytes [default: 16KiB]
@@ -276,7 +277,7 @@ settings! {
     /// How media packets leave [default: auto]
     #[arg(long, value_enum)]
     engine: EngineChoice,
-    /// Interfaces that packets arrive on, for engine kernel and the gate [default: those of the listen addresses]
+    /// Interfaces that packets arrive on, for engine kernel and the gate, repeatable [default: those of the listen addresses]
     #[arg(long, value_delimiter = ',', value_name = "IF")]
     interface: Vec<String>,
     /// Guard the relay's ports at XDP [default: auto]
@@ -331,10 +332,10 @@ settings! {
     /// Origins of web pages that may connect, such as https://example.org, repeatable [default: any]
     #[arg(long, value_delimiter = ',', value_name = "ORIGIN")]
     web_origin: Vec<String>,
-    /// Drafts of MoQ Transport to speak, of which the newest that a peer knows is taken [default: 18 to 22]
+    /// Drafts of MoQ Transport to speak, of which the newest that a peer knows is taken; repeatable [default: 18 to 22]
     #[arg(long, value_delimiter = ',', value_name = "N")]
     drafts: Vec<DraftNumber>,
-    /// Cipher suites in order of preference [default: all, as listed]
+    /// Cipher suites in order of preference, repeatable [default: all, as listed]
     #[arg(long, value_enum, value_delimiter = ',')]
     cipher_suites: Vec<CipherSuite>,
     /// Congestion control of media [default: bbr]
@@ -426,7 +427,7 @@ settings! {
     #[arg(long, value_name = "FILE")]
     http_token_file: TokenFile,
     /// A name under which HTTP is asked, besides addresses and localhost, repeatable
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
     http_name: Vec<String>,
     /// A level (error, warn, info, debug, trace) or directives (info,millrace=debug) [default: info]
     #[arg(long, value_name = "LEVEL")]

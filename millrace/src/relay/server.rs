@@ -33,7 +33,7 @@ use super::{
     status::{Status, StatusSource, Web},
     tls,
 };
-use crate::log;
+use crate::{log, pem};
 
 /// A running relay.
 pub struct Server {
@@ -89,9 +89,9 @@ impl Identity {
         let certificate = tls::identity(&config.identity, names(config)).context("certificate")?;
         let root = config.upstream.as_ref().and_then(|upstream| upstream.tls_root.as_ref());
         let upstream_roots =
-            root.map(|root| tls::roots(root)).transpose().context("upstream-tls-root")?.map(Arc::new);
+            root.map(|root| pem::roots(root)).transpose().context("upstream-tls-root")?.map(Arc::new);
         let shown = config.upstream.as_ref().and_then(|upstream| upstream.identity.as_ref());
-        let shown = shown.map(|(cert, key)| tls::read(cert, key)).transpose().context("upstream-tls-cert")?;
+        let shown = shown.map(|(cert, key)| pem::pair(cert, key)).transpose().context("upstream-tls-cert")?;
         let key_log = config.key_log_file.as_ref().map(|path| tls::KeyLogFile::open(path));
         let key_log = key_log.transpose().context("key-log-file")?;
         let access::Loaded { policy, client_roots, .. } = access::read(&config.access)?;
