@@ -10,7 +10,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use millrace_testkit::{show_log_on_panic, wait_until};
+use millrace_testkit::show_log_on_panic;
 use process::{Relay, millrace, wait_for};
 
 /// A publisher or a player.
@@ -129,7 +129,7 @@ fn media_of_other_muxers_plays_from_the_start_and_late() {
     for (name, flag, publisher, first) in &mut running {
         let half = size(&kept(&format!("{name}.mp4"))) / 3;
         let written = relay.path(&format!("{name}-first.mp4"));
-        wait_until("a third of the media at the first player", || size(&written) > half);
+        wait_for("a third of the media at the first player", || size(&written) > half);
         let mut late = Client::start(&relay, &format!("{name}-late"), &["subscribe", flag]);
         assert_eq!(publisher.exit_code(), Some(0));
         assert_eq!((first.exit_code(), late.exit_code()), (Some(0), Some(0)), "{name}");

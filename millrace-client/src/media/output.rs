@@ -159,7 +159,7 @@ impl Output {
         if self.is_video && !is_sync && (is_forced || begins && verdict.is_none()) && !self.is_warned {
             self.is_warned = true;
             tracing::warn!(
-                track = %self.track.name(),
+                track = %self.track.name().typed(),
                 "no key frames: groups are cut by time, and who joins may see nothing; have the encoder make one each second or two (ffmpeg: -g)"
             );
         }
@@ -209,7 +209,7 @@ impl Output {
     pub fn begin(&mut self) -> u64 {
         if self.groups.dropped > 0 {
             let samples = std::mem::take(&mut self.groups.dropped);
-            tracing::info!(track = %self.track.name(), samples, "what came before the first key frame is left out");
+            tracing::info!(track = %self.track.name().typed(), samples, "what came before the first key frame is left out");
         }
         let id = self.groups.next;
         self.groups.next += 1;

@@ -162,12 +162,15 @@ mod tests {
     /// A list is a flag that is repeated, or one with commas, the same for all flags. Only what may have a comma in itself is repeated alone.
     #[test]
     fn all_flags_that_may_come_several_times_take_commas() {
-        const WITH_COMMAS: [&str; 4] = ["FILE", "DIR", "PATH", "SETTINGS"];
+        /// `T` is the name of a track.
+        const WITH_COMMAS: [&str; 5] = ["FILE", "DIR", "PATH", "SETTINGS", "T"];
         fn look(command: &clap::Command, wrong: &mut Vec<String>) {
             for argument in command.get_arguments() {
                 let value =
                     argument.get_value_names().and_then(|names| names.first()).map(|name| name.as_str());
-                let several = matches!(argument.get_action(), clap::ArgAction::Append);
+                // Not where one time takes several values.
+                let several = matches!(argument.get_action(), clap::ArgAction::Append)
+                    && argument.get_num_args().is_none_or(|count| count.min_values() <= 1);
                 let is_flag = argument.get_long().is_some();
                 let may_have_commas = value.is_some_and(|value| WITH_COMMAS.contains(&value));
                 if is_flag && several && may_have_commas == (argument.get_value_delimiter() == Some(',')) {

@@ -4,14 +4,13 @@ use std::path::Path;
 
 use anyhow::Context;
 use millrace_transport::LastingSecret;
-use rustls::pki_types::{PrivateKeyDer, pem::PemObject as _};
 use tracing::info;
 
-use super::{
-    config::{Config, Identity},
-    tls,
+use super::config::{Config, Identity};
+use crate::{
+    http::token::{Error, TokenFile},
+    pem,
 };
-use crate::http::token::{Error, TokenFile};
 
 /// The file with a Linux machine's ID (machine-id(5)).
 const MACHINE_ID: &str = "/etc/machine-id";
@@ -52,8 +51,7 @@ pub fn read_or_make(config: &Config) -> anyhow::Result<Option<LastingSecret>> {
 fn of_private_key(identity: &Identity) -> anyhow::Result<Option<LastingSecret>> {
     let Identity::Files { key, .. } = identity else { return Ok(None) };
     let Some(machine) = machine(Path::new(MACHINE_ID), Path::new(HOSTNAME)) else { return Ok(None) };
-    let pem = tls::read_file(key).context("certificate")?;
-    let key = PrivateKeyDer::from_pem_slice(&pem).with_context(|| format!("the key in {}", key.display()))?;
+    let (key, _) = pem::private_key(key).context("tls-key")?;
     Ok(Some(LastingSecret::new(key.secret_der(), machine.as_bytes())))
 }
 
