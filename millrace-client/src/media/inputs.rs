@@ -90,7 +90,7 @@ fn played(broadcast: &Broadcast, is_late: bool) -> Result<Vec<u8>, Error> {
     let choice =
         Choice { tracks: tracks.filter(is_played).map(|it| it.name.clone()).collect(), language: None };
     let Playlist { init, tracks } = Playlist::of(&catalog, &choice)?.unwrap();
-    let mut media = init.to_vec();
+    let mut fragments = Vec::new();
     for Part { name, mut wrap } in tracks {
         let objects = objects(broadcast, &name);
         let groups =
@@ -99,12 +99,19 @@ fn played(broadcast: &Broadcast, is_late: bool) -> Result<Vec<u8>, Error> {
         for (location, payload) in objects {
             match &mut wrap {
                 _ if location.group < from => {}
-                Some(wrap) => media.extend(wrap.fragment(location.object == 0, &payload)?),
-                None => media.extend_from_slice(&payload),
+                Some(wrap) => fragments.push(wrap.fragment(location.object == 0, &payload)?),
+                None => fragments.push(payload),
             }
         }
     }
-    Ok(media)
+    // A player gets them by time.
+    let tracks = Presentation::of(&init)?.tracks;
+    fragments.sort_by_cached_key(|fragment| {
+        let (track, time) = time_of(fragment);
+        let timescale = tracks.iter().find(|it| it.id == track).unwrap().timescale;
+        Duration::from_secs_f64(time as f64 / f64::from(timescale))
+    });
+    Ok([&init[..], &fragments.concat()].concat())
 }
 
 /// Returns the track of a fragment, and when its first sample is decoded.
