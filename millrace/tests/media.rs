@@ -126,11 +126,14 @@ fn media_of_other_muxers_plays_from_the_start_and_late() {
         let first = Client::start(&relay, &format!("{name}-first"), &["subscribe", &flag]);
         running.push((name, flag, publisher, first));
     }
-    for (name, flag, publisher, first) in &mut running {
-        let half = size(&kept(&format!("{name}.mp4"))) / 3;
+    let mut late = Vec::new();
+    for (name, flag, ..) in &running {
+        let third = size(&kept(&format!("{name}.mp4"))) / 3;
         let written = relay.path(&format!("{name}-first.mp4"));
-        wait_for("a third of the media at the first player", || size(&written) > half);
-        let mut late = Client::start(&relay, &format!("{name}-late"), &["subscribe", flag]);
+        wait_until("a third of the media at the first player", || size(&written) > third);
+        late.push(Client::start(&relay, &format!("{name}-late"), &["subscribe", flag]));
+    }
+    for ((name, _, publisher, first), late) in running.iter_mut().zip(&mut late) {
         assert_eq!(publisher.exit_code(), Some(0));
         assert_eq!((first.exit_code(), late.exit_code()), (Some(0), Some(0)), "{name}");
         for who in ["first", "late"] {
