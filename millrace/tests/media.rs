@@ -130,7 +130,7 @@ fn media_of_other_muxers_plays_from_the_start_and_late() {
     for (name, flag, ..) in &running {
         let third = size(&kept(&format!("{name}.mp4"))) / 3;
         let written = relay.path(&format!("{name}-first.mp4"));
-        wait_until("a third of the media at the first player", || size(&written) > third);
+        wait_for("a third of the media at the first player", || (size(&written) > third).then_some(()));
         late.push(Client::start(&relay, &format!("{name}-late"), &["subscribe", flag]));
     }
     for ((name, _, publisher, first), late) in running.iter_mut().zip(&mut late) {
