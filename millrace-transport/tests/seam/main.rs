@@ -167,7 +167,7 @@ async fn a_client_that_a_nat_forgot_is_served_at_its_next_packet() {
     in_time(pair.echo(3, 1000)).await;
     pair.owe(0..50, 8000);
     in_time(pair.receive_data(0..50, 8000)).await;
-    pair.proxy.forget();
+    pair.proxy.impair(1000, 0, 0);
     pair.owe(50..1050, 8000);
     // exact: what comes is compared with what there was.
     let before = pair.server.downstream().stats().recovery.probe_timeouts;
@@ -177,6 +177,8 @@ async fn a_client_that_a_nat_forgot_is_served_at_its_next_packet() {
         |timeouts| *timeouts >= before + TIMEOUTS,
     )
     .await;
+    pair.proxy.forget();
+    pair.proxy.impair(0, 0, 0);
     let begin = Instant::now();
     let (_, first) = in_time(async { tokio::join!(pair.echo(1, 10), pair.client.accept_uni()) }).await;
     let took = begin.elapsed();

@@ -88,6 +88,8 @@ impl Proxy {
                 None => {
                     let way = Arc::new(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap());
                     way.connect(self.server).await.unwrap();
+                    // Before the runtime knows that it may be written to, a first datagram would be lost.
+                    way.writable().await.unwrap();
                     self.ways.lock().insert(client, Arc::clone(&way));
                     tasks.spawn(Arc::clone(&self).back(Arc::clone(&way), Arc::clone(&front), client));
                     way
