@@ -114,7 +114,9 @@ impl Keeper {
                             match next.is_zero() {
                                 true => tracing::warn!("the relay was restarted, connecting again"),
                                 false => {
-                                    tracing::warn!("the session ended: {error}; connecting again in {next:?}");
+                                    tracing::warn!(
+                                        "the session ended: {error}; connecting again in {next:?}"
+                                    );
                                 }
                             }
                         }
