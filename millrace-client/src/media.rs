@@ -71,7 +71,9 @@ pub enum Error {
     Empty,
     #[error("the MP4 is not fragmented; {HOW}")]
     NotFragmented,
-    #[error("the first fragment comes before the moov box, which says what is in it: begin the input with its init segment")]
+    #[error(
+        "the first fragment comes before the moov box, which says what is in it: begin the input with its init segment"
+    )]
     NoMoov,
     #[error("box {kind:?} has {size} bytes, which is too large to be streamed; {HOW}", kind = .kind.to_string())]
     TooLarge { kind: FourCC, size: usize },

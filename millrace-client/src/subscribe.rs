@@ -191,7 +191,9 @@ impl Error {
     fn session(&self) -> Option<&session::Error> {
         match self {
             Self::Ended(error) | Self::Request(error) => Some(error),
-            Self::NoTrack { source, .. } | Self::Fetch { source, .. } | Self::Join { source, .. } => Some(source),
+            Self::NoTrack { source, .. } | Self::Fetch { source, .. } | Self::Join { source, .. } => {
+                Some(source)
+            }
             Self::Play { source, .. } => source.session(),
             _ => None,
         }
@@ -651,7 +653,8 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
         if self.options.fetch.is_some() || self.options.count.is_some() {
             return None;
         }
-        let catalog = tokio::time::timeout(CATALOG_WAIT, read_msf(&self.receiver, &self.options)).await.ok()?.ok()?;
+        let catalog =
+            tokio::time::timeout(CATALOG_WAIT, read_msf(&self.receiver, &self.options)).await.ok()?.ok()?;
         let playlist = Playlist::of(&catalog, &self.options.choice).ok()??;
         let is_known = |part: &Part| before.contains(&part.name);
         (!playlist.tracks.iter().any(is_known)).then_some(playlist)
