@@ -30,7 +30,7 @@ struct Packet {
 }
 
 unsafe extern "C" {
-    fn gate_native_read(frame: *const u8, bytes: u32, fill: u8, out: *mut Packet) -> i32;
+    fn gate_native_read(frame: *const u8, bytes: u32, fill: u8, bare: u32, out: *mut Packet) -> i32;
 }
 
 /// Bytes of a frame that are looked at, and the last place in there where a UDP header may begin.
@@ -54,17 +54,22 @@ enum Kind {
     Impossible,
 }
 
-/// A frame; the first byte is what lies behind it in the buffer, which must not matter.
+/// A frame; the first byte is what lies behind it in the buffer, which must not matter. What follows its Ethernet header is read as a frame
+/// without one, too.
 pub fn kernel_gate(data: &[u8]) {
     let Some((fill, frame)) = data.split_first() else { return };
-    if frame.len() < 14 {
-        return;
-    }
+    let Some(bare) = frame.get(14..) else { return };
+    compare(frame, *fill, false);
+    compare(bare, *fill, true);
+}
+
+fn compare(frame: &[u8], fill: u8, bare: bool) {
     let mut found = Packet::default();
     // SAFETY: pointers to what the types say, `frame` with its length.
-    let verdict = unsafe { gate_native_read(frame.as_ptr(), frame.len() as u32, *fill, &raw mut found) };
+    let verdict =
+        unsafe { gate_native_read(frame.as_ptr(), frame.len() as u32, fill, bare.into(), &raw mut found) };
     let mut want = Datagram::default();
-    let refusal = want.find(frame).err().unwrap_or(OK);
+    let refusal = want.find(frame, bare).err().unwrap_or(OK);
     assert_eq!(verdict, refusal);
     if verdict == OTHER {
         return;
@@ -86,8 +91,8 @@ pub fn kernel_gate(data: &[u8]) {
 /// What the gate's walk makes of a frame of 14 bytes or more, and what it notes for the rules.
 pub fn gate_verdict(frame: &[u8]) -> (&'static str, Vec<&'static str>) {
     let mut found = Packet::default();
-    // SAFETY: as in `kernel_gate`.
-    let verdict = unsafe { gate_native_read(frame.as_ptr(), frame.len() as u32, 0, &raw mut found) };
+    // SAFETY: as in `compare`.
+    let verdict = unsafe { gate_native_read(frame.as_ptr(), frame.len() as u32, 0, 0, &raw mut found) };
     let verdict = match verdict {
         OK => "UDP",
         OTHER => return ("other", Vec::new()),
@@ -123,23 +128,39 @@ fn mapped(address: &[u8]) -> [u8; 16] {
     bytes
 }
 
+/// What follows an Ethernet header with its tags, and where.
+fn ethernet(head: &[u8]) -> (Option<usize>, usize) {
+    let mut at = 12;
+    for _ in 0..2 {
+        if matches!(word(head, at), Some(0x8100 | 0x88a8)) {
+            at += 4;
+        }
+    }
+    (word(head, at), at + 2)
+}
+
+/// The same of a frame that begins with its IP header.
+fn version(head: &[u8]) -> (Option<usize>, usize) {
+    let protocol = match head.first().map(|first| first >> 4) {
+        Some(4) => Some(0x0800),
+        Some(6) => Some(0x86dd),
+        _ => None,
+    };
+    (protocol, 0)
+}
+
 impl Datagram {
     /// Down to the UDP payload, or why not.
-    fn find(&mut self, frame: &[u8]) -> Result<(), i32> {
+    fn find(&mut self, frame: &[u8], bare: bool) -> Result<(), i32> {
         let head = &frame[..frame.len().min(HEAD)];
-        let mut at = 12;
-        for _ in 0..2 {
-            if matches!(word(head, at), Some(0x8100 | 0x88a8)) {
-                at += 4;
-            }
-        }
-        let rest = &head[head.len().min(at + 2)..];
-        let (udp, end) = match word(head, at) {
+        let (protocol, at) = if bare { version(head) } else { ethernet(head) };
+        let rest = &head[head.len().min(at)..];
+        let (udp, end) = match protocol {
             Some(0x0800) => self.ipv4(rest)?,
             Some(0x86dd) => self.ipv6(rest)?,
             _ => return Err(OTHER),
         };
-        let (udp, end) = (at + 2 + udp, at + 2 + end);
+        let (udp, end) = (at + udp, at + end);
         if udp > UDP_AT_MAX {
             return Err(TOO_MANY);
         }

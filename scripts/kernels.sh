@@ -78,7 +78,8 @@ unpack() {
         cd "$modules"
         find kernel -type f -name '*.ko*' \( -path 'kernel/net/*' -o -path 'kernel/drivers/net/*.ko*' -o \
             -path 'kernel/crypto/*' -o -path 'kernel/arch/x86/crypto/*' -o -path 'kernel/lib/*' \) \
-            ! -path 'kernel/drivers/net/*/*' -exec cp --parents -t "$root/initrd/lib/modules/$version" {} +
+            \( ! -path 'kernel/drivers/net/*/*' -o -path 'kernel/drivers/net/wireguard/*' -o \
+            -path 'kernel/drivers/net/vxlan/*' \) -exec cp --parents -t "$root/initrd/lib/modules/$version" {} +
     )
     find "$root/initrd" -name '*.ko.xz' -exec xz -d {} +
     busybox depmod -b "$root/initrd" "$version"

@@ -39,6 +39,21 @@ pub enum Error {
          packets before; attach to those"
     )]
     Merged { ifindex: i32, kind: String },
+    #[error(
+        "cannot attach to XDP of interface {ifindex}: it is the end of a tunnel ({kind}), whose packets other interfaces may merge before; \
+         end the tunnel on another host, and attach to the interface by which its packets come from there"
+    )]
+    Tunnel { ifindex: i32, kind: String },
+    #[error(
+        "cannot attach to XDP of interface {ifindex}: its packets begin with a header that the program does not read (hardware type \
+         {hardware} of linux/if_arp.h)"
+    )]
+    Link { ifindex: i32, hardware: u16 },
+    #[error(
+        "cannot attach to interface {ifindex}: its packets have no Ethernet header, as those of tun, WireGuard and PPP, and only the \
+         gate reads such"
+    )]
+    Bare { ifindex: i32 },
     #[error("cannot attach to tracepoint {tracepoint}: {source:#}")]
     Tracepoint { tracepoint: &'static str, r#source: libbpf_rs::Error },
     #[error("cannot attach to function {function}: {source:#}")]

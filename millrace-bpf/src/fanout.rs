@@ -34,6 +34,7 @@ use crate::clock;
 use crate::fan::{self, Attachments};
 use crate::intf::Plain;
 use crate::object::{Loaded, embedded, write};
+use crate::stack;
 use crate::tc::Mechanism;
 use rows::{Row, Rows};
 use stream::Tables;
@@ -135,6 +136,11 @@ impl Fanout {
     ///
     /// Switches the forwarding flag of the loopback interface on, as [`Relay::attach`](crate::relay::Relay::attach) does.
     pub fn attach(&self, ifindex: i32) -> Result<Mechanism, Error> {
+        let ethernet = stack::has_ethernet(ifindex)
+            .map_err(|source| Error::Read { what: "the interfaces", source: source.into() })?;
+        if !ethernet {
+            return Err(Error::Bare { ifindex });
+        }
         let object = self.object();
         self.attachments.attach(&object.program("fanout_ingress")?, ifindex, self.mechanism)
     }

@@ -248,9 +248,11 @@ impl Gate {
 
     /// Decides about what arrives on an interface of the calling thread's network namespace. Returns how it is
     /// attached, never [`xdp::Mode::Auto`]. An interface has room for one XDP program, which is shared with grafts; another
-    /// one's, or another gate, is an error. To join where grafts are already needs CAP_SYS_ADMIN.
+    /// one's, or another gate, is an error. To join where grafts are already needs CAP_SYS_ADMIN. Interfaces without an Ethernet header
+    /// (tun, WireGuard, PPP) are read as they are; ends of tunnels, whose packets may have been merged, are an error.
     pub fn attach(&self, ifindex: i32, mode: xdp::Mode) -> Result<xdp::Mode, Error> {
         let object = lock(&self.object);
+        self.look_how_frames_begin(ifindex)?;
         let attachment = xdp::root::Attachment::new(
             &object.program("gate_xdp")?,
             xdp::root::Turn::Gate,
@@ -274,6 +276,17 @@ impl Gate {
         Ok(hides)
     }
 
+    fn look_how_frames_begin(&self, ifindex: i32) -> Result<(), Error> {
+        let begin = stack::begin(ifindex)
+            .map_err(|source| Error::Read { what: "the interfaces", source: source.into() })?;
+        self.set_bare(ifindex, begin == stack::Begin::Ip)
+    }
+
+    /// Whether frames of an interface begin with their IP header, as [`attach`](Self::attach) and [`watch`](Self::watch) find out.
+    pub fn set_bare(&self, ifindex: i32, bare: bool) -> Result<(), Error> {
+        lock(&self.settings).set_bare(&self.maps, ifindex, bare)
+    }
+
     /// Whether packets of an interface may have lost their VLAN tags, as [`hides_tags`](Self::hides_tags) finds out: then they get
     /// no answer.
     pub fn set_untagged(&self, ifindex: i32, untagged: bool) -> Result<(), Error> {
@@ -289,6 +302,7 @@ impl Gate {
         if watches.iter().any(|(watched, _)| *watched == ifindex) {
             return Ok(());
         }
+        self.look_how_frames_begin(ifindex)?;
         let program = object.program("gate_egress")?;
         let attachment = tc::Attachment::new(&program, ifindex, Hook::Egress, self.position, None)?;
         watches.push((ifindex, attachment));

@@ -1,4 +1,4 @@
-//! Interfaces that are stacked on others: VLANs, bonds, bridges.
+//! What interfaces are: stacked on others (VLANs, bonds, bridges), ends of tunnels, with or without a link-layer header.
 
 #![allow(unsafe_code)]
 
@@ -20,6 +20,12 @@ const IFLA_LINKINFO: u16 = 18;
 const IFLA_INFO_KIND: u16 = 1;
 /// struct ifinfomsg
 const IFINFOMSG: usize = 16;
+// linux/if_arp.h
+const ARPHRD_ETHER: u16 = 1;
+const ARPHRD_PPP: u16 = 512;
+const ARPHRD_RAWIP: u16 = 519;
+const ARPHRD_LOOPBACK: u16 = 772;
+const ARPHRD_NONE: u16 = 0xfffe;
 
 /// Kinds whose packets come from other interfaces, which may have merged them (GRO).
 const STACKED: [&str; 11] = [
@@ -36,10 +42,28 @@ const STACKED: [&str; 11] = [
     "vrf",
 ];
 
-#[derive(Debug, PartialEq, Eq)]
+/// Kinds whose packets come out of packets of other interfaces, which may have merged them (GRO reads what is inside).
+const TUNNELS: [&str; 12] = [
+    "bareudp",
+    "erspan",
+    "geneve",
+    "gre",
+    "gretap",
+    "ip6erspan",
+    "ip6gre",
+    "ip6gretap",
+    "ip6tnl",
+    "ipip",
+    "sit",
+    "vxlan",
+];
+
+#[derive(Debug, Default, PartialEq, Eq)]
 struct Link {
     ifindex: i32,
-    /// Of virtual interfaces.
+    /// `ARPHRD_...`
+    hardware: u16,
+    /// Of virtual interfaces; others have none.
     kind: String,
     /// The interface that it is on; of a VETH its peer, which may be in another namespace.
     lower: i32,
@@ -49,6 +73,50 @@ struct Link {
 pub(crate) fn kind(ifindex: i32) -> io::Result<Option<String>> {
     let is_meant = |link: &Link| link.ifindex == ifindex && STACKED.contains(&link.kind.as_str());
     Ok(links()?.into_iter().find(is_meant).map(|link| link.kind))
+}
+
+/// How frames of an interface begin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Begin {
+    Ethernet,
+    /// With the IP header.
+    Ip,
+    Tunnel {
+        kind: String,
+    },
+    /// With something else: a hardware type.
+    Other {
+        hardware: u16,
+    },
+}
+
+/// Returns how frames of an interface of the calling thread's namespace begin.
+///
+/// # Errors
+/// There is no such interface, or it cannot be asked for.
+pub(crate) fn begin(ifindex: i32) -> io::Result<Begin> {
+    let link = links()?.into_iter().find(|link| link.ifindex == ifindex);
+    link.map(|link| link.begin()).ok_or_else(|| Errno::ENODEV.into())
+}
+
+/// Whether frames of an interface of the calling thread's namespace begin with an Ethernet header.
+///
+/// # Errors
+/// There is no such interface, or it cannot be asked for.
+pub(crate) fn has_ethernet(ifindex: i32) -> io::Result<bool> {
+    let link = links()?.into_iter().find(|link| link.ifindex == ifindex).ok_or(Errno::ENODEV)?;
+    Ok(matches!(link.hardware, ARPHRD_ETHER | ARPHRD_LOOPBACK))
+}
+
+impl Link {
+    fn begin(self) -> Begin {
+        match self.hardware {
+            _ if TUNNELS.contains(&self.kind.as_str()) => Begin::Tunnel { kind: self.kind },
+            ARPHRD_ETHER | ARPHRD_LOOPBACK => Begin::Ethernet,
+            ARPHRD_NONE | ARPHRD_PPP | ARPHRD_RAWIP => Begin::Ip,
+            hardware => Begin::Other { hardware },
+        }
+    }
 }
 
 /// Whether an interface of the calling thread's namespace has VLANs on it, in the same namespace, whose tags its driver takes
@@ -95,13 +163,13 @@ fn links() -> io::Result<Vec<Link>> {
 }
 
 fn parse(body: &[u8]) -> Option<Link> {
+    let hardware = u16::from_ne_bytes(*body.get(2..)?.first_chunk()?);
     let ifindex = i32::from_ne_bytes(*body.get(4..)?.first_chunk()?);
     let attributes = body.get(IFINFOMSG..)?;
-    let info = attribute(attributes, IFLA_LINKINFO)?;
-    let kind = attribute(info, IFLA_INFO_KIND)?;
-    let kind = std::str::from_utf8(kind).ok()?.trim_end_matches('\0').to_owned();
+    let kind = attribute(attributes, IFLA_LINKINFO).and_then(|info| attribute(info, IFLA_INFO_KIND));
+    let kind = String::from_utf8_lossy(kind.unwrap_or_default()).trim_end_matches('\0').to_owned();
     let lower = attribute(attributes, IFLA_LINK).and_then(|lower| lower.first_chunk());
-    Some(Link { ifindex, kind, lower: lower.map_or(0, |lower| i32::from_ne_bytes(*lower)) })
+    Some(Link { ifindex, hardware, kind, lower: lower.map_or(0, |lower| i32::from_ne_bytes(*lower)) })
 }
 
 #[cfg(test)]
@@ -122,13 +190,43 @@ mod tests {
     #[test]
     fn links_are_read_as_far_as_they_go() {
         let mut body = vec![0; IFINFOMSG];
+        body[2..4].copy_from_slice(&ARPHRD_ETHER.to_ne_bytes());
         body[4..8].copy_from_slice(&7_i32.to_ne_bytes());
         body.extend(attribute_of(3, b"eth0.5\0"));
         body.extend(attribute_of(IFLA_LINK, &3_i32.to_ne_bytes()));
         body.extend(attribute_of(IFLA_LINKINFO | 0x8000, &attribute_of(IFLA_INFO_KIND, b"vlan\0")));
-        assert_eq!(parse(&body), Some(Link { ifindex: 7, kind: "vlan".to_owned(), lower: 3 }));
-        for len in 0..body.len() - 3 {
+        let vlan = Link { ifindex: 7, hardware: ARPHRD_ETHER, kind: "vlan".to_owned(), lower: 3 };
+        assert_eq!(parse(&body), Some(vlan));
+        for len in 0..IFINFOMSG {
             assert_eq!(parse(&body[..len]), None, "cut at {len}");
+        }
+        // A card has no kind.
+        let card = Link { ifindex: 7, hardware: ARPHRD_ETHER, ..Link::default() };
+        assert_eq!(parse(&body[..IFINFOMSG]), Some(card));
+        for len in IFINFOMSG..body.len() {
+            assert!(parse(&body[..len]).is_some(), "cut at {len}");
+        }
+    }
+
+    #[test]
+    fn frames_begin_as_the_hardware_type_says() {
+        let of = |hardware, kind: &str| Link { hardware, kind: kind.to_owned(), ..Link::default() }.begin();
+        let tunnel = |kind: &str| Begin::Tunnel { kind: kind.to_owned() };
+        for (hardware, kind, begin) in [
+            (ARPHRD_ETHER, "", Begin::Ethernet),
+            (ARPHRD_ETHER, "veth", Begin::Ethernet),
+            (ARPHRD_ETHER, "tun", Begin::Ethernet),
+            (ARPHRD_LOOPBACK, "", Begin::Ethernet),
+            (ARPHRD_NONE, "tun", Begin::Ip),
+            (ARPHRD_NONE, "wireguard", Begin::Ip),
+            (ARPHRD_PPP, "ppp", Begin::Ip),
+            (ARPHRD_RAWIP, "", Begin::Ip),
+            (778, "gre", tunnel("gre")),
+            (768, "ipip", tunnel("ipip")),
+            (ARPHRD_ETHER, "vxlan", tunnel("vxlan")),
+            (32, "", Begin::Other { hardware: 32 }),
+        ] {
+            assert_eq!(of(hardware, kind), begin, "{hardware} {kind}");
         }
     }
 }

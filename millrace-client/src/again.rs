@@ -13,6 +13,8 @@ const SHORTEST: Duration = Duration::from_millis(250);
 const LONGEST: Duration = Duration::from_secs(5);
 /// A session that has lasted for so long was a good one: the next attempt comes soon.
 const GOOD: Duration = Duration::from_secs(10);
+/// One that has lasted for so long and that the peer has forgotten is followed by another at once.
+const BRIEF: Duration = Duration::from_secs(1);
 
 /// The pause before the next attempt, which grows.
 pub(crate) struct Pause {
@@ -33,9 +35,27 @@ impl Pause {
         self.next
     }
 
+    /// Returns the pause after an attempt that ended with `error`: as [`Self::after`], or zero if the peer was restarted and does
+    /// not know the session any more.
+    pub fn after_error(&mut self, error: Option<&Error>) -> Duration {
+        match error.is_some_and(Error::is_forgotten) && self.since.elapsed() > BRIEF {
+            true => Duration::ZERO,
+            false => self.after(),
+        }
+    }
+
     pub async fn wait(&mut self) {
-        sleep(self.after()).await;
-        self.next = (self.next * 2).min(LONGEST);
+        let pause = self.after();
+        self.wait_for(pause).await;
+    }
+
+    /// Waits for `pause`, which [`Self::after_error`] has said.
+    pub async fn wait_for(&mut self, pause: Duration) {
+        sleep(pause).await;
+        self.next = match pause.is_zero() {
+            true => SHORTEST,
+            false => (self.next * 2).min(LONGEST),
+        };
         self.since = Instant::now();
     }
 }
@@ -78,6 +98,11 @@ impl ConnectError {
 }
 
 impl Error {
+    /// Whether the peer has said, by a stateless reset, that it does not know the session: it was restarted.
+    pub fn is_forgotten(&self) -> bool {
+        matches!(self, Self::Closed(quinn::ConnectionError::Reset))
+    }
+
     /// Whether another session may do better: the peer has not closed this one because of us.
     pub fn may_pass(&self) -> bool {
         let Self::Closed(error) = self else { return false };

@@ -1,8 +1,9 @@
 //! What a publisher has: tracks, their recent objects, and who listens to them.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use millrace_proto::moq::name::NameError;
@@ -28,6 +29,8 @@ impl Default for History {
 pub struct Broadcast {
     namespace: Namespace,
     history: History,
+    /// The ID of group 0 of all its tracks.
+    first_group: Arc<AtomicU64>,
     tracks: Mutex<BTreeMap<Bytes, Arc<Track>>>,
     /// Whether the broadcast is over; also sent when there is a new track.
     ended: watch::Sender<bool>,
@@ -38,6 +41,7 @@ impl Broadcast {
         Arc::new(Self {
             namespace,
             history,
+            first_group: Arc::default(),
             tracks: Mutex::new(BTreeMap::new()),
             ended: watch::Sender::new(false),
         })
@@ -47,6 +51,17 @@ impl Broadcast {
         &self.namespace
     }
 
+    /// Has the groups of all tracks begin at this ID instead of 0. Called before any group is opened.
+    pub fn number_groups_from(&self, first: u64) {
+        self.first_group.store(first, Ordering::Relaxed);
+    }
+
+    /// Returns the ID on the wire of what [`Track::open`] calls group 0. Whoever names a group elsewhere than there, such as in
+    /// a timeline, adds this to its number.
+    pub fn first_group(&self) -> u64 {
+        self.first_group.load(Ordering::Relaxed)
+    }
+
     /// Makes a track, or replaces the one of the same name.
     pub fn create(&self, name: &str, properties: Properties) -> Result<Arc<Track>, NameError> {
         let name = TrackName::new(self.namespace.clone(), name.to_owned())?;
@@ -54,11 +69,23 @@ impl Broadcast {
             name: name.clone(),
             properties,
             history: self.history,
+            first_group: Arc::clone(&self.first_group),
             state: Mutex::new(State::default()),
         });
         self.tracks.lock().insert(name.name().clone(), track.clone());
         self.ended.send_modify(|_| {});
         Ok(track)
+    }
+
+    /// Ends a track, and has nobody find it any more.
+    pub fn remove(&self, track: &Arc<Track>) {
+        let mut tracks = self.tracks.lock();
+        // Another may have its name by now.
+        if tracks.get(track.name.name()).is_some_and(|known| Arc::ptr_eq(known, track)) {
+            tracks.remove(track.name.name());
+        }
+        drop(tracks);
+        track.end();
     }
 
     pub fn get(&self, name: &TrackName) -> Option<Arc<Track>> {
@@ -81,6 +108,18 @@ impl Broadcast {
         self.ended.send_replace(true);
     }
 }
+
+/// Returns the group ID that a broadcast begins with now: milliseconds since 1970, and above `largest`, the last group that a relay
+/// still has of it, where the clock has gone back. A publisher that comes back is never behind where it was, and JavaScript
+/// holds such numbers exactly.
+pub fn group_of_now(largest: Option<u64>) -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let millis = u64::try_from(now.as_millis()).unwrap_or(u64::MAX).min(LAST_FIRST_GROUP);
+    largest.filter(|largest| *largest < LAST_FIRST_GROUP).map_or(millis, |largest| millis.max(largest + 1))
+}
+
+/// Leaves half of the numbers that JavaScript holds exactly to the groups that follow.
+const LAST_FIRST_GROUP: u64 = 1 << 52;
 
 /// An object that goes as a datagram.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -159,6 +198,8 @@ pub struct Track {
     name: TrackName,
     properties: Properties,
     history: History,
+    /// Its broadcast's.
+    first_group: Arc<AtomicU64>,
     state: Mutex<State>,
 }
 
@@ -197,8 +238,9 @@ impl Track {
         self.state.lock().ended
     }
 
-    /// Begins a subgroup; what is written to it is heard at once.
+    /// Begins a subgroup; what is written to it is heard at once. `group` counts from [`Broadcast::first_group`] on.
     pub fn open(self: &Arc<Self>, group: u64, id: SubgroupId, priority: u8) -> SubgroupWriter {
+        let group = self.wire_group(group);
         let subgroup = Arc::new(Subgroup {
             group,
             id,
@@ -210,12 +252,18 @@ impl Track {
         SubgroupWriter { track: self.clone(), subgroup }
     }
 
-    pub fn send_datagram(&self, object: DatagramObject) {
+    /// Sends an object as a datagram. The group of its location counts from [`Broadcast::first_group`] on.
+    pub fn send_datagram(&self, mut object: DatagramObject) {
+        object.location.group = self.wire_group(object.location.group);
         let (location, bytes) = (object.location, object.payload.len());
         let mut state = self.state.lock();
         state.largest = state.largest.max(Some(location));
         state.bytes += bytes;
         self.hold(&mut state, Item::Datagram(Arc::new(object)));
+    }
+
+    fn wire_group(&self, group: u64) -> u64 {
+        self.first_group.load(Ordering::Relaxed).saturating_add(group)
     }
 
     fn add(&self, subgroup: &Subgroup, id: u64, payload: Bytes) {
@@ -417,6 +465,32 @@ mod tests {
         let mut late = track.listen(None);
         assert!(matches!(late.events.try_recv(), Ok(Event::Subgroup(_))));
         assert!(matches!(late.events.try_recv(), Ok(Event::End)));
+    }
+
+    #[test]
+    fn all_tracks_of_a_broadcast_are_numbered_from_its_first_group() {
+        let broadcast = Broadcast::new(Namespace::from_path("a").unwrap(), History::default());
+        let early = broadcast.create("early", Properties::default()).unwrap();
+        broadcast.number_groups_from(1000);
+        let late = broadcast.create("late", Properties::default()).unwrap();
+        for track in [&early, &late] {
+            track.open(2, SubgroupId::Zero, 0).write(0, Bytes::from_static(b"x"));
+            assert_eq!(track.largest(), Some(Location::new(1002, 0)));
+        }
+        let location = Location::new(3, 1);
+        late.send_datagram(DatagramObject { location, priority: 0, payload: Bytes::new() });
+        assert_eq!(late.largest(), Some(Location::new(1003, 1)));
+    }
+
+    #[test]
+    fn first_group_is_the_time_and_above_what_a_relay_has() {
+        let now = group_of_now(None);
+        // From 2020 on, for the next 100,000 years.
+        assert!((1_577_836_800_000..LAST_FIRST_GROUP).contains(&now), "{now}");
+        assert!(group_of_now(Some(17)) >= now);
+        assert_eq!(group_of_now(Some(now + 86_400_000)), now + 86_400_001, "the clock went back by a day");
+        // What no publisher of ours has reached is nobody's clock.
+        assert!(group_of_now(Some(u64::MAX)) < LAST_FIRST_GROUP);
     }
 
     #[test]

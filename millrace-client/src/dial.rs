@@ -13,6 +13,7 @@ use millrace_proto::moq::Draft;
 use millrace_webtransport as webtransport;
 use nix::errno::Errno;
 use nix::sys::socket::{setsockopt, sockopt};
+use parking_lot::Mutex;
 use quinn::udp::{RecvMeta, Transmit};
 use quinn::{AsyncUdpSocket, Connecting, Runtime, TokioRuntime, UdpPoller};
 use tokio::io::Interest;
@@ -98,7 +99,7 @@ pub(crate) async fn connect(
     trust: &Trust,
     drafts: &[Draft],
     endpoint: quinn::EndpointConfig,
-) -> Result<(quinn::Endpoint, quinn::Connection), Error> {
+) -> Result<(quinn::Endpoint, quinn::Connection, Prober), Error> {
     // The url crate keeps the brackets of an IPv6 address, which neither resolver nor TLS wants.
     let host = url.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
     let port = url.port().unwrap_or(443);
@@ -132,7 +133,7 @@ async fn connect_to(
     endpoint: quinn::EndpointConfig,
     config: quinn::ClientConfig,
     verdict: &Verdict,
-) -> Result<(quinn::Endpoint, quinn::Connection), DialError> {
+) -> Result<(quinn::Endpoint, quinn::Connection, Prober), DialError> {
     let local: SocketAddr = match address {
         SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
         SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
@@ -146,7 +147,8 @@ async fn connect_to(
     socket2::SockRef::from(&socket).set_recv_buffer_size(RECEIVE_BUFFER)?;
     let ear = Ear::open(&socket, address)?;
     let (told, answers) = watch::channel(None);
-    let hearing = Arc::new(Hearing { socket: TokioRuntime.wrap_udp_socket(socket)?, told });
+    let hearing =
+        Arc::new(Hearing { socket: TokioRuntime.wrap_udp_socket(socket)?, told, sent: Mutex::default() });
     let socket = Arc::clone(&hearing) as Arc<dyn AsyncUdpSocket>;
     let endpoint = quinn::Endpoint::new_with_abstract_socket(endpoint, None, socket, Arc::new(TokioRuntime))?;
     let connecting = endpoint.connect_with(config, address, host)?;
@@ -156,7 +158,7 @@ async fn connect_to(
     };
     drop(ear);
     match (connected, verdict.take()) {
-        (Ok(connection), _) => Ok((endpoint, connection)),
+        (Ok(connection), _) => Ok((endpoint, connection, Prober { hearing, nudges: 0 })),
         (Err(_), Some(refused)) => Err(DialError::Certificate(refused)),
         (Err(error), None) => Err(error),
     }
@@ -172,8 +174,40 @@ pub(crate) fn transport() -> quinn::TransportConfig {
         .max_concurrent_bidi_streams(quinn::VarInt::from_u32(1024))
         .datagram_receive_buffer_size(Some(4 << 20))
         .datagram_send_buffer_size(4 << 20)
+        // As good as none, but it can be raised: see `Prober`.
+        .receive_window(quinn::VarInt::from_u64(RECEIVE_WINDOW).unwrap_or(quinn::VarInt::MAX))
         .congestion_controller_factory(Arc::new(congestion::Bbr::default()));
     transport
+}
+
+/// The connection's receive window; streams have smaller ones of their own.
+const RECEIVE_WINDOW: u64 = 1 << 40;
+/// Bytes of a probe: more than a stateless reset takes, which has to be shorter than what it answers (RFC 9000, section 10.3).
+const PROBE_LEN: usize = 48;
+
+/// Finds out whether a silent peer still knows the connection.
+pub(crate) struct Prober {
+    hearing: Arc<Hearing>,
+    nudges: u64,
+}
+
+impl Prober {
+    /// Sends two packets. A living peer acknowledges the first, and follows us if our address has changed. A peer that has
+    /// forgotten the connection answers at least the second with a stateless reset: congestion control, which may hold
+    /// everything back by now, does not count it, and its few bytes are not even authentic.
+    pub fn probe(&mut self, connection: &quinn::Connection) {
+        self.nudges += 1;
+        // A byte more to receive is news, which has to be acknowledged.
+        if let Ok(window) = quinn::VarInt::from_u64(RECEIVE_WINDOW + self.nudges) {
+            connection.set_receive_window(window);
+        }
+        let Some(contents) = *self.hearing.sent.lock() else { return };
+        let destination = connection.remote_address();
+        let probe =
+            Transmit { destination, ecn: None, contents: &contents, segment_size: None, src_ip: None };
+        // The network may be away, or the socket's buffer full: there are more probes.
+        let _ = self.hearing.socket.try_send(&probe);
+    }
 }
 
 /// Until it is done, or the network says that it cannot be.
@@ -264,6 +298,8 @@ impl Drop for Ear {
 struct Hearing {
     socket: Arc<dyn AsyncUdpSocket>,
     told: watch::Sender<Option<io::ErrorKind>>,
+    /// The beginning of the last packet with a short header.
+    sent: Mutex<Option<[u8; PROBE_LEN]>>,
 }
 
 impl Hearing {
@@ -293,6 +329,12 @@ impl AsyncUdpSocket for Hearing {
     }
 
     fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
+        const LONG_HEADER: u8 = 0x80;
+        if let Some(front) = transmit.contents.first_chunk::<PROBE_LEN>()
+            && front[0] & LONG_HEADER == 0
+        {
+            *self.sent.lock() = Some(*front);
+        }
         self.socket.try_send(transmit)
     }
 

@@ -1,13 +1,14 @@
 //! A broadcast's sessions: one at a time, and the next one when that ends or its relay wants to be left.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use millrace_proto::moq::code;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
 use crate::again::{Pause, successor};
-use crate::broadcast::Broadcast;
+use crate::broadcast::{Broadcast, group_of_now};
 use crate::serve::Server;
 use crate::session::{self, ConnectError, Remote, Request, Session};
 
@@ -30,9 +31,14 @@ pub(crate) struct Keeper {
     pub push: bool,
     /// Connect again when a session ends, or there is none.
     pub reconnect: bool,
+    /// The first group's ID; `None` until the first session has said what the relay has already.
+    pub first_group: Option<u64>,
     /// Who serves now.
     pub current: watch::Sender<Option<Current>>,
 }
+
+/// How long a relay may take to say what it has of a broadcast.
+const LARGEST_WAIT: Duration = Duration::from_secs(1);
 
 /// The session that serves at the moment.
 #[derive(Clone)]
@@ -88,11 +94,12 @@ impl Keeper {
         let mut live: Option<Live> = None;
         let mut moved = None;
         loop {
+            let next;
             match self.serve(moved.take()).await {
-                Ok(next) => {
-                    self.current.send_replace(Some(next.current.clone()));
+                Ok(served) => {
+                    self.current.send_replace(Some(served.current.clone()));
                     was_there = true;
-                    let serving = live.insert(next);
+                    let serving = live.insert(served);
                     match serving.end(&self.remote).await {
                         End::Moved(session, remote) => {
                             self.remote = remote;
@@ -103,19 +110,27 @@ impl Keeper {
                             return Error::Ended(error);
                         }
                         End::Over(error) => {
-                            tracing::warn!(
-                                "the session ended: {error}; connecting again in {:?}",
-                                pause.after()
-                            );
+                            next = pause.after_error(Some(&error));
+                            match next.is_zero() {
+                                true => tracing::warn!("the relay was restarted, connecting again"),
+                                false => {
+                                    tracing::warn!(
+                                        "the session ended: {error}; connecting again in {next:?}"
+                                    );
+                                }
+                            }
                         }
                     }
                 }
                 Err(error) if self.is_over() || !self.may_pass(&error, was_there) => return error,
-                Err(error) => tracing::warn!("{error}; trying again in {:?}", pause.after()),
+                Err(error) => {
+                    next = pause.after();
+                    tracing::warn!("{error}; trying again in {next:?}");
+                }
             }
             // Where a relay has sent us it may not be good for ever.
             self.remote.url.clone_from(&configured);
-            pause.wait().await;
+            pause.wait_for(next).await;
         }
     }
 
@@ -134,7 +149,7 @@ impl Keeper {
     }
 
     /// Serves the broadcast, on a session that is there or on a new one.
-    async fn serve(&self, session: Option<Arc<Session>>) -> Result<Live, Error> {
+    async fn serve(&mut self, session: Option<Arc<Session>>) -> Result<Live, Error> {
         let session = match session {
             Some(session) => session,
             None => Session::connect(&self.remote).await?,
@@ -144,12 +159,27 @@ impl Keeper {
         let (done, pushed) = watch::channel(!self.push);
         let current = Current { server: server.clone(), session, pushed };
         let mut live = Live { current, serving, _announced: None, pushing: None };
+        self.number_groups(&server).await;
         match self.push {
             true => live.pushing = Some(tokio::spawn(push_all(server, self.broadcast.clone(), done))),
             false => live._announced = Some(server.announce().await.map_err(Error::Announce)?),
         }
-        tracing::info!(name = %self.broadcast.namespace(), host = %self.remote.url.authority(), "publishing");
+        tracing::info!(name = %self.broadcast.namespace().typed(), host = %self.remote.url.authority(), "publishing");
         Ok(live)
+    }
+}
+
+impl Keeper {
+    /// Numbers the groups from above what the relay still has of the broadcast, before anybody asks for some. Later sessions go on
+    /// with these numbers.
+    async fn number_groups(&mut self, server: &Server) {
+        if self.first_group.is_some() {
+            return;
+        }
+        let known = tokio::time::timeout(LARGEST_WAIT, server.largest_group()).await;
+        let first = group_of_now(known.ok().flatten());
+        self.broadcast.number_groups_from(first);
+        self.first_group = Some(first);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Puts the objects of a track's streams into the order of the track.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use bytes::Bytes;
 use millrace_proto::moq::Location;
@@ -20,7 +20,14 @@ pub struct Sequencer {
     /// Where a track that is joined in the middle of a group may begin.
     inside: Option<Location>,
     late: u64,
+    /// The last groups whose first object came out.
+    begun: VecDeque<u64>,
 }
+
+/// Groups whose beginnings are remembered, and how far behind no group comes by being late.
+const REMEMBERED: usize = 64;
+/// Groups that a track leaves out are not waited for if they are more than this.
+const JUMP: u64 = 64;
 
 impl Sequencer {
     /// Begins behind `last`: everything up to it came from elsewhere.
@@ -50,10 +57,28 @@ impl Sequencer {
     }
 
     fn wait(&mut self, object: Object) {
+        if self.begins_anew(object.location) {
+            tracing::info!(
+                group = object.location.group,
+                "the publisher was restarted and numbers its groups from the beginning"
+            );
+            *self = Self { open: std::mem::take(&mut self.open), late: self.late, ..Self::default() };
+            self.open.retain(|(group, _), _| *group <= object.location.group);
+        }
         match self.next.is_some_and(|next| object.location < next) {
             true => self.late += 1,
             false => drop(self.waiting.insert(object.location, object.payload)),
         }
+    }
+
+    /// Whether an object shows that its publisher was started again and numbers from the beginning: a group that has begun begins
+    /// once more, or one far behind does, and nothing newer is on its way.
+    fn begins_anew(&self, location: Location) -> bool {
+        let Some(next) = self.next.filter(|next| location.object == 0 && location.group < next.group) else {
+            return false;
+        };
+        let is_new = self.begun.contains(&location.group) || next.group - location.group > REMEMBERED as u64;
+        is_new && self.waiting.is_empty() && self.open.range((next.group, 0)..).next().is_none()
     }
 
     /// Objects that came too late or twice.
@@ -74,6 +99,12 @@ impl Sequencer {
             return None;
         }
         self.next = Some(Location::new(location.group, location.object.saturating_add(1)));
+        if location.object == 0 {
+            if self.begun.len() == REMEMBERED {
+                self.begun.pop_front();
+            }
+            self.begun.push_back(location.group);
+        }
         self.waiting.remove(&location).map(|payload| Object { location, payload })
     }
 
@@ -91,7 +122,10 @@ impl Sequencer {
             // be on another stream, which a loss holds up.
             Some(next) => {
                 let is_over = self.open.range((next.group, 0)..=(next.group, u64::MAX)).next().is_none();
-                is_over && location == Location::new(next.group + 1, 0)
+                // A publisher that comes back goes on far behind where it was.
+                let follows =
+                    location.group == next.group + 1 || location.group > next.group.saturating_add(JUMP);
+                is_over && location.object == 0 && follows
             }
         }
     }
@@ -163,6 +197,49 @@ mod tests {
         inside.push(Step::Opened { group: 3, stream: 7 });
         inside.push(object(3, 6, 7));
         assert_eq!(drain(&mut inside, false), ["3.6"]);
+    }
+
+    #[test]
+    fn a_publisher_that_comes_back_is_not_waited_for() {
+        let mut sequencer = Sequencer::default();
+        sequencer.push(Step::Opened { group: 7, stream: 1 });
+        sequencer.push(object(7, 0, 1));
+        sequencer.push(Step::Closed { group: 7, stream: 1 });
+        assert_eq!(drain(&mut sequencer, false), ["7.0"]);
+        sequencer.push(Step::Opened { group: 5000, stream: 2 });
+        sequencer.push(object(5000, 0, 2));
+        sequencer.push(object(5000, 1, 2));
+        assert_eq!(drain(&mut sequencer, false), ["5000.0", "5000.1"]);
+    }
+
+    #[test]
+    fn a_publisher_that_numbers_anew_is_followed_and_late_groups_are_not() {
+        let mut sequencer = Sequencer::default();
+        let send = |sequencer: &mut Sequencer, group: u64, stream: u64| {
+            sequencer.push(Step::Opened { group, stream });
+            sequencer.push(object(group, 0, stream));
+            sequencer.push(Step::Closed { group, stream });
+            drain(sequencer, false)
+        };
+        for group in 0..4 {
+            assert_eq!(send(&mut sequencer, group, group).len(), 1);
+        }
+        // Group 4 is passed over, and comes late.
+        sequencer.push(object(5, 0, 5));
+        sequencer.push(Step::Closed { group: 5, stream: 5 });
+        assert_eq!(drain(&mut sequencer, true), ["5.0"]);
+        assert!(send(&mut sequencer, 4, 4).is_empty());
+        assert_eq!(sequencer.late(), 1);
+        // A copy of what has come, while the track goes on.
+        sequencer.push(Step::Opened { group: 6, stream: 6 });
+        assert!(send(&mut sequencer, 3, 7).is_empty());
+        sequencer.push(Step::Closed { group: 6, stream: 6 });
+        assert_eq!(send(&mut sequencer, 0, 8), ["0.0"]);
+        assert_eq!(send(&mut sequencer, 1, 9), ["1.0"]);
+
+        let mut joined = Sequencer::default();
+        assert_eq!(send(&mut joined, 500, 1), ["500.0"]);
+        assert_eq!(send(&mut joined, 0, 2), ["0.0"], "far behind");
     }
 
     #[test]

@@ -1,22 +1,20 @@
 //! A broadcast towards a relay: generated objects, or fragmented MP4.
 
 use std::io;
-use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::sync::Arc;
 
 use millrace_proto::moq::Namespace;
 use millrace_proto::moq::name::NameError;
 use millrace_proto::moq::property::TrackProperties;
 use serde::Serialize;
-use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::io::AsyncRead;
 use tokio::sync::watch;
-use tokio::time::Instant;
 
 use crate::broadcast::{Broadcast, History, Track};
 use crate::generate::{Generated, Generator};
 pub use crate::keep::Error as SessionError;
 use crate::keep::{Current, Keeper};
-use crate::media::{self, Boxes, Cut, Media, Packaging, Renditions};
+use crate::media::{self, Cut, Media, Pace, Packaging, Renditions, Stopped, play};
 use crate::session::Remote;
 
 /// What to publish, where, and how.
@@ -27,6 +25,9 @@ pub struct Options {
     pub input: Input,
     /// Push the tracks with PUBLISH, without waiting to be asked.
     pub push: bool,
+    /// The ID of the first group of all tracks; without it the time in milliseconds since 1970. Publishers of the same objects that
+    /// stand in for each other need the same one.
+    pub first_group: Option<u64>,
     /// What is kept of a track for those who lag or fetch.
     pub history: History,
     /// Begin when the first subscriber is there.
@@ -84,6 +85,15 @@ pub enum Error {
     Task(#[from] tokio::task::JoinError),
 }
 
+impl From<Stopped> for Error {
+    fn from(stopped: Stopped) -> Self {
+        match stopped {
+            Stopped::Media(error) => Self::Media(error),
+            Stopped::Read(error) => Self::Read(error),
+        }
+    }
+}
+
 /// What was published, and what became of its packets.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Report {
@@ -106,12 +116,13 @@ pub struct Report {
 /// The relay cannot be reached or does not take the broadcast, the input cannot be read, or the session ends before it; with
 /// [`Options::reconnect`] only what another attempt will not mend.
 pub async fn publish(options: Options, stop: impl Future<Output = ()>) -> Result<Report, Error> {
-    let Options { remote, namespace, input, push, history, wait, reconnect } = options;
+    let Options { remote, namespace, input, push, first_group, history, wait, reconnect } = options;
     let broadcast = Broadcast::new(namespace, history);
+    first_group.into_iter().for_each(|first| broadcast.number_groups_from(first));
     // Its tracks are there before anybody can ask for them.
     let source = Source::new(input, &broadcast)?;
     let (current, sessions) = watch::channel(None);
-    let keeper = Keeper { remote, broadcast: broadcast.clone(), push, reconnect, current };
+    let keeper = Keeper { remote, broadcast: broadcast.clone(), push, reconnect, first_group, current };
     let work = work(source, &broadcast, wait, sessions.clone());
     let generated = tokio::select! {
         result = work => result?,
@@ -190,14 +201,16 @@ impl Source {
         match self {
             Self::Generated(generator, track) => generate(generator, track).await.map(Some),
             Self::Media { media, reader, realtime } => {
-                let pace = realtime.then(OnceLock::new);
-                play(*media, reader, pace.as_ref()).await.map(|()| None)
+                let pace = realtime.then(Pace::new);
+                play(*media, reader, pace.as_ref()).await?;
+                Ok(None)
             }
             Self::Ladder(ladder) => {
                 let [best, middle, least] = *ladder;
-                let pace = OnceLock::new();
+                let pace = Pace::new();
                 let play = |(media, reader)| play(media, reader, Some(&pace));
-                tokio::try_join!(play(best), play(middle), play(least)).map(|_| None)
+                tokio::try_join!(play(best), play(middle), play(least))?;
+                Ok(None)
             }
         }
     }
@@ -212,45 +225,4 @@ async fn generate(generator: Generator, track: Arc<Track>) -> Result<Generated, 
     };
     std::thread::Builder::new().name("generate".into()).spawn(generate).map_err(Error::Thread)?;
     ended.await.map_err(|_| Error::Generator)
-}
-
-/// When the first fragment was published, and its time in the media.
-type Pace = OnceLock<(Instant, Duration)>;
-
-/// So much media is not all published at once by mistake unnoticed.
-const NOTICED: Duration = Duration::from_secs(2);
-
-async fn play(
-    mut media: Media,
-    mut reader: Box<dyn AsyncRead + Unpin>,
-    pace: Option<&Pace>,
-) -> Result<(), Error> {
-    let mut boxes = Boxes::default();
-    let mut piece = vec![0; 64 << 10];
-    let (own, mut length) = (Pace::new(), None);
-    loop {
-        while let Some((kind, bytes)) = boxes.pop()? {
-            let Some(time) = media.take(kind, bytes)? else { continue };
-            let (start, first) = *pace.unwrap_or(&own).get_or_init(|| (Instant::now(), time));
-            let since = time.saturating_sub(first);
-            length = Some(since);
-            if pace.is_some() {
-                tokio::time::sleep_until(start + since).await;
-            }
-        }
-        match reader.read(&mut piece).await.map_err(Error::Read)? {
-            0 => break,
-            length => boxes.push(&piece[..length]),
-        }
-    }
-    let length = length.ok_or(media::Error::Empty)?;
-    let took = own.get().map_or(length, |(start, _)| start.elapsed());
-    if length > NOTICED && length > 2 * took {
-        tracing::warn!(
-            "{:.1} s of media were published in {:.1} s: for input that is not live there is --realtime",
-            length.as_secs_f64(),
-            took.as_secs_f64()
-        );
-    }
-    Ok(())
 }

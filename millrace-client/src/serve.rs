@@ -88,7 +88,35 @@ impl Server {
             _ => return Err(violation("an answer that PUBLISH does not have")),
         };
         let subscription = Subscription::new(&self, request_id, track_alias, track, &parameters);
+        if !subscription.window.forward {
+            subscription.log_forwarding();
+        }
         subscription.run(request, None).await
+    }
+
+    /// Returns the largest group that a relay of ours still has of any of the broadcast's tracks; others are not asked, as not all
+    /// of them know TRACK_STATUS.
+    pub async fn largest_group(&self) -> Option<u64> {
+        if !self.session.is_with_millrace().await {
+            return None;
+        }
+        let mut largest = None;
+        for track in self.broadcast.tracks() {
+            // One that the relay does not know is refused.
+            let known = self.ask_largest(&track).await.ok().flatten();
+            largest = largest.max(known.map(|known| known.group));
+        }
+        largest
+    }
+
+    async fn ask_largest(&self, track: &Track) -> Result<Option<Location>, Error> {
+        let request_id = self.session.next_request_id();
+        let parameters = Parameters::default();
+        let message = TrackStatus { request_id, track: track.name().clone(), parameters };
+        match self.session.request(message).await?.answer().await? {
+            Message::RequestOk(ok) => Ok(ok.parameters.largest_object),
+            _ => Err(violation("an answer that TRACK_STATUS does not have")),
+        }
     }
 
     /// Returns when there is a subscription.
@@ -499,10 +527,27 @@ impl Subscription {
             self.joining = largest;
         }
         self.window.forward = forward;
+        if switched {
+            self.log_forwarding();
+        }
         self.register();
         let parameters = Parameters { largest_object: largest, ..Parameters::default() };
         request.send(RequestOk { parameters, ..RequestOk::default() }).await?;
         Ok(switched)
+    }
+
+    /// Says what the relay has asked for. A relay of ours asks for no objects while another session publishes the track with other
+    /// groups.
+    fn log_forwarding(&self) {
+        let track = self.track.name().typed();
+        match self.window.forward {
+            true => tracing::info!(%track, "the relay takes the objects of this track"),
+            false => tracing::warn!(
+                %track,
+                "standing by: the relay takes no objects of this track for now, as another session publishes it or nobody \
+                 wants it"
+            ),
+        }
     }
 
     fn send_datagram(&self, object: &DatagramObject) {

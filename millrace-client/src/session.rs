@@ -1,22 +1,25 @@
 //! The client's side of a MoQ session: control streams, request streams, and what the peer opens.
 
+use std::convert::Infallible;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use millrace_proto::moq::param::Assignment;
 use millrace_proto::moq::{self, DecodeError, Draft, EncodeError, Message, StreamHeader, code, message};
+use millrace_proto::quic::silence::{self, Silence};
 use millrace_webtransport::{
     self as webtransport, Foreign, NotOurs, RecvStream, SendStream, Streams, Tunnel,
 };
+use parking_lot::Mutex;
 use quinn::VarInt;
 use tokio::sync::watch;
 use url::{Position, Url};
 
-use crate::dial;
+use crate::dial::{self, Prober};
 use crate::tls::Trust;
 
 /// How long the end of a session may take to reach the peer.
@@ -176,6 +179,14 @@ pub trait Handler: Send + Sync + 'static {
     fn datagram(&self, _datagram: moq::Datagram) {}
 }
 
+/// A peer as its SETUP describes it.
+#[derive(Clone, Debug)]
+struct Peer {
+    /// Whether switching sets may be asked for.
+    switches: bool,
+    is_millrace: bool,
+}
+
 /// One MoQ session over QUIC, or over WebTransport.
 pub struct Session {
     endpoint: quinn::Endpoint,
@@ -185,8 +196,10 @@ pub struct Session {
     foreign: Foreign,
     next_request: AtomicU64,
     goaway: watch::Sender<Option<String>>,
-    /// What the peer's SETUP says of switching sets, once it is there.
-    switches: watch::Sender<Option<bool>>,
+    /// The peer's description, once its SETUP has come.
+    peer: watch::Sender<Option<Peer>>,
+    /// Taken by [`Session::run`].
+    prober: Mutex<Option<Prober>>,
     /// Held open: a control stream that ends is a violation.
     _control: SendStream,
 }
@@ -208,23 +221,23 @@ impl Session {
         remote: &Remote,
         endpoint: quinn::EndpointConfig,
     ) -> Result<Arc<Self>, ConnectError> {
-        let (endpoint, connection) =
+        let (endpoint, connection, prober) =
             dial::connect(&remote.url, &remote.trust, &remote.drafts, endpoint).await?;
+        let prober = Some(prober);
         let setup = setup_of(remote);
         if remote.url.scheme() != "https" {
-            return Ok(Self::start(endpoint, connection, None, setup, 0).await?);
+            return Ok(Self::start((endpoint, connection, prober), None, setup, 0).await?);
         }
         let protocols: Vec<_> = remote.drafts.iter().map(|draft| draft.protocol()).collect();
         let tunnel = webtransport::connect(&connection, remote.url.clone(), &protocols).await?;
         // The request has said where to.
         let setup = message::Setup { path: None, authority: None, ..setup };
-        Ok(Self::start(endpoint, connection, Some(tunnel), setup, 0).await?)
+        Ok(Self::start((endpoint, connection, prober), Some(tunnel), setup, 0).await?)
     }
 
-    /// Begins a session on `connection`, as the client if `first_request` is 0 and as the server if 1.
+    /// Begins a session on a connection, as the client if `first_request` is 0 and as the server if 1.
     pub(crate) async fn start(
-        endpoint: quinn::Endpoint,
-        connection: quinn::Connection,
+        (endpoint, connection, prober): (quinn::Endpoint, quinn::Connection, Option<Prober>),
         tunnel: Option<Tunnel>,
         setup: message::Setup,
         first_request: u64,
@@ -246,7 +259,8 @@ impl Session {
             foreign,
             next_request: AtomicU64::new(first_request),
             goaway: watch::Sender::new(None),
-            switches: watch::Sender::new(None),
+            peer: watch::Sender::new(None),
+            prober: Mutex::new(prober),
             _control: control,
         }))
     }
@@ -278,8 +292,17 @@ impl Session {
 
     /// Whether the peer knows switching sets; waits for its SETUP.
     pub async fn switches(&self) -> bool {
-        let mut switches = self.switches.subscribe();
-        switches.wait_for(Option::is_some).await.is_ok_and(|known| *known == Some(true))
+        self.peer().await.is_some_and(|peer| peer.switches)
+    }
+
+    /// Whether the peer is a relay of this project; waits for its SETUP.
+    pub(crate) async fn is_with_millrace(&self) -> bool {
+        self.peer().await.is_some_and(|peer| peer.is_millrace)
+    }
+
+    async fn peer(&self) -> Option<Peer> {
+        let mut peer = self.peer.subscribe();
+        peer.wait_for(Option::is_some).await.ok().and_then(|peer| peer.clone())
     }
 
     /// The request ID for the next request: even from the client, odd from the server.
@@ -298,8 +321,10 @@ impl Session {
     /// Serves what the peer starts until the session ends.
     pub async fn run<H: Handler>(self: Arc<Self>, handler: Arc<H>) -> Error {
         let mut closed = pin!(self.tunnel_closed());
+        let mut silent = pin!(self.probe_when_silent());
         loop {
             let served: Result<(), quinn::ConnectionError> = tokio::select! {
+                never = &mut silent => match never {},
                 close = &mut closed => Err(quinn::ConnectionError::ApplicationClosed(close)),
                 stream = self.streams().accept_uni() => stream.map(|stream| {
                     let (session, handler) = (self.clone(), handler.clone());
@@ -325,6 +350,22 @@ impl Session {
             };
             if let Err(error) = served {
                 return error.into();
+            }
+        }
+    }
+
+    /// Probes the peer whenever media came and nothing comes any more: a relay that was restarted says then that it does not know
+    /// the connection, which would otherwise be found by the idle time-out.
+    async fn probe_when_silent(&self) -> Infallible {
+        let Some(mut prober) = self.prober.lock().take() else { return std::future::pending().await };
+        let mut looks = tokio::time::interval(silence::LOOKS);
+        looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut silence = Silence::new(Instant::now());
+        loop {
+            looks.tick().await;
+            if silence.look(Instant::now(), self.connection.stats().udp_rx.datagrams) {
+                tracing::debug!("the peer is silent: probing it");
+                prober.probe(&self.connection);
             }
         }
     }
@@ -376,7 +417,9 @@ impl Session {
                     Message::Setup(setup) if !is_set_up => {
                         tracing::debug!(implementation = setup.implementation, "session is set up");
                         let switches = setup.switching_algorithms.contains(&Assignment::ALGORITHM);
-                        self.switches.send_replace(Some(switches));
+                        let said = setup.implementation.as_deref().unwrap_or_default();
+                        let is_millrace = said.starts_with("millrace");
+                        self.peer.send_replace(Some(Peer { switches, is_millrace }));
                         is_set_up = true;
                     }
                     Message::GoAway(goaway) if is_set_up && self.goaway.borrow().is_none() => {

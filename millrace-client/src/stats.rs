@@ -7,10 +7,12 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 
 use crate::owed::{self, Owed};
-use crate::payload::{self, Bad};
+use crate::payload::{self, Bad, Stamp};
 
 /// Sequence numbers that can still arrive late; older ones that are missing are lost.
 const WINDOW_WORDS: usize = 1 << 14;
+/// Numbers by which an object that was sent last is behind others, if its publisher was started again.
+const BEHIND: u64 = 32;
 
 /// Which sequence numbers have arrived, as runs of 64 bits from a base on.
 #[derive(Clone, Debug, Default)]
@@ -127,6 +129,10 @@ impl Seen {
 #[derive(Clone, Debug)]
 pub struct Figures {
     seen: Seen,
+    /// Objects of publishers before this one, which was started again and counts from 0.
+    before: u64,
+    /// When the newest object was sent.
+    newest: Duration,
     /// As the payloads say; 0 if they do not.
     total: u64,
     corrupted: u64,
@@ -166,6 +172,8 @@ impl Figures {
         let latency = Histogram::new(3).unwrap_or_else(|_| unreachable!("3 digits are legal"));
         Self {
             seen: Seen::default(),
+            before: 0,
+            newest: Duration::ZERO,
             total: 0,
             corrupted: 0,
             unstamped: 0,
@@ -200,7 +208,7 @@ impl Figures {
         self.last = now;
         self.bytes += payload.len() as u64;
         let stamp = match payload::check(payload) {
-            Ok(stamp) => stamp,
+            Ok(stamp) => self.follow(stamp),
             Err(Bad::Corrupted(_)) => {
                 self.corrupted += 1;
                 return;
@@ -227,6 +235,18 @@ impl Figures {
             }
             false => self.duplicates += 1,
         }
+    }
+
+    /// Numbers the objects of a publisher that was started again behind those of before. One that was sent later than all that came
+    /// and has a number far lower is of such a publisher: all of one publisher are numbered in the order of sending.
+    fn follow(&mut self, stamp: Stamp) -> Stamp {
+        let is_behind = stamp.sequence.saturating_add(self.before).saturating_add(BEHIND) < self.seen.end;
+        if stamp.sent > self.newest && is_behind {
+            self.before = self.seen.end;
+        }
+        self.newest = self.newest.max(stamp.sent);
+        let total = if stamp.total == 0 { 0 } else { stamp.total.saturating_add(self.before) };
+        Stamp { sequence: stamp.sequence.saturating_add(self.before), total, ..stamp }
     }
 
     pub fn stream(&mut self, was_reset: bool) {
@@ -357,7 +377,7 @@ impl Latency {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::payload::{Stamp, build};
+    use crate::payload::build;
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
@@ -383,6 +403,19 @@ mod tests {
         assert_eq!((report.streams, report.resets, report.bytes), (1, 1, 8 * 64));
         let at_end = figures.report(true);
         assert_eq!((at_end.lost, at_end.gaps), (11, 3));
+    }
+
+    #[test]
+    fn publisher_that_is_started_again_is_counted_on() {
+        let mut figures = Figures::new();
+        for sequence in 0..100 {
+            figures.object(&object(sequence), &mut Order::default());
+        }
+        for sequence in [0, 1, 3, 2, 5, 5] {
+            figures.object(&object(sequence), &mut Order::default());
+        }
+        let report = figures.report(false);
+        assert_eq!((report.delivered, report.lost, report.duplicates), (105, 1, 1));
     }
 
     #[test]

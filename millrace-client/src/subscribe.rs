@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use crate::again::{Pause, successor};
 use crate::alternates::{self, Alternates, Subscribed};
-use crate::media::{self, CATALOG, Catalog, INIT, Part, Playlist, Wrap, playable};
+use crate::media::{self, CATALOG, Catalog, Choice, INIT, Part, Playlist, Wrap, playable};
 use crate::object::{Object, ObjectStream};
 use crate::order::Sequencer;
 use crate::receive::{Receiver, Sink, Step};
@@ -28,6 +28,8 @@ use crate::stats::{Arrival, Figures, Report};
 const QUEUE: usize = 256;
 /// How long a player waits for a group that does not come.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// How long it waits for one after a silence that was longer than that: what has not come by now was published meanwhile.
+const PATIENCE_AFTER_SILENCE: Duration = Duration::from_millis(200);
 /// How long a session may take to be closed when it is time to leave.
 const LEAVING: Duration = Duration::from_secs(3);
 /// How long a track may be missing where GOAWAY has sent its subscriber: the publisher was sent there as well, and may come later.
@@ -47,6 +49,8 @@ pub struct Options {
     pub track: Option<String>,
     /// Take the names of the tracks from the catalog.
     pub catalog: bool,
+    /// Which tracks to play.
+    pub choice: Choice,
     /// Subscribe to all tracks that the catalog has for the same content, of which the relay sends each group of one: the one
     /// that the path has room for (draft-wilaw-moq-moqt-ssts).
     pub adaptive: bool,
@@ -74,6 +78,7 @@ impl Options {
             namespace,
             track: None,
             catalog: false,
+            choice: Choice::default(),
             adaptive: false,
             join_groups: None,
             fetch: None,
@@ -179,6 +184,18 @@ impl Error {
             Self::Early { .. } => true,
             Self::Play { source, .. } => source.is_early(),
             _ => false,
+        }
+    }
+
+    /// What ended the session, if that is what it came from.
+    fn session(&self) -> Option<&session::Error> {
+        match self {
+            Self::Ended(error) | Self::Request(error) => Some(error),
+            Self::NoTrack { source, .. } | Self::Fetch { source, .. } | Self::Join { source, .. } => {
+                Some(source)
+            }
+            Self::Play { source, .. } => source.session(),
+            _ => None,
         }
     }
 
@@ -325,7 +342,7 @@ async fn again<F: Future<Output = Result<End, Error>>>(
         };
         let remote = now.remote;
         now = options.to_go_on();
-        match result {
+        let next = match result {
             Ok(End::Over) => return Ok(()),
             Ok(End::Moved(session, remote)) => {
                 (moved, now.remote) = (Some(session), remote);
@@ -338,6 +355,7 @@ async fn again<F: Future<Output = Result<End, Error>>>(
                 now.remote = remote;
                 let next = pause.after();
                 tracing::warn!("{error}; its publisher may still be on the way, trying again in {next:?}");
+                next
             }
             // As far as it went.
             Err(error) if !options.reconnect && error.is_early() => {
@@ -346,10 +364,17 @@ async fn again<F: Future<Output = Result<End, Error>>>(
             }
             Err(error) if !options.reconnect || !error.may_pass() => return Err(error),
             // At the first relay: where that has sent us it may not be good for ever.
-            Err(error) => tracing::warn!("{error}; trying again in {:?}", pause.after()),
-        }
+            Err(error) => {
+                let next = pause.after_error(error.session());
+                match next.is_zero() {
+                    true => tracing::warn!("{error}: the relay was restarted, connecting again"),
+                    false => tracing::warn!("{error}; trying again in {next:?}"),
+                }
+                next
+            }
+        };
         tokio::select! {
-            () = pause.wait() => {}
+            () = pause.wait_for(next) => {}
             _ = left.wait_for(|left| *left) => return Ok(()),
         }
     }
@@ -603,29 +628,51 @@ impl<O> Clone for Player<O> {
 
 impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
     async fn media(&self) -> Result<(), Error> {
-        let Playlist { init, tracks } = self.playlist().await?;
-        let is_new = self.written.lock().replace(init.clone()) != Some(init.clone());
-        if is_new {
-            self.write(&init).await?;
-        }
-        let mut playing = JoinSet::new();
-        for part in tracks {
-            playing.spawn(self.clone().track(part));
-        }
-        while let Some(result) = playing.join_next().await {
-            result??;
+        let mut next = Some(self.playlist().await?);
+        while let Some(Playlist { init, tracks }) = next {
+            let is_new = self.written.lock().replace(init.clone()) != Some(init.clone());
+            if is_new {
+                self.write(&init).await?;
+            }
+            let names: Vec<_> = tracks.iter().map(|part| part.name.clone()).collect();
+            let mut playing = JoinSet::new();
+            for part in tracks {
+                playing.spawn(self.clone().track(part));
+            }
+            while let Some(result) = playing.join_next().await {
+                result??;
+            }
+            next = self.successor(&names).await;
         }
         Ok(())
     }
 
-    /// What to play: by the names that moq-pub gives, or by its catalog; of a broadcast that has neither by that of MSF.
+    /// Returns what to play once all tracks have ended: other ones, if the catalog has those by now, since the publisher's input has begun
+    /// anew.
+    async fn successor(&self, before: &[String]) -> Option<Playlist> {
+        if self.options.fetch.is_some() || self.options.count.is_some() {
+            return None;
+        }
+        let catalog =
+            tokio::time::timeout(CATALOG_WAIT, read_msf(&self.receiver, &self.options)).await.ok()?.ok()?;
+        let playlist = Playlist::of(&catalog, &self.options.choice).ok()??;
+        let is_known = |part: &Part| before.contains(&part.name);
+        (!playlist.tracks.iter().any(is_known)).then_some(playlist)
+    }
+
+    /// Returns what to play: by the names that moq-pub gives, or by its catalog; of a broadcast that has neither, or where something is chosen,
+    /// by that of MSF.
     async fn playlist(&self) -> Result<Playlist, Error> {
+        if !self.options.choice.is_default() {
+            let catalog = read_msf(&self.receiver, &self.options).await?;
+            return Playlist::of(&catalog, &self.options.choice)?.ok_or(Error::NothingToPlay);
+        }
         let known = self.as_moq_pub_does().await;
         if !matches!(&known, Err(Error::NoTrack { source, .. }) if is_absent(source)) {
             return known;
         }
         match tokio::time::timeout(CATALOG_WAIT, read_msf(&self.receiver, &self.options)).await {
-            Ok(Ok(catalog)) => Playlist::of(&catalog)?.ok_or(Error::NothingToPlay),
+            Ok(Ok(catalog)) => Playlist::of(&catalog, &self.options.choice)?.ok_or(Error::NothingToPlay),
             _ => known,
         }
     }
@@ -709,6 +756,7 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
         let mut written = 0;
         // Until when what is missing is waited for.
         let mut patience = None;
+        let mut last_out = Instant::now();
         let mut over = std::pin::pin!(subscription.done());
         let (mut is_over, mut last) = (false, None);
         loop {
@@ -732,7 +780,7 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
                 () = until(patience) => force = true,
             }
             while let Some(object) = sequencer.pop(force) {
-                (force, patience) = (false, None);
+                (force, patience, last_out) = (false, None, Instant::now());
                 self.write_object(&mut wrap, &object).await?;
                 written += 1;
                 if self.options.count.is_some_and(|count| written >= count) {
@@ -740,7 +788,10 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
                 }
             }
             if sequencer.is_waiting() {
-                patience.get_or_insert_with(|| Instant::now() + PATIENCE);
+                patience.get_or_insert_with(|| {
+                    let was_silent = last_out.elapsed() > PATIENCE;
+                    Instant::now() + if was_silent { PATIENCE_AFTER_SILENCE } else { PATIENCE }
+                });
             } else {
                 patience = None;
             }

@@ -59,7 +59,8 @@ impl Pair {
         let served = broadcast.clone();
         tokio::spawn(async move {
             let connection = endpoint.accept().await.unwrap().await.unwrap();
-            let session = Session::start(endpoint, connection, None, Setup::default(), 1).await.unwrap();
+            let session =
+                Session::start((endpoint, connection, None), None, Setup::default(), 1).await.unwrap();
             let server = Server::new(session.clone(), served);
             session.run(server).await
         });

@@ -1,15 +1,16 @@
 //! Whom a client trusts.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
+use std::{fmt, fs, io};
 
+use millrace_proto::pem::{Wanted, fault};
 use parking_lot::Mutex;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{CertificateError, DigitallySignedStruct, RootCertStore, SignatureScheme};
 
@@ -123,13 +124,11 @@ impl Verdict {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot read certificates from {}: {source}", file.display())]
-    Read { file: PathBuf, source: pem::Error },
-    #[error("{} is not PEM: {source}", file.display())]
-    NotPem { file: PathBuf, source: pem::Error },
+    Read { file: PathBuf, source: io::Error },
+    #[error("{}: {fault}", file.display())]
+    NotPem { file: PathBuf, fault: String },
     #[error("bad certificate in {}: {source}", file.display())]
     BadCertificate { file: PathBuf, source: rustls::Error },
-    #[error("no certificate in {}", .0.display())]
-    NoCertificate(PathBuf),
     #[error(transparent)]
     Verifier(#[from] rustls::client::VerifierBuilderError),
     #[error(transparent)]
@@ -181,11 +180,11 @@ enum OnBad {
 
 fn roots(file: &Path, on_bad: OnBad) -> Result<RootCertStore, Error> {
     let mut roots = RootCertStore::empty();
-    let certificates = CertificateDer::pem_file_iter(file)
-        .map_err(|source| Error::Read { file: file.to_owned(), source })?;
-    for certificate in certificates {
-        let certificate = certificate.map_err(|source| Error::NotPem { file: file.to_owned(), source })?;
-        match roots.add(certificate) {
+    let bytes = fs::read(file).map_err(|source| Error::Read { file: file.to_owned(), source })?;
+    let not_pem =
+        || Error::NotPem { file: file.to_owned(), fault: fault(file, &bytes, Wanted::Certificates) };
+    for certificate in CertificateDer::pem_slice_iter(&bytes) {
+        match roots.add(certificate.map_err(|_| not_pem())?) {
             Err(source) if on_bad == OnBad::Fail => {
                 return Err(Error::BadCertificate { file: file.to_owned(), source });
             }
@@ -193,7 +192,7 @@ fn roots(file: &Path, on_bad: OnBad) -> Result<RootCertStore, Error> {
         }
     }
     if roots.is_empty() {
-        return Err(Error::NoCertificate(file.to_owned()));
+        return Err(not_pem());
     }
     Ok(roots)
 }

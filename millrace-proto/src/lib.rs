@@ -12,6 +12,7 @@
 //! | [`relay`] | what a relay keeps and serves: tracks, their cache, the bytes of each stream | `moq`, `plane` |
 //! | [`fanout`] | RTP from one sender to many receivers: leases, reports, when a receiver is cut off | |
 //! | [`networks`] | whom an address stands for, and how many places each network gets | |
+//! | [`pem`] | what is wrong with files of certificates and keys, in words | |
 //! | [`graft`] | what two hosts say to each other about transport functions, and about the path between them | |
 //!
 //! Neither `quic` nor `plane` imports `moq`: they serve any QUIC program that wants a second sender on its connections.
@@ -25,6 +26,7 @@ pub mod fanout;
 pub mod graft;
 pub mod moq;
 pub mod networks;
+pub mod pem;
 pub mod plane;
 pub mod quic;
 pub mod ranges;

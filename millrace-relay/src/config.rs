@@ -25,6 +25,8 @@ pub struct Config {
     pub cache: cache::Limits,
     pub max_sessions: usize,
     pub max_tracks: usize,
+    /// How long subscriptions wait for a publisher that is gone without a word.
+    pub linger: Duration,
     /// From GOAWAY until sessions that are still open are closed.
     pub drain_timeout: Duration,
     /// Where clients are told to go then; otherwise to where they are.

@@ -43,6 +43,8 @@ pub struct Limits {
     pub max_tracks: usize,
     /// How long an upstream subscription is kept after its last subscriber left.
     pub linger: Duration,
+    /// How long subscriptions wait for a publisher that is gone without a word.
+    pub absence: Duration,
     /// The longest that a SUBSCRIBE may wait for a publisher, whatever RENDEZVOUS_TIMEOUT asks.
     pub max_rendezvous: Duration,
     /// How long publishers have to answer a request of the relay.
@@ -200,7 +202,9 @@ impl Hub {
         publisher: &Arc<dyn Publisher>,
         pace: impl Fn() -> Clock,
     ) {
-        let wanted = |track: &LiveTrack| track.subscription_count() > 0 && track.is_established();
+        let wanted = |track: &LiveTrack| {
+            track.subscription_count() > 0 && (track.is_established() || track.is_waiting())
+        };
         let mut pages = self.tracks_below(namespace.clone(), wanted);
         loop {
             let page = pages();
@@ -293,7 +297,7 @@ impl Hub {
             return Ok(());
         }
         Counters::count(&self.counters.publisher_searches);
-        let publishers = self.publishers_of(track.name().namespace(), requester);
+        let publishers = self.publishers_for(track, requester);
         let (sender, mut answers) = mpsc::channel(publishers.len().max(1));
         for publisher in publishers {
             publisher.subscribe(Arc::clone(track), sender.clone());
@@ -309,13 +313,39 @@ impl Hub {
         Err(refused)
     }
 
-    /// Gives up streams over dropped groups, ends upstream subscriptions that nobody has needed for a while, and
+    /// Returns the publishers that may be asked for `track`.
+    fn publishers_for(&self, track: &LiveTrack, requester: Requester) -> Vec<Arc<dyn Publisher>> {
+        let mut publishers = self.publishers_of(track.name().namespace(), requester);
+        if !track.may_come_from_upstream() {
+            publishers.retain(|publisher| !publisher.is_upstream());
+        }
+        publishers
+    }
+
+    /// Asks whoever else publishes the namespace of a track whose subscriptions wait for a publisher.
+    fn replace_publisher(&self, track: &Arc<LiveTrack>) {
+        let nobody = Requester { session: 0, is_upstream: false };
+        for publisher in self.publishers_for(track, nobody) {
+            publisher.back_up(vec![Arc::clone(track)]);
+        }
+    }
+
+    /// Tells watchers of `namespace` that it is withdrawn and published again, as a publisher below it was restarted: players start
+    /// over, too.
+    pub fn announce_again(&self, namespace: &Namespace) {
+        self.namespaces.announce_again(namespace);
+    }
+
+    /// Gives up streams over dropped groups. Ends subscriptions that have waited too long for a publisher. Ends upstream subscriptions that nobody has needed for a while, and
     /// forgets tracks that have neither publisher nor subscriber nor cached groups. Call this about twice a second.
     pub fn tidy(&self, now: Instant) {
         self.cache.expire(now);
         let mut outbox = Outbox::default();
         for track in self.tracks() {
             track.drop_evicted(now, &mut outbox);
+            if track.end_wait(now) && track.subscription_count() > 0 {
+                self.replace_publisher(&track);
+            }
             let Some(idle_since) = track.idle_since() else { continue };
             if now.saturating_duration_since(idle_since) < self.limits.linger {
                 continue;

@@ -84,6 +84,7 @@
 //!         cache: cache::Limits { bytes: 64 << 20, age: Duration::from_secs(30) },
 //!         max_sessions: 1000,
 //!         max_tracks: 1000,
+//!         linger: Duration::from_secs(5),
 //!         drain_timeout: Duration::from_secs(5),
 //!         goaway_uri: None,
 //!         delays: Delays { default: Some(Duration::from_millis(250)), ..Delays::default() },

@@ -1,11 +1,13 @@
 //! A track: its publishers, its objects in the cache, its subscriptions.
 
+mod absence;
+
 use std::{
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering::Relaxed},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use millrace_proto::{
@@ -20,7 +22,10 @@ use millrace_proto::{
 };
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Notify, watch};
+use tracing::info;
 
+use self::absence::Absence;
+pub use self::absence::Numbering;
 use super::{
     access::policy::Identity,
     catalog::Parsed,
@@ -39,7 +44,10 @@ pub struct LiveTrack {
     cache: Arc<Cache>,
     delays: TrackDelays,
     subscriptions: RwLock<Vec<Arc<Subscription>>>,
+    /// The first leads: the others send copies, or stand by.
     upstreams: Mutex<Vec<Arc<Upstream>>>,
+    /// Locked behind `upstreams`.
+    absence: Mutex<Option<Absence>>,
     /// One attempt at a time to subscribe upstream.
     pub connecting: tokio::sync::Mutex<()>,
     /// Objects became complete or a subgroup ended.
@@ -95,6 +103,7 @@ impl LiveTrack {
             delays,
             subscriptions: RwLock::default(),
             upstreams: Mutex::default(),
+            absence: Mutex::default(),
             connecting: tokio::sync::Mutex::default(),
             progress: Notify::new(),
             settled: Notify::new(),
@@ -154,24 +163,32 @@ impl LiveTrack {
         Some(Claim(Arc::clone(self)))
     }
 
-    /// A publisher is about to publish the track. With the first one the track begins anew. An exception is the
-    /// publisher from which we unsubscribed for want of subscribers: there, only a gap is left.
+    /// A publisher is about to publish the track. With the first one the track starts over. Only a gap is left if subscriptions have
+    /// waited for it, or if we unsubscribed from it for want of subscribers.
     pub fn prepare(&self, publisher: u64) {
         let upstreams = self.upstreams.lock();
         if !upstreams.is_empty() {
             return;
         }
-        if *self.paused_at.lock() == Some(publisher) {
+        let given_up = self.give_up_waiting();
+        if *self.paused_at.lock() == Some(publisher) || self.is_waiting() {
             return self.data.missed();
         }
         self.cache.forget(&self.data);
         self.data.restart();
+        drop(upstreams);
+        given_up.iter().for_each(|ended| self.end_subscriptions(ended));
     }
 
-    /// An upstream subscription was established. The kernel forwards datagrams and opens streams only while there is no
-    /// other: it cannot tell that another publisher has sent the same before.
-    pub fn add_upstream(&self, upstream: Arc<Upstream>) {
+    /// An upstream subscription was established, whose publisher says that it is at `claimed`. The kernel forwards datagrams and
+    /// opens streams only while there is no other: it cannot tell that another publisher has sent the same before.
+    pub fn add_upstream(&self, upstream: Arc<Upstream>, claimed: Option<Location>, now: Instant) {
         let mut upstreams = self.upstreams.lock();
+        if self.end_absence(now) {
+            upstream.returns(claimed);
+        }
+        let leads = upstreams.iter().all(|other| other.is_leaving());
+        upstream.set_rival(!leads);
         upstreams.push(upstream);
         if upstreams.len() > 1 {
             upstreams.iter().for_each(|upstream| upstream.withhold());
@@ -189,19 +206,32 @@ impl LiveTrack {
         }
     }
 
-    /// An upstream subscription is over. With the last one, the subscriptions end as it did.
-    pub fn remove_upstream(&self, upstream: &Arc<Upstream>, ended: &Ended, now: Instant) {
+    /// An upstream subscription is over. With the last one, the subscriptions end as it did; if its publisher is gone without a
+    /// word, they `wait` for so long for another one first.
+    pub fn remove_upstream(&self, upstream: &Arc<Upstream>, ended: &Ended, wait: Duration, now: Instant) {
         let mut upstreams = self.upstreams.lock();
-        upstreams.retain(|other| !Arc::ptr_eq(other, upstream));
+        let Some(place) = upstreams.iter().position(|other| Arc::ptr_eq(other, upstream)) else {
+            return; // another publisher has taken over
+        };
+        upstreams.remove(place);
         upstream.withhold();
-        let left = upstreams.len();
+        if let Some(first) = upstreams.first() {
+            return if place == 0 {
+                first.lead()
+            };
+        }
+        let waits = ended.absent && !wait.is_zero();
+        if waits {
+            self.begin_wait(upstream, ended, (now, wait));
+        }
+        *self.idle_since.lock() = now;
+        *self.paused_at.lock() = ended.paused.then_some(upstream.publisher);
         drop(upstreams);
-        if left == 0 {
-            *self.idle_since.lock() = now;
-            *self.paused_at.lock() = ended.paused.then_some(upstream.publisher);
-            for subscription in self.subscriptions.read().iter() {
-                subscription.end_of(self.number, ended);
-            }
+        if !waits {
+            self.end_subscriptions(ended);
+        } else if self.subscription_count() > 0 {
+            let (track, seconds) = (self.name().typed(), wait.as_secs_f64());
+            info!(%track, seconds, "the publisher is gone: subscriptions wait for another one for so long (linger)");
         }
     }
 
@@ -241,7 +271,7 @@ impl LiveTrack {
         for object in groups.iter().flat_map(|group| group.datagrams.values()) {
             subscription.offer_datagram(self.number, object, News::Cached, now, outbox);
         }
-        if !self.is_established() {
+        if !self.is_established() && !self.is_waiting() {
             subscription.end(Ended::new(code::Done::TRACK_ENDED, "the track ended"));
         }
         self.offer_openings(&subscription);

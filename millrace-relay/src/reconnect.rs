@@ -5,6 +5,8 @@ use std::time::Duration;
 const SHORTEST: Duration = Duration::from_millis(250);
 /// A session that lasts for longer than this resets the pauses.
 const LONGEST: Duration = Duration::from_secs(15);
+/// One that has lasted for so long and that the upstream relay has forgotten is followed by another at once.
+const BRIEF: Duration = Duration::from_secs(1);
 
 /// Doubles the pause with each attempt that fails and each session that ends soon.
 #[derive(Debug)]
@@ -15,8 +17,13 @@ impl Pauses {
         Self(SHORTEST)
     }
 
-    /// Returns the pause after a session that `lasted` so long, zero if none began.
-    pub fn after(&mut self, lasted: Duration) -> Duration {
+    /// Returns the pause after a session that `lasted` so long, zero if none began. `forgotten`: the upstream relay was restarted, and
+    /// answers.
+    pub fn after(&mut self, lasted: Duration, forgotten: bool) -> Duration {
+        if forgotten && lasted > BRIEF {
+            self.0 = SHORTEST;
+            return Duration::ZERO;
+        }
         if lasted > LONGEST {
             self.0 = SHORTEST;
         }
@@ -31,7 +38,7 @@ mod tests {
     use super::*;
 
     fn milliseconds(pauses: &mut Pauses, lasted: Duration, times: usize) -> Vec<u128> {
-        (0..times).map(|_| pauses.after(lasted).as_millis()).collect()
+        (0..times).map(|_| pauses.after(lasted, false).as_millis()).collect()
     }
 
     #[test]
@@ -45,8 +52,17 @@ mod tests {
     fn pause_after_short_sessions_doubles_and_after_a_long_one_is_short() {
         let mut pauses = Pauses::new();
         assert_eq!(milliseconds(&mut pauses, Duration::from_secs(1), 3), [250, 500, 1000]);
-        assert_eq!(pauses.after(LONGEST).as_millis(), 2000);
-        assert_eq!(pauses.after(LONGEST + Duration::from_secs(1)).as_millis(), 250);
-        assert_eq!(pauses.after(Duration::ZERO).as_millis(), 500);
+        assert_eq!(pauses.after(LONGEST, false).as_millis(), 2000);
+        assert_eq!(pauses.after(LONGEST + Duration::from_secs(1), false).as_millis(), 250);
+        assert_eq!(pauses.after(Duration::ZERO, false).as_millis(), 500);
+    }
+
+    #[test]
+    fn restarted_upstream_is_connected_to_at_once_but_not_again_and_again() {
+        let mut pauses = Pauses::new();
+        assert_eq!(milliseconds(&mut pauses, Duration::ZERO, 3), [250, 500, 1000]);
+        assert_eq!(pauses.after(Duration::from_secs(5), true).as_millis(), 0);
+        assert_eq!(pauses.after(Duration::from_millis(100), true).as_millis(), 250);
+        assert_eq!(pauses.after(Duration::from_millis(100), true).as_millis(), 500);
     }
 }

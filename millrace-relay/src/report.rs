@@ -329,6 +329,7 @@ impl Sources<'_> {
             ("unknown_track_alias", counters.unknown_alias.load(Relaxed)),
             ("duplicate_subgroup", counters.duplicate_subgroups.load(Relaxed)),
             ("handed_over_subgroup", counters.handed_over_subgroups.load(Relaxed)),
+            ("standby", counters.standby_subgroups.load(Relaxed)),
             ("expired_subgroup", counters.expired_subgroups.load(Relaxed)),
             ("backup_publisher_limit", counters.backups_passed_over.load(Relaxed)),
             ("malformed_track", counters.malformed_tracks.load(Relaxed)),

@@ -146,7 +146,7 @@ impl Bound {
             .map(|addr| Endpoint::bind(*addr, transport.clone()))
             .collect::<Result<Vec<_>, _>>()?;
         let bare = transport.alpn.iter().filter(|name| *name != webtransport::ALPN).cloned().collect();
-        let connecting = transport::Config { certificate: None, alpn: bare, ..transport };
+        let connecting = transport::Config { certificate: None, lasting: None, alpn: bare, ..transport };
         let outgoing = outgoing
             .into_iter()
             .map(|socket| Endpoint::on(socket, connecting.clone()))
@@ -170,6 +170,7 @@ impl Bound {
         let limits = Limits {
             max_tracks: config.max_tracks,
             linger: LINGER,
+            absence: config.linger,
             max_rendezvous: MAX_RENDEZVOUS,
             request_timeout: REQUEST_TIMEOUT,
         };
@@ -261,7 +262,7 @@ impl Server {
         info!(
             sessions = sessions.len(),
             seconds = self.shared.config.drain_timeout.as_secs_f64(),
-            "draining: sessions have so long to leave; a second SIGTERM or Ctrl-C ends them at once"
+            "draining: sessions have so long to leave; SIGTERM or Ctrl-C ends them at once when it comes again, after a second or later"
         );
         let _ = time::timeout_at(over - self.shared.last_words(), self.shared.until_idle()).await;
         self.stop().await;
@@ -462,14 +463,18 @@ impl Shared {
         while !self.draining.load(Relaxed) {
             // Its path may have a token.
             let host = upstream.url.authority();
-            let (mut next, mut lasted) = (None, Duration::ZERO);
+            let (mut next, mut lasted, mut forgotten) = (None, Duration::ZERO, false);
             match connect(&self.outgoing, &upstream.url, &self.config.drafts).await {
                 Ok((connection, tunnel)) => {
                     let session = self.begin_session(connection, Some(upstream.setup()), tunnel, None);
                     info!(%host, session = session.id(), "connected to the upstream relay");
                     self.upstream_is(host, Some(session.id()), "");
-                    let began = Instant::now();
+                    let (began, connection) = (Instant::now(), Arc::clone(session.connection()));
                     next = self.follow_upstream(session).await;
+                    forgotten = connection.is_forgotten();
+                    if forgotten {
+                        warn!(%host, "the upstream relay was restarted: connecting again");
+                    }
                     self.upstream_is(host, None, "the session is over");
                     lasted = began.elapsed();
                 }
@@ -479,7 +484,7 @@ impl Shared {
                 }
             }
             upstream = next.and_then(|uri| configured.at(&uri)).unwrap_or_else(|| configured.clone());
-            time::sleep(pauses.after(lasted)).await;
+            time::sleep(pauses.after(lasted, forgotten)).await;
         }
     }
 
@@ -494,6 +499,7 @@ impl Shared {
         let mut running = tokio::spawn(Arc::clone(self).run_session(Arc::clone(&session)));
         tokio::select! {
             _ = &mut running => None,
+            never = session.connection().probe_when_silent() => match never {},
             uri = session.until_peer_goes_away() => {
                 tokio::spawn(Arc::clone(self).leave(session));
                 Some(uri)

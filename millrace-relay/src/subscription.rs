@@ -50,11 +50,13 @@ pub struct Ended {
     pub reason: String,
     /// It is our doing, and the publisher goes on.
     pub paused: bool,
+    /// The publisher is gone without a word, and may come back.
+    pub absent: bool,
 }
 
 impl Ended {
     pub fn new(code: code::Done, reason: impl Into<String>) -> Self {
-        Self { code, reason: reason.into(), paused: false }
+        Self { code, reason: reason.into(), paused: false, absent: false }
     }
 }
 
@@ -474,6 +476,22 @@ impl Subscription {
                 downstream.reset(*key, code::Reset::CANCELLED.0);
             }
         }
+    }
+
+    /// Goes on with whatever group comes next, as the track starts over. A subscription whose groups come from several renditions,
+    /// which share their IDs, ends instead.
+    pub fn begin_anew(&self, now: Instant) {
+        let mut state = self.state.lock();
+        if !matches!(state.origin, Origin::Own) {
+            drop(state);
+            return self.end(Ended::new(
+                code::Done::INTERNAL_ERROR,
+                "the publisher numbers its groups from the beginning",
+            ));
+        }
+        state.options.window = Window::resolve(state.options.filter.as_ref(), None);
+        (state.past_end, state.joining) = (false, None);
+        self.take_back(now);
     }
 
     /// No more subgroups will come.

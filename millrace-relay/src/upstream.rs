@@ -1,19 +1,32 @@
 //! A subscription of the relay's own, at one publisher.
 
-use std::sync::{
-    Arc, Weak,
-    atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+use std::{
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
 };
 
+use millrace_proto::moq::Location;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
 
-use millrace_transport::offload::{Ingress, Made, Openings};
+use millrace_transport::{
+    Connection,
+    offload::{Ingress, Made, Openings},
+};
+
+/// A publisher that is silent for so long, although it was asked for something, is taken for gone if there is another one.
+pub const RIVAL_PATIENCE: Duration = Duration::from_millis(500);
 
 /// One publisher of one track, by its PUBLISH or by our SUBSCRIBE.
 pub struct Upstream {
     /// The publisher's session.
     pub publisher: u64,
+    /// Whether that session is with the configured upstream relay.
+    pub is_of_upstream: bool,
+    connection: Weak<Connection>,
     /// The publisher's track alias.
     pub alias: u64,
     /// We subscribed, and may unsubscribe when nobody needs it.
@@ -31,6 +44,13 @@ pub struct Upstream {
     /// The publisher wants the subscription to go on elsewhere.
     leaving: AtomicBool,
     handover: Mutex<Option<Handover>>,
+    /// Other publishers were there before.
+    rival: AtomicBool,
+    standing_by: AtomicBool,
+    /// Whether the publisher's numbering of groups is still unknown.
+    unnumbered: AtomicBool,
+    /// The publisher's largest object when it took over from another one, as it says, until its groups are known.
+    returned: Mutex<Option<Option<Location>>>,
     /// The publisher has come to where another one goes on.
     passing: Notify,
 }
@@ -86,13 +106,25 @@ pub enum Ask {
     NewGroup(u64),
     /// Nobody needs it any more.
     Cancel,
+    /// No objects are wanted for now, or they are again.
+    Forward(bool),
+}
+
+/// The session that a subscription is in.
+pub struct Place {
+    pub session: u64,
+    /// Whether it is with the configured upstream relay.
+    pub is_upstream: bool,
+    pub connection: Weak<Connection>,
 }
 
 impl Upstream {
-    pub fn new(publisher: u64, alias: u64, subscribed: bool) -> (Arc<Self>, mpsc::UnboundedReceiver<Ask>) {
+    pub fn new(place: Place, alias: u64, subscribed: bool) -> (Arc<Self>, mpsc::UnboundedReceiver<Ask>) {
         let (asks, receiver) = mpsc::unbounded_channel();
         let upstream = Self {
-            publisher,
+            publisher: place.session,
+            is_of_upstream: place.is_upstream,
+            connection: place.connection,
             alias,
             subscribed,
             asks,
@@ -106,6 +138,10 @@ impl Upstream {
             revoking: Notify::new(),
             leaving: AtomicBool::new(false),
             handover: Mutex::default(),
+            rival: AtomicBool::new(false),
+            standing_by: AtomicBool::new(false),
+            unnumbered: AtomicBool::new(false),
+            returned: Mutex::default(),
             passing: Notify::new(),
         };
         (Arc::new(upstream), receiver)
@@ -146,6 +182,62 @@ impl Upstream {
 
     pub fn is_leaving(&self) -> bool {
         self.leaving.load(Relaxed)
+    }
+
+    /// Asks the publisher's session for something, and reports whether anything comes of it within a while.
+    pub async fn answers(&self) -> bool {
+        match self.connection.upgrade() {
+            Some(connection) => connection.answers(RIVAL_PATIENCE).await,
+            None => false,
+        }
+    }
+
+    /// Others published the track before.
+    pub fn set_rival(&self, rival: bool) {
+        self.rival.store(rival, Relaxed);
+    }
+
+    pub fn is_rival(&self) -> bool {
+        self.rival.load(Relaxed)
+    }
+
+    /// Asks the publisher for no objects, as its groups are others than the leader's.
+    pub fn stand_by(&self) {
+        if !self.standing_by.swap(true, Relaxed) {
+            self.ask(Ask::Forward(false));
+        }
+    }
+
+    pub fn stands_by(&self) -> bool {
+        self.standing_by.load(Relaxed)
+    }
+
+    /// Makes the publisher the track's first one, as those before it are gone.
+    pub fn lead(&self) {
+        self.set_rival(false);
+        if self.stands_by() {
+            self.returns(None);
+            self.standing_by.store(false, Relaxed);
+            self.ask(Ask::Forward(true));
+        }
+    }
+
+    /// The publisher takes over from another one, and says that it is at `claimed`. Its first group shows how it numbers them.
+    pub fn returns(&self, claimed: Option<Location>) {
+        *self.returned.lock() = Some(claimed);
+        self.unnumbered.store(true, Relaxed);
+    }
+
+    /// Calls `decide` for the publisher's first group after it took over, and returns its answer. Later groups wait until that is
+    /// done.
+    pub fn number(&self, decide: impl FnOnce(Option<Location>) -> bool) -> bool {
+        if !self.unnumbered.load(Relaxed) {
+            return false;
+        }
+        let mut returned = self.returned.lock();
+        let decided = returned.take().is_some_and(decide);
+        self.unnumbered.store(false, Relaxed);
+        decided
     }
 
     /// From `group` on the track comes from `to`, while that lasts.
@@ -270,7 +362,8 @@ mod tests {
 
     #[test]
     fn what_has_no_place_is_not_offloaded() {
-        let (upstream, _asks) = Upstream::new(1, 7, false);
+        let place = Place { session: 1, is_upstream: false, connection: Weak::new() };
+        let (upstream, _asks) = Upstream::new(place, 7, false);
         assert!(upstream.openings(&|| None, || panic!("there is no place")).is_none());
         assert!(upstream.datagram_ingress(&|| None, || panic!("there is no place")).is_none());
     }

@@ -8,7 +8,9 @@ use millrace_proto::{
 };
 use rustls::{KeyLog, RootCertStore, sign::CertifiedKey};
 
-use crate::{dscp::Dscp, offload::Engine, paths::Paths, tap::Tap, tls::Trust, windows::Windows};
+use crate::{
+    dscp::Dscp, lasting::LastingSecret, offload::Engine, paths::Paths, tap::Tap, tls::Trust, windows::Windows,
+};
 
 /// Length of the connection IDs that quinn makes by default.
 pub const ID_LEN: usize = 8;
@@ -20,6 +22,8 @@ pub struct Config {
     pub certificate: Option<Arc<CertifiedKey>>,
     /// Roots that clients' certificates have to lead to. Clients may come without one.
     pub client_roots: Option<Arc<RootCertStore>>,
+    /// The secret of stateless resets and tokens that clients of an earlier process know; without it every process has its own.
+    pub lasting: Option<LastingSecret>,
     /// Shown to servers that ask for it when connecting.
     pub client_certificate: Option<Arc<CertifiedKey>>,
     /// Whose certificates are accepted when connecting.
@@ -63,6 +67,7 @@ impl Default for Config {
         Self {
             certificate: None,
             client_roots: None,
+            lasting: None,
             client_certificate: None,
             trust: Trust::Roots(Arc::new(rustls::RootCertStore::empty())),
             suites: vec![Suite::ChaCha20Poly1305, Suite::Aes128Gcm, Suite::Aes256Gcm],

@@ -1,6 +1,7 @@
 //! Connections: quinn's handle, and the data plane beside it.
 
 use std::{
+    convert::Infallible,
     sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
@@ -10,11 +11,15 @@ use millrace_proto::{
         downstream::{Downstream, Event, NewStream, StreamKey},
         estimate::Estimate,
     },
-    quic::keys::Suite,
+    quic::{
+        keys::Suite,
+        silence::{self, Silence},
+    },
 };
 use millrace_webtransport::{Binding, Foreign, Streams};
 use parking_lot::MappedMutexGuard;
 use quinn::{VarInt, crypto::rustls::HandshakeData};
+use tracing::debug;
 
 use crate::{
     offload::{Adopted, ConnectionStatus, Datagrams, Ingress, Openings, Opens, Origin, Worth},
@@ -27,6 +32,8 @@ use crate::{
 
 /// How long objects wait for the control message before them.
 const CONTROL_PATIENCE: Duration = Duration::from_millis(2);
+/// How often it is looked whether a peer has answered.
+const ANSWER_LOOKS: Duration = Duration::from_millis(20);
 
 /// One QUIC connection with two senders.
 ///
@@ -247,9 +254,59 @@ impl Connection {
             return false;
         }
         self.quic.force_key_update();
-        // quinn moves on with the next packet that it sends. A byte more to receive makes it send one.
-        self.quic.set_receive_window(self.shared.window.nudge().into());
+        // quinn moves on with the next packet that it sends.
+        self.nudge();
         true
+    }
+
+    /// Whether the peer has said, by a stateless reset, that it does not know the connection: it was restarted.
+    pub fn is_forgotten(&self) -> bool {
+        matches!(self.quic.close_reason(), Some(quinn::ConnectionError::Reset))
+    }
+
+    /// Asks the peer for an acknowledgement, and reports whether anything comes from it within `patience`. Only time in which
+    /// packets could be read counts.
+    pub async fn answers(&self, patience: Duration) -> bool {
+        let before = self.received();
+        let looks = (patience.as_nanos() / ANSWER_LOOKS.as_nanos()) as u32;
+        for look in 0..looks {
+            // Once more, as one may be lost.
+            if look == 0 || look == looks / 2 {
+                self.nudge();
+            }
+            tokio::time::sleep(ANSWER_LOOKS).await;
+            if self.received() > before {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Probes the peer whenever media came and nothing comes any more, with two packets. A living peer acknowledges the first.
+    /// A peer that was restarted answers at least the second with a stateless reset: congestion control, which may hold
+    /// everything back by now, does not count it. Never returns.
+    pub async fn probe_when_silent(&self) -> Infallible {
+        let mut looks = tokio::time::interval(silence::LOOKS);
+        looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut silence = Silence::new(Instant::now());
+        loop {
+            looks.tick().await;
+            if silence.look(Instant::now(), self.received()) {
+                debug!(remote = %self.quic.remote_address(), "the peer is silent: probing it");
+                self.nudge();
+                self.shared.send_stray();
+            }
+        }
+    }
+
+    /// Packets that came so far.
+    fn received(&self) -> u64 {
+        self.quic.stats().udp_rx.datagrams
+    }
+
+    /// Makes quinn send a packet that the peer acknowledges, by granting a byte more.
+    fn nudge(&self) {
+        self.quic.set_receive_window(self.shared.window.nudge().into());
     }
 
     /// Counts its receive window with those of others, as which it grows no further than `share` does.

@@ -126,13 +126,17 @@ impl Endpoint {
         // Used for what comes before a connection has its own: Initial keys and Retry.
         let crypto = QuicServerConfig::with_initial(Arc::new(server_tls.clone()), initial)
             .map_err(|_| BindError::NoSuite)?;
-        let server = quinn::ServerConfig::with_crypto(Arc::new(crypto));
+        let mut server = quinn::ServerConfig::with_crypto(Arc::new(crypto));
 
         let local_addr = socket.local_addr().map_err(BindError::Address)?;
         let failed = |source| BindError::Socket { addr: local_addr, source };
         let sender = Arc::new(Sender::new(&socket, config.gso).map_err(failed)?);
         let mut endpoint = EndpointConfig::default();
         endpoint.supported_versions(vec![1]);
+        if let Some(lasting) = &config.lasting {
+            lasting.apply(local_addr, &mut endpoint);
+            lasting.apply_tokens(local_addr, &mut server);
+        }
         let accepting = config.certificate.is_some().then(|| server.clone());
         let most = if accepting.is_some() { MAX_FROM_CLIENTS } else { MAX_FROM_SERVERS };
         endpoint.max_udp_payload_size(most).unwrap_or_else(|_| unreachable!("above 1200"));

@@ -36,6 +36,7 @@ mod endpoint;
 pub mod interfaces;
 #[cfg(feature = "kernel")]
 pub mod kernel;
+mod lasting;
 mod marking;
 mod numbers;
 pub mod offload;
@@ -59,6 +60,7 @@ pub use config::{Config, ID_LEN};
 pub use connection::Connection;
 pub use dscp::Dscp;
 pub use endpoint::{AcceptError, BindError, ConnectError, Endpoint, Incoming, bind_socket};
+pub use lasting::LastingSecret;
 pub use paths::{PathChange, Paths};
 pub use stats::Stats;
 pub use tap::{Sent, Tap};

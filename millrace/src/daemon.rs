@@ -1,6 +1,12 @@
 //! What daemons have in common: where they are asked, what can be seen of them, signals.
 
-use std::{fmt, io, net::SocketAddr, path::PathBuf, sync::Arc};
+use std::{
+    fmt, io,
+    net::SocketAddr,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use axum::{
     Json, Router,
@@ -89,28 +95,61 @@ pub enum Signal {
     End,
 }
 
-/// From when it is made on, none of them ends the process by itself.
-pub struct Signals {
+/// Signals to end that come so soon after the first express the same wish: `timeout`, `tini -g` and service managers send one to the process
+/// and one to its group. A user who insists takes longer, or tries once more.
+const ONE_WISH: Duration = Duration::from_secs(1);
+
+/// SIGTERM and SIGINT. From when it is made on, none of them ends the process by itself.
+pub struct Ends {
     terminate: unix::Signal,
     interrupt: unix::Signal,
+}
+
+impl Ends {
+    /// Takes the signals over.
+    ///
+    /// # Errors
+    /// The kernel does not allow it.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    /// Waits for the next one; may be given up and asked for again.
+    pub async fn next(&mut self) -> SignalKind {
+        tokio::select! {
+            _ = self.terminate.recv() => SignalKind::terminate(),
+            _ = self.interrupt.recv() => SignalKind::interrupt(),
+        }
+    }
+
+    /// Waits until the end is asked for again, by whoever has done so just now: by a signal later than [`ONE_WISH`].
+    pub async fn again(&mut self) -> SignalKind {
+        let first = Instant::now();
+        loop {
+            let kind = self.next().await;
+            if first.elapsed() >= ONE_WISH {
+                return kind;
+            }
+        }
+    }
+}
+
+/// From when it is made on, none of them ends the process by itself.
+pub struct Signals {
+    ends: Ends,
     hangup: unix::Signal,
 }
 
 impl Signals {
     pub fn new() -> io::Result<Self> {
-        Ok(Self {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-            hangup: signal(SignalKind::hangup())?,
-        })
+        Ok(Self { ends: Ends::new()?, hangup: signal(SignalKind::hangup())? })
     }
 
     /// The next one; may be given up and asked for again.
     pub async fn next(&mut self) -> Signal {
         tokio::select! {
             _ = self.hangup.recv() => Signal::Reload,
-            _ = self.terminate.recv() => Signal::End,
-            _ = self.interrupt.recv() => Signal::End,
+            _ = self.ends.next() => Signal::End,
         }
     }
 }

@@ -11,6 +11,7 @@
 //! | `cost` | live view, files and dashboard of what `millrace-cost` reports |
 //! | `gate_metrics`, `gate_watch` | a gate's metrics and log lines: of its daemon, and of the relay's gate |
 //! | `confine` | child processes of this binary for hostile bytes: no file, no network, no right |
+//! | `pem` | certificates and private keys from files, and what is wrong with them |
 //! | `http`, `openmetrics`, `log`, `render`, `socket` | HTTP servers, metrics, logging, tables and units, control sockets, each for all of them |
 //!
 //! Arrows point down this list: commands use everything, and `relay`, `gate`, `graft`, `fanout` and `cost` do not know each other.
@@ -34,6 +35,7 @@ mod http;
 pub mod log;
 mod memory;
 mod openmetrics;
+mod pem;
 pub mod relay;
 mod render;
 mod socket;

@@ -220,6 +220,39 @@ fn append(path: &Path) -> io::Result<File> {
 mod tests {
     use super::*;
 
+    /// Names in logs are as people type them, not in the draft's escapes: whoever logs one says `.typed()`.
+    #[test]
+    fn names_in_logs_are_as_they_are_typed() {
+        fn look(directory: &Path, wrong: &mut Vec<String>) {
+            for entry in std::fs::read_dir(directory).unwrap().map(Result::unwrap) {
+                let path = entry.path();
+                if path.is_dir() {
+                    look(&path, wrong);
+                } else if path.extension().is_some_and(|extension| extension == "rs") {
+                    let text = std::fs::read_to_string(&path).unwrap();
+                    let fields =
+                        ["namespace = %", "track = %", "name = %"].map(|field| text.split(field).skip(1));
+                    let shown = fields
+                        .into_iter()
+                        .flatten()
+                        .map(|rest| rest.split([',', '\n']).next().unwrap_or(rest));
+                    let raw = shown.filter(|shown| {
+                        shown.contains("name") && !shown.contains(".typed()") && !shown.starts_with('"')
+                    });
+                    wrong.extend(raw.map(|shown| format!("{}: {shown}", path.display())));
+                }
+            }
+        }
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let mut wrong = Vec::new();
+        for package in
+            ["millrace", "millrace-client", "millrace-relay", "millrace-transport", "millrace-webtransport"]
+        {
+            look(&root.join(package).join("src"), &mut wrong);
+        }
+        assert_eq!(wrong, Vec::<String>::new());
+    }
+
     #[test]
     fn a_full_disk_loses_lines_and_nothing_else() {
         let before = dropped();

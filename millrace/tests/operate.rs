@@ -138,9 +138,32 @@ fn a_second_signal_ends_a_drain() {
     let _subscriber = Killed::start(millrace().args(args));
     wait_for("media", || (relay.status().totals.data_plane.packets > 0).then_some(()));
     relay.signal(Signal::SIGTERM);
-    wait_for("how to end it", || relay.logged(&["draining", "a second SIGTERM or Ctrl-C"]).then_some(()));
-    relay.signal(Signal::SIGTERM);
-    assert_eq!(relay.exit_code(), Some(1));
+    wait_for("how to end it", || {
+        relay.logged(&["draining", "SIGTERM or Ctrl-C ends them at once"]).then_some(())
+    });
+    // For a second it is the same wish.
+    let end = wait_for("the end", || {
+        relay.signal(Signal::SIGTERM);
+        relay.ended()
+    });
+    assert_eq!(end.code(), Some(1));
+}
+
+/// `timeout`, `tini -g` and service managers signal a process and its group: within milliseconds, and that is one wish.
+#[test]
+fn signals_at_once_do_not_skip_the_drain() {
+    let mut relay = Relay::start(tempfile::tempdir().unwrap(), &["--drain-timeout=1"]);
+    let url = relay.url();
+    let args = ["publish", "--name=live", "--generate", "--tls-disable-verify", &url];
+    let _publisher = Killed::start(millrace().args(args));
+    wait_for("a session", || (relay.status().sessions.len() == 1).then_some(()));
+    for _ in 0..20 {
+        relay.signal(Signal::SIGTERM);
+        std::thread::yield_now();
+        relay.signal(Signal::SIGINT);
+    }
+    assert_eq!(relay.exit_code(), Some(0));
+    assert!(relay.logged(&["drained"])); // exact: a relay that has ended has written its log
 }
 
 #[test]

@@ -14,6 +14,7 @@ mount -t tmpfs none /tmp
 echo /bin/modprobe >/proc/sys/kernel/modprobe
 # Tests that start at the same time would ask for it at the same time, and the second not wait for the first.
 modprobe veth 2>/dev/null || :
+modprobe tun 2>/dev/null || :
 ip link set lo up
 uname -r
 sh /run.sh /tests / /dev/ttyS1

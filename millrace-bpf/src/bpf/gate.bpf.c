@@ -69,7 +69,7 @@ static __always_inline int is_answered(const struct gate_work *work, const struc
 		return policy->answers & 1 << rule;
 	if (work->packet.kind != QUIC_INITIAL)
 		return 0;
-	return rule == GATE_RETRY || (policy->answers & 1 << rule && work->is_new && !work->is_repeated);
+	return rule == GATE_RETRY || (policy->answers & 1 << rule && begins_connection(work));
 }
 
 static __always_inline int hides_tags(const struct xdp_md *ctx)
@@ -111,7 +111,8 @@ static __always_inline int run(struct xdp_md *ctx, struct gate_work *work, const
 	int found, reason;
 	__u32 key, bytes;
 
-	found = is_bystander(ctx) ? FIND_OTHER : take_headers(ctx, work);
+	work->head.bare = is_bare(now, ctx->ingress_ifindex);
+	found = !work->head.bare && is_bystander(ctx) ? FIND_OTHER : take_headers(ctx, work);
 	if (found == FIND_OTHER) {
 		count(0, GATE_NOT_UDP, bpf_xdp_get_buff_len(ctx));
 		return XDP_PASS;
@@ -186,12 +187,17 @@ int gate_egress(struct __sk_buff *skb)
 	struct gate_opening opening = {};
 	struct udp_packet packet = {};
 	struct gate_policy *policy;
+	struct gate_active *now;
 	struct gate_state *state;
 	struct gate_id id = {};
+	__u32 zero = 0;
 	__u8 first;
 
-	if (parse_udp(skb, &packet) || bpf_skb_load_bytes(skb, packet.payload_offset, &first, 1) ||
-	    !(first & QUIC_LONG_HEADER))
+	now = bpf_map_lookup_elem(&active, &zero);
+	if (!now)
+		return PASS_ON;
+	if (parse_udp_on(skb, is_bare(now, skb->ifindex), &packet) ||
+	    bpf_skb_load_bytes(skb, packet.payload_offset, &first, 1) || !(first & QUIC_LONG_HEADER))
 		return PASS_ON;
 	to_address(&server, packet.source, packet.family);
 	to_address(&opening.address, packet.destination, packet.family);

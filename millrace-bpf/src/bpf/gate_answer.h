@@ -147,7 +147,12 @@ static __noinline int make_version_negotiation(struct gate_work *work, const str
 	return 0;
 }
 
-/* Swaps the addresses and keeps type and tags, always as many bytes as two tags take: the IP header covers the rest. */
+#define ANSWER_FROM_MAX \
+	(ANSWER_AT - UDP_BYTES - IPV4_BYTES) /* where an answer may begin: no link layer, IPv4 */
+
+/* Swaps the addresses and keeps type and tags, always as many bytes as two tags take. The IP header covers the rest; where there is no
+ * link layer, it covers all of it together with the UDP header.
+ */
 static __always_inline void answer_ethernet(struct gate_answer *answer, const struct net_head *head, __u32 at)
 {
 	const __u8 *tags = head->bytes + 2 * ETH_ALEN;
@@ -187,9 +192,10 @@ static __noinline int replace_frame(struct xdp_md *ctx, const struct gate_answer
 	if (bytes < ETHERNET_BYTES)
 		return -1;
 	OPAQUE(bytes);
-	if (bytes > 255)
+	OPAQUE(from);
+	if (bytes > ANSWER_AT + ANSWER_MAX || from > ANSWER_FROM_MAX)
 		return -1;
-	return bpf_xdp_store_bytes(ctx, 0, (void *)answer->bytes + (from & 63), bytes);
+	return bpf_xdp_store_bytes(ctx, 0, (void *)answer->bytes + from, bytes);
 }
 
 /* Puts the answer in place of the packet, to go back where that came from. */

@@ -12,6 +12,7 @@
 #include <linux/types.h>
 
 #define GATE_RESTS	1024 /* interfaces that are shared */
+#define GATE_BARE	1024 /* interfaces without a link-layer header */
 #define GATE_SCOPES	64   /* scope 0: packets whose scope cannot be told */
 #define GATE_ID_MAX	20   /* longest connection ID of QUIC versions 1 and 2 */
 #define GATE_ID_LENS	8    /* different lengths of them in a scope */
@@ -241,7 +242,7 @@ struct gate_path_state {
 struct gate_opening {
 	struct gate_address address;
 	__be16 port;
-	__u16 repeated; /* how often an Initial came again; of a handshake: whether it became a live connection */
+	__u16 repeated; /* how often an Initial of the connection came again; of a handshake: whether it became a live connection */
 };
 
 enum gate_bucket {
@@ -380,7 +381,7 @@ struct gate_active {
 	__u64 since_ns;	    /* CLOCK_MONOTONIC_COARSE: the gate looks where it looks now */
 	__u64 fill_ticks;   /* within which the slowest rate of a client fills; 0: there is none */
 	__u32 tracers;	    /* who follow what is refused: one bit each */
-	__u32 pad;
+	__u32 bare;	    /* not 0: the map `bare` has interfaces */
 };
 
 #define GATE_LOOKUP_BOTH     1 /* scopes by address and port */

@@ -109,6 +109,15 @@ struct {
 	__uint(max_entries, 1024);
 } untagged SEC(".maps");
 
+/* Index of an interface whose frames begin with the IP header: it has no link layer of its own. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, GATE_BARE);
+} bare SEC(".maps");
+
 /* Where packets go that pass: by interface, an index into `rests`. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -149,6 +158,12 @@ struct {
 	__type(value, struct gate_retry_key);
 	__uint(max_entries, 2);
 } retry_keys SEC(".maps");
+
+/* Whether frames of an interface begin with the IP header. */
+static __always_inline __u32 is_bare(const struct gate_active *now, __u32 ifindex)
+{
+	return now->bare && bpf_map_lookup_elem(&bare, &ifindex);
+}
 
 /* --- Connections: nothing is ever evicted from these three --- */
 

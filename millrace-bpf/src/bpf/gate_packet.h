@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What the gate reads of a frame: Ethernet, VLAN tags, IPv4 with options or IPv6 with extension headers, UDP, and
+/* What the gate reads of a frame: Ethernet and VLAN tags where there are any, IPv4 with options or IPv6 with extension headers, UDP, and
  * the header of the first QUIC packet (RFC 8999, 9000, 9369). Plain C on a buffer, so that it also runs natively.
  * Fragments, options and lengths that contradict each other are noted and left to the rules.
  *
@@ -182,7 +182,7 @@ static __always_inline enum gate_find find_udp(const struct net_head *head, stru
 	enum gate_find found;
 	__be16 protocol;
 
-	if (take_ethernet(&cursor, &protocol, NULL))
+	if (take_link(&cursor, head->bare, &protocol, NULL))
 		return FIND_OTHER;
 	packet->ip_at = cursor.at;
 	if (protocol == bpf_htons(ETH_P_IP))

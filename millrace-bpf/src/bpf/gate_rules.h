@@ -53,11 +53,19 @@ static __always_inline enum gate_rule check_rates(struct gate_work *work, const 
 	return GATE_RULES;
 }
 
+/* Whether a connection begins with this packet. One may take several Initials: a ClientHello with keys for post-quantum cryptography fills two,
+ * and any may be sent again. Only the first is counted.
+ */
+static __always_inline int begins_connection(const struct gate_work *work)
+{
+	return work->is_new && !work->is_repeated;
+}
+
 static __always_inline int check_initials(struct gate_work *work, const struct gate_policy *policy,
 					  struct gate_buckets *taken, const struct gate_rate *rates,
 					  enum gate_rule initials)
 {
-	return work->is_new && mode_of(policy, initials) &&
+	return begins_connection(work) && mode_of(policy, initials) &&
 	       is_over(work, &taken->full_at[GATE_RATE_INITIALS], &rates[GATE_RATE_INITIALS], 1) &&
 	       refuses(work, policy, initials);
 }
@@ -205,7 +213,7 @@ __noinline int check_quota(struct gate_work *work, const struct gate_policy *pol
 {
 	struct gate_client network __attribute__((aligned(8)));
 
-	if (!work || !policy || !work->is_new || work->is_repeated || !mode_of(policy, GATE_QUOTA))
+	if (!work || !policy || !begins_connection(work) || !mode_of(policy, GATE_QUOTA))
 		return GATE_RULES;
 	for (__u32 level = 0; level < GATE_LEVELS; level++) {
 		enum gate_rule rule = level ? GATE_NETWORK_QUOTA : GATE_QUOTA;
@@ -220,7 +228,7 @@ __noinline int check_quota(struct gate_work *work, const struct gate_policy *pol
 static __always_inline int wants_retry(struct gate_work *work, const struct gate_policy *policy,
 				       struct gate_state *state)
 {
-	return work->is_new && !work->is_repeated && !work->is_proved && mode_of(policy, GATE_RETRY) &&
+	return begins_connection(work) && !work->is_proved && mode_of(policy, GATE_RETRY) &&
 	       is_over(work, &state->retry_above_at, &policy->retry_above, 1);
 }
 
@@ -272,7 +280,8 @@ static __noinline enum gate_rule check_unknown(struct gate_work *work, const str
 static __always_inline int measures(const struct gate_work *work, const struct gate_policy *policy,
 				    __u32 rate)
 {
-	return mode_of(policy, GATE_CLIENT_INITIALS + rate) && (rate != GATE_RATE_INITIALS || work->is_new);
+	return mode_of(policy, GATE_CLIENT_INITIALS + rate) &&
+	       (rate != GATE_RATE_INITIALS || begins_connection(work));
 }
 
 static __always_inline __u64 level_price(const struct gate_work *work, const struct gate_policy *policy,

@@ -42,6 +42,8 @@ struct net_head {
 	__u8 bytes[HEAD_BYTES + HEAD_SLACK];
 	__u32 have; /* bytes of the frame in there; behind them is anything */
 	__u32 frame_bytes;
+	__u32 bare; /* not 0: the frame begins with its IP header (the gate's, see take_link) */
+	__u32 pad;
 };
 
 enum net_source {
@@ -123,6 +125,24 @@ static __always_inline enum net_step take_ethernet(struct net_cursor *cursor, __
 		if (vlan && !*vlan)
 			*vlan = U16(header, vlan_tag, tci) & VLAN_ID;
 	}
+	return NET_OK;
+}
+
+/* Takes what is in front of IP. `bare`: nothing is, as on tun, WireGuard and PPP devices. There the version of IP tells the protocol. */
+static __always_inline enum net_step take_link(struct net_cursor *cursor, __u32 bare, __be16 *protocol,
+					       __u16 *vlan)
+{
+	const __u8 *header;
+
+	if (!bare)
+		return take_ethernet(cursor, protocol, vlan);
+	if (net_take(cursor, 1, &header))
+		return NET_CUT;
+	cursor->at -= 1;
+	if (header[0] >> 4 == 4)
+		*protocol = bpf_htons(ETH_P_IP);
+	else
+		*protocol = header[0] >> 4 == 6 ? bpf_htons(ETH_P_IPV6) : 0;
 	return NET_OK;
 }
 

@@ -89,7 +89,7 @@ __u32 web_native_datagram_len(__u64 session);
 int udp_native_parse(const __u8 *frame, __u32 bytes, const __u16 *vlan_tci, struct udp_packet *out);
 int wire_native_parse(const __u8 *frame, __u32 bytes, struct udp_packet *out, struct ip_carried *carried);
 void wire_native_change(const struct udphdr *udp, struct wire_header *wire, struct udphdr *again);
-int gate_native_read(const __u8 *frame, __u32 bytes, __u8 fill, struct gate_packet *out);
+int gate_native_read(const __u8 *frame, __u32 bytes, __u8 fill, __u32 bare, struct gate_packet *out);
 int gate_native_take(__u64 *full_at, const struct gate_rate *rate, __u64 times, __u64 now_ns);
 __u32 gate_native_network(const struct gate_levels *levels, const __u8 *address, __u32 level, __u8 *to);
 __u64 gate_native_most(__u64 of_client, __u32 times, __u64 all);
@@ -245,10 +245,12 @@ static void copy_head(struct net_head *head, const __u8 *frame, __u32 most)
 	memcpy(head->bytes, frame, head->have);
 }
 
-/* enum gate_find. What lies behind the frame is what another left there: `fill`. In the steps of gate_head.h. */
-int gate_native_read(const __u8 *frame, __u32 bytes, __u8 fill, struct gate_packet *out)
+/* enum gate_find. What lies behind the frame is what another left there: `fill`. `bare`: it begins with its IP header. In the steps of
+ * gate_head.h.
+ */
+int gate_native_read(const __u8 *frame, __u32 bytes, __u8 fill, __u32 bare, struct gate_packet *out)
 {
-	struct net_head head = {.frame_bytes = bytes};
+	struct net_head head = {.frame_bytes = bytes, .bare = bare};
 	enum gate_find found;
 
 	memset(head.bytes, fill, sizeof(head.bytes));

@@ -120,7 +120,8 @@ static __always_inline enum parse parse_ports(struct net_cursor *cursor, struct 
 	return PARSE_OK;
 }
 
-static __always_inline enum parse parse_udp(struct __sk_buff *skb, struct udp_packet *packet)
+/* `bare`: the frame begins with its IP header. */
+static __always_inline enum parse parse_udp_on(struct __sk_buff *skb, __u32 bare, struct udp_packet *packet)
 {
 	struct net_scratch scratch;
 	struct net_cursor cursor = {.source = NET_SKB, .skb = skb, .scratch = &scratch};
@@ -129,7 +130,7 @@ static __always_inline enum parse parse_udp(struct __sk_buff *skb, struct udp_pa
 
 	/* The outermost tag usually travels beside the frame. */
 	packet->vlan = skb->vlan_present ? skb->vlan_tci & VLAN_ID : 0;
-	if (take_ethernet(&cursor, &protocol, &packet->vlan))
+	if (take_link(&cursor, bare, &protocol, &packet->vlan))
 		return PARSE_MALFORMED;
 	if (protocol == bpf_htons(ETH_P_IP))
 		result = parse_ipv4(&cursor, packet, NULL);
@@ -138,6 +139,11 @@ static __always_inline enum parse parse_udp(struct __sk_buff *skb, struct udp_pa
 	else
 		result = PARSE_NOT_UDP;
 	return result ? result : parse_ports(&cursor, packet);
+}
+
+static __always_inline enum parse parse_udp(struct __sk_buff *skb, struct udp_packet *packet)
+{
+	return parse_udp_on(skb, 0, packet);
 }
 
 #endif

@@ -130,7 +130,7 @@ mirror!(Active = "gate_active" {
     since_ns: u64,
     fill_ticks: u64,
     tracers: u32,
-    pad: u32,
+    bare: u32,
 });
 
 mirror!(CountCall = "gate_count_call" { client: Client, change: i32, connections: u32, error: i32 });

@@ -28,6 +28,7 @@ pub(super) struct Maps {
     policies: MapHandle,
     prefixes: MapHandle,
     untagged: MapHandle,
+    bare: MapHandle,
     counters: MapHandle,
     token_keys: MapHandle,
     connections: MapHandle,
@@ -80,6 +81,7 @@ impl Maps {
             policies: object.handle("policies")?,
             prefixes: object.handle("prefixes")?,
             untagged: object.handle("untagged")?,
+            bare: object.handle("bare")?,
             counters: object.handle("counters")?,
             token_keys: object.handle("token_keys")?,
             connections: object.handle("connections")?,
@@ -148,6 +150,15 @@ impl Maps {
         match untagged {
             true => write(&self.untagged, "untagged", &key, &[0; 4]),
             false => delete(&self.untagged, "untagged", &key),
+        }
+    }
+
+    /// Whether frames of an interface begin with their IP header.
+    pub fn set_bare(&self, ifindex: i32, bare: bool) -> Result<(), Error> {
+        let key = ifindex.to_ne_bytes();
+        match bare {
+            true => write(&self.bare, "bare", &key, &[0; 4]),
+            false => delete(&self.bare, "bare", &key),
         }
     }
 

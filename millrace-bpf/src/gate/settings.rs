@@ -23,6 +23,8 @@ pub(super) struct Settings {
     walks: u32,
     token_keys: token::Keys,
     halves: [Half; 2],
+    /// Interfaces whose frames begin with their IP header.
+    bare: BTreeSet<i32>,
 }
 
 /// What one half of the maps holds.
@@ -49,6 +51,7 @@ impl Settings {
             walks: 0,
             token_keys: token::Keys::default(),
             halves: Default::default(),
+            bare: BTreeSet::new(),
         };
         settings.apply(maps, &Rules::default())?;
         Ok(settings)
@@ -99,6 +102,20 @@ impl Settings {
     /// The gate was attached: connections that come in there are only known from now on.
     pub fn look_anew(&mut self, maps: &Maps) -> Result<(), Error> {
         self.activate(maps, intf::Active { since_ns: clock::coarse_ns(), ..self.active })
+    }
+
+    /// Whether frames of an interface begin with their IP header. The program is told where there are any such interfaces, and looks at the
+    /// map for no others.
+    pub fn set_bare(&mut self, maps: &Maps, ifindex: i32, bare: bool) -> Result<(), Error> {
+        if self.bare.contains(&ifindex) == bare {
+            return Ok(());
+        }
+        maps.set_bare(ifindex, bare)?;
+        match bare {
+            true => self.bare.insert(ifindex),
+            false => self.bare.remove(&ifindex),
+        };
+        self.activate(maps, intf::Active { bare: u32::from(!self.bare.is_empty()), ..self.active })
     }
 
     /// Whether live connections are found where, and how, these rules want it.

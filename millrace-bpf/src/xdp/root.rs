@@ -20,7 +20,7 @@ use crate::hook;
 use crate::intf::mirror;
 use crate::object::{Loaded, embedded, write};
 use crate::raw::detach;
-use crate::stack;
+use crate::stack::{self, Begin};
 
 mirror!(Config = "root_config" { slot: u32 });
 
@@ -84,6 +84,7 @@ impl Attachment {
         (ifindex, mode): (i32, Mode),
         before: impl Fn(BorrowedFd<'_>) -> Result<(), Error>,
     ) -> Result<Self, Error> {
+        check_begin(turn, ifindex)?;
         let until = Instant::now() + PATIENCE;
         let start = Start { program, turn, ifindex, before };
         loop {
@@ -250,6 +251,17 @@ impl Root {
         write(&slots, SLOTS, &(turn as u32).to_ne_bytes(), &entry.as_raw_fd().to_ne_bytes())?;
         let kept = [keep_from_children(&link), keep_from_children(&mine)];
         Ok(Attachment { _kept: kept, link, _mine: mine, slots, rest, turn, id, mode })
+    }
+}
+
+/// Refuses an interface whose frames do not begin as programs with this turn read them: they would judge nothing there.
+fn check_begin(turn: Turn, ifindex: i32) -> Result<(), Error> {
+    let failed = |source: io::Error| Error::Read { what: "the interfaces", source: source.into() };
+    match (stack::begin(ifindex).map_err(failed)?, turn) {
+        (Begin::Ethernet, _) | (Begin::Ip, Turn::Gate) => Ok(()),
+        (Begin::Ip, Turn::Graft) => Err(Error::Bare { ifindex }),
+        (Begin::Tunnel { kind }, _) => Err(Error::Tunnel { ifindex, kind }),
+        (Begin::Other { hardware }, _) => Err(Error::Link { ifindex, hardware }),
     }
 }
 

@@ -173,7 +173,7 @@ impl Frame {
     }
 }
 
-fn sum(bytes: &[u8], start: u32) -> u16 {
+pub fn sum(bytes: &[u8], start: u32) -> u16 {
     let words = bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0)));
     let sum = words.fold(start, |sum, word| sum + word);
     let sum = (sum & 0xffff) + (sum >> 16);

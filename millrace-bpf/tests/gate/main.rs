@@ -1,6 +1,7 @@
 //! The gate's programs, frame by frame, most of it without a network. Needs root.
 
 mod attach;
+mod bare;
 mod form;
 mod frame;
 #[path = "../support/net.rs"]
@@ -13,6 +14,7 @@ mod settings;
 mod state;
 mod trace;
 mod tracking;
+mod wireguard;
 
 use std::net::SocketAddr;
 

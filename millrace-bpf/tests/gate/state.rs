@@ -373,6 +373,59 @@ fn rates() {
     }
 }
 
+/// A ClientHello with keys for post-quantum cryptography fills two Initials, and a client sends both again when it hears nothing. They open one
+/// connection, and are counted as one by each rule that counts connections. Rules that count packets count all of them.
+#[test]
+fn initials_of_one_connection_are_counted_once() {
+    if !root("initials_of_one_connection_are_counted_once") {
+        return;
+    }
+    let connections = Rates { initials: burst(2), ..Rates::default() };
+    for (rule, policy) in [
+        (Rule::ClientInitials, Policy { client_rates: connections, ..published() }),
+        (Rule::UnknownInitials, Policy { unknown_rates: connections, ..published() }),
+    ] {
+        let gate = gate(Policy { modes: enforce(&[rule]), ..policy });
+        for from in [V4, V6] {
+            if from == V6 && rule == Rule::UnknownInitials {
+                break;
+            }
+            for connection in 0..4 {
+                let want = if connection < 2 { NEW } else { refused(rule) };
+                for packet in ["first", "second", "first again", "second again"] {
+                    assert_eq!(
+                        reason(&gate, &open(from, connection)),
+                        want,
+                        "{rule:?} {connection} {packet}"
+                    );
+                }
+            }
+        }
+        // From elsewhere it is another connection.
+        let elsewhere = if rule == Rule::ClientInitials { "192.0.2.7:40001" } else { "192.0.2.99:40000" };
+        assert_eq!(reason(&gate, &open(elsewhere, 0)), refused(rule), "{rule:?}");
+    }
+    let packets = Policy { client_rates: Rates { packets: burst(3), ..Rates::default() }, ..published() };
+    let gate = gate(Policy { modes: enforce(&[Rule::ClientPackets]), ..packets });
+    for n in 0..5 {
+        let want = if n < 3 { NEW } else { refused(Rule::ClientPackets) };
+        assert_eq!(reason(&gate, &open(V4, 0)), want, "packet {n}");
+    }
+}
+
+/// What repeats an Initial is free only so often: a client that repeats one for ever opens connections, too.
+#[test]
+fn an_initial_that_comes_for_ever_counts_again() {
+    if !root("an_initial_that_comes_for_ever_counts_again") {
+        return;
+    }
+    let client_rates = Rates { initials: burst(2), ..Rates::default() };
+    let gate = gate(Policy { modes: enforce(&[Rule::ClientInitials]), client_rates, ..published() });
+    let frame = open(V4, 0);
+    let passed = (0..200).filter(|_| reason(&gate, &frame) == NEW).count();
+    assert_eq!(passed, 2 * 33, "each of the two that are counted, and 32 that repeat it");
+}
+
 /// Whoever opens no connection, and sends what only belongs to one, meets what new connections meet.
 #[test]
 fn early_data_and_handshakes_of_nobodys_connection() {
@@ -529,11 +582,14 @@ fn large_buckets_refill_tick_by_tick() {
     let rate = Rate::per_second(PER_SECOND, 20 * PER_SECOND);
     let unknown_rates = Rates { initials: Some(rate), ..Rates::default() };
     let gate = gate(Policy { modes: enforce(&[Rule::UnknownInitials]), unknown_rates, ..published() });
-    let frame = open(V4, 1).bytes();
+    // Each opens a connection of its own.
+    let mut numbers = 0..;
+    let mut next = || open(V4, numbers.next().expect("a number")).bytes();
     // When it was empty, between two readings of the clock, and how many passed until then.
-    let drain = || {
+    let mut drain = || {
         let mut passed = 0;
         loop {
+            let frame = next();
             let before = monotonic_ns();
             match gate.run(&frame).expect("a run") {
                 Action::Pass => passed += 1,

@@ -7,49 +7,189 @@ use mp4_atom::{
     Opus, Visual, Vp09, VpcC,
 };
 
+use super::boxes::{Numbers, quietly};
+use super::entry::Entry;
+use super::picture::Bits;
+
 /// Object type and stream type of AAC (ISO/IEC 14496-1, 7.2.6.6).
 const MPEG4_AUDIO: u8 = 0x40;
 const AUDIO_STREAM: u8 = 0x05;
+/// Object types of AAC with spectral band replication, and with parametric stereo besides (ISO/IEC 14496-3, 1.5.1.1).
+const SBR: u32 = 5;
+const PS: u32 = 29;
 
-/// As players and browsers write it; `None`: it has no name here.
-pub(super) fn name(codec: &Codec) -> Option<String> {
-    Some(match codec {
+/// Returns a codec's name as players and browsers write it; `None`: it has none.
+pub(super) fn name(entry: &Entry) -> Option<String> {
+    Some(match &entry.codec {
         Codec::Avc1(avc1) => avc("avc1", &avc1.avcc),
         Codec::Avc3(avc3) => avc("avc3", &avc3.avcc),
         Codec::Hvc1(hvc1) => hevc("hvc1", &hvc1.hvcc),
         Codec::Hev1(hev1) => hevc("hev1", &hev1.hvcc),
         Codec::Av01(av01) => av1(&av01.av1c),
+        Codec::Vp08(_) => "vp8".to_owned(),
         Codec::Vp09(vp09) => vp9(&vp09.vpcc),
         Codec::Mp4a(mp4a) => {
             let config = &mp4a.esds.es_desc.dec_config;
-            let profile = config.dec_specific.as_ref().map_or(0, |specific| specific.profile);
-            format!("mp4a.{:02x}.{profile}", config.object_type_indication)
+            match config.object_type_indication {
+                MPEG4_AUDIO => format!("mp4a.40.{}", aac(config.dec_specific.as_ref()).kind),
+                // Their object type says everything, so RFC 6381 has nothing behind it.
+                other => format!("mp4a.{other:02x}"),
+            }
         }
+        Codec::Mp3(_) => "mp4a.6b".to_owned(),
         Codec::Opus(_) => "opus".to_owned(),
-        _ => return None,
+        Codec::Flac(_) => "flac".to_owned(),
+        _ if entry.kind == *b"mp4v" => mp4v(entry)?,
+        _ if entry.kind == *b"fLaC" => "flac".to_owned(),
+        // RFC 6381, 3.3: the type of the sample entry, where nothing is said of what follows it.
+        _ => {
+            let kind = std::str::from_utf8(&entry.kind).ok()?.trim_end();
+            kind.bytes()
+                .all(|byte| byte.is_ascii_graphic())
+                .then(|| kind.to_owned())
+                .filter(|kind| !kind.is_empty())?
+        }
     })
 }
 
-/// The decoder's configuration, of codecs that need one: the body of `avcC`, `hvcC` or `av1C`, or AAC's AudioSpecificConfig.
-pub(super) fn configuration(codec: &Codec) -> Option<Vec<u8>> {
-    match codec {
-        Codec::Avc1(avc1) => body(&avc1.avcc),
-        Codec::Avc3(avc3) => body(&avc3.avcc),
-        Codec::Hvc1(hvc1) => body(&hvc1.hvcc),
-        Codec::Hev1(hev1) => body(&hev1.hvcc),
-        Codec::Av01(av01) => body(&av01.av1c),
+/// Returns the name of MPEG-4 video and what else an `mp4v` entry has: its object type, and of MPEG-4 its profile and level.
+fn mp4v(entry: &Entry) -> Option<String> {
+    const MPEG4_VIDEO: u8 = 0x20;
+    let mut body = entry.part(b"esds")?;
+    let esds = quietly(|| Esds::decode_body(&mut body)).ok()?;
+    let config = &esds.es_desc.dec_config;
+    let object_type = config.object_type_indication;
+    let specific = config.dec_specific.as_ref().map_or(&[][..], |specific| &specific.raw);
+    // visual_object_sequence_start_code (ISO/IEC 14496-2, 6.2.2), and what is behind it.
+    let start = specific.windows(4).position(|window| window == [0, 0, 1, 0xb0]);
+    let profile = start.and_then(|at| specific.get(at + 4)).filter(|_| object_type == MPEG4_VIDEO);
+    Some(match profile {
+        Some(profile) => format!("mp4v.{object_type:02x}.{profile}"),
+        None => format!("mp4v.{object_type:02x}"),
+    })
+}
+
+/// What the configuration of AAC says, with what older decoders pass over (ISO/IEC 14496-3, 1.6.2.1).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Aac {
+    kind: u32,
+    /// Samples a second as they come out of the decoder.
+    rate: Option<u32>,
+    channels: Option<u16>,
+}
+
+fn aac(specific: Option<&DecoderSpecific>) -> Aac {
+    let Some(specific) = specific else { return Aac { kind: 2, ..Aac::default() } };
+    let raw = if specific.raw.len() < 2 { Vec::new() } else { specific.raw.clone() };
+    let plain = Aac { kind: u32::from(specific.profile).max(2), ..Aac::default() };
+    read_aac(&mut Bits { bytes: &raw, at: 0 }).unwrap_or(plain)
+}
+
+fn read_aac(bits: &mut Bits<'_>) -> Option<Aac> {
+    let mut kind = object_type(bits)?;
+    let mut rate = frequency(bits)?;
+    let configuration = bits.take(4)?;
+    let mut stereo = kind == PS;
+    if matches!(kind, SBR | PS) {
+        rate = frequency(bits)?;
+    } else if kind == 2 && configuration != 0 {
+        // GASpecificConfig: frame length, and whether it depends on a core coder, with its delay; then an extension.
+        let depends = bits.take(2)? & 1 == 1;
+        bits.take(if depends { 14 } else { 0 })?;
+        bits.take(1)?;
+        if let Some((extension, extended)) = sync_extension(bits) {
+            (kind, rate) = (extension, extended.unwrap_or(rate));
+            stereo = kind == PS;
+        }
+    }
+    let channels = match configuration {
+        0 => None,
+        1 if stereo => Some(2),
+        7 => Some(8),
+        11 => Some(7),
+        12 | 14 => Some(8),
+        other => u16::try_from(other).ok(),
+    };
+    Some(Aac { kind, rate: (rate > 0).then_some(rate), channels })
+}
+
+/// Reads the extension that says of a plain configuration that there is spectral band replication: its kind, and its rate.
+fn sync_extension(bits: &mut Bits<'_>) -> Option<(u32, Option<u32>)> {
+    if bits.left() < 16 || bits.take(11)? != 0x2b7 || object_type(bits)? != SBR || bits.take(1)? == 0 {
+        return None;
+    }
+    let rate = frequency(bits);
+    let is_parametric = bits.left() >= 12 && bits.take(11) == Some(0x548) && bits.take(1) == Some(1);
+    Some((if is_parametric { PS } else { SBR }, rate))
+}
+
+fn object_type(bits: &mut Bits<'_>) -> Option<u32> {
+    match bits.take(5)? {
+        31 => Some(32 + bits.take(6)?),
+        kind => Some(kind),
+    }
+}
+
+fn frequency(bits: &mut Bits<'_>) -> Option<u32> {
+    const RATES: [u32; 13] =
+        [96_000, 88_200, 64_000, 48_000, 44_100, 32_000, 24_000, 22_050, 16_000, 12_000, 11_025, 8000, 7350];
+    match bits.take(4)? {
+        15 => bits.take(24),
+        index => Some(RATES.get(index as usize).copied().unwrap_or(0)),
+    }
+}
+
+/// Returns channels and samples a second of sound, as its decoder gives them out.
+pub(super) fn sound(entry: &Entry) -> Option<(u16, u32)> {
+    let (channels, rate) = entry.sound()?;
+    let from_aac = match &entry.codec {
+        Codec::Mp4a(mp4a) if mp4a.esds.es_desc.dec_config.object_type_indication == MPEG4_AUDIO => {
+            aac(mp4a.esds.es_desc.dec_config.dec_specific.as_ref())
+        }
+        _ => Aac::default(),
+    };
+    let flac = entry.part(b"dfLa").and_then(flac_rate);
+    let alac = entry.part(b"alac").and_then(|body| Numbers(body.get(24..)?).u32());
+    Some((from_aac.channels.unwrap_or(channels), from_aac.rate.or(flac).or(alac).unwrap_or(rate)))
+}
+
+/// Returns the rate of FLAC, of which the sample entry has 16 bits only: STREAMINFO has 20, behind ten bytes (RFC 9639, 8.2).
+fn flac_rate(body: &[u8]) -> Option<u32> {
+    Bits { bytes: body.get(4 + 4 + 10..)?, at: 0 }.take(20).filter(|rate| *rate > 0)
+}
+
+/// Returns the decoder's configuration, of codecs that need one: the body of `avcC`, `hvcC` or `av1C`, AAC's AudioSpecificConfig, or
+/// what a FLAC file begins with.
+pub(super) fn configuration(entry: &Entry) -> Option<Vec<u8>> {
+    match &entry.codec {
+        Codec::Avc1(_) | Codec::Avc3(_) => entry.part(b"avcC").map(<[u8]>::to_vec),
+        Codec::Hvc1(_) | Codec::Hev1(_) => entry.part(b"hvcC").map(<[u8]>::to_vec),
+        Codec::Av01(_) => entry.part(b"av1C").map(<[u8]>::to_vec),
         Codec::Mp4a(mp4a) => Some(mp4a.esds.es_desc.dec_config.dec_specific.as_ref()?.raw.clone()),
+        _ if entry.kind == *b"fLaC" => Some([b"fLaC", entry.part(b"dfLa")?.get(4..)?].concat()),
         _ => None,
     }
 }
 
-/// Whether a decoder needs no more than [`name`] and [`configuration`] say.
-pub(super) fn is_described(codec: &Codec) -> bool {
-    let needs_none = matches!(codec, Codec::Vp09(_) | Codec::Opus(_));
-    name(codec).is_some() && (needs_none || configuration(codec).is_some())
+/// Reports whether LOC has a place for all that a decoder needs: [`name`] and [`configuration`].
+pub(super) fn is_described(entry: &Entry) -> bool {
+    if entry.protection.is_some() {
+        return false;
+    }
+    match &entry.codec {
+        Codec::Vp09(_) | Codec::Opus(_) => true,
+        Codec::Mp4a(mp4a) if mp4a.esds.es_desc.dec_config.object_type_indication != MPEG4_AUDIO => false,
+        Codec::Avc1(_)
+        | Codec::Avc3(_)
+        | Codec::Hvc1(_)
+        | Codec::Hev1(_)
+        | Codec::Av01(_)
+        | Codec::Mp4a(_) => configuration(entry).is_some(),
+        _ => false,
+    }
 }
 
-/// The other way round: of a track in a catalog, with its decoder's configuration. `None`: it is not known, or lacks what is needed.
+/// Makes the sample entry of a track in a catalog, with its decoder's configuration. `None`: it is not known, or lacks what is needed.
 ///
 /// # Errors
 /// The configuration is none.
@@ -138,52 +278,29 @@ pub(super) fn visual(codec: &Codec) -> Option<&Visual> {
     })
 }
 
-pub(super) fn audio(codec: &Codec) -> Option<&Audio> {
-    Some(match codec {
-        Codec::Mp4a(mp4a) => &mp4a.audio,
-        Codec::Opus(opus) => &opus.audio,
-        _ => return None,
-    })
-}
-
-/// Bits per second, as the encoder says.
-pub(super) fn bitrate(codec: &Codec) -> Option<u32> {
-    let (max, average) = match codec {
+/// Returns bits per second, as the encoder says.
+pub(super) fn bitrate(entry: &Entry) -> Option<u32> {
+    let (max, average) = match &entry.codec {
         Codec::Mp4a(mp4a) => {
             let config = &mp4a.esds.es_desc.dec_config;
             (config.max_bitrate, config.avg_bitrate)
         }
-        other => {
-            let btrt = match other {
-                Codec::Avc1(avc1) => &avc1.btrt,
-                Codec::Avc3(avc3) => &avc3.btrt,
-                Codec::Hvc1(hvc1) => &hvc1.btrt,
-                Codec::Hev1(hev1) => &hev1.btrt,
-                Codec::Av01(av01) => &av01.btrt,
-                Codec::Vp09(vp09) => &vp09.btrt,
-                Codec::Opus(opus) => &opus.btrt,
-                _ => return None,
-            };
-            let btrt = btrt.as_ref()?;
-            (btrt.max_bitrate, btrt.avg_bitrate)
+        _ => {
+            let mut btrt = Numbers(entry.part(b"btrt")?);
+            btrt.u32()?;
+            (btrt.u32()?, btrt.u32()?)
         }
     };
     Some(max.max(average)).filter(|bitrate| *bitrate > 0)
 }
 
-fn body(record: &impl Atom) -> Option<Vec<u8>> {
-    let mut body = Vec::new();
-    record.encode_body(&mut body).ok()?;
-    Some(body)
-}
-
-/// RFC 6381, 3.3.
+/// Writes the name of H.264 (RFC 6381, 3.3).
 fn avc(kind: &str, avcc: &Avcc) -> String {
     let Avcc { avc_profile_indication, profile_compatibility, avc_level_indication, .. } = avcc;
     format!("{kind}.{avc_profile_indication:02X}{profile_compatibility:02X}{avc_level_indication:02X}")
 }
 
-/// ISO/IEC 14496-15, E.3.
+/// Writes the name of H.265 (ISO/IEC 14496-15, E.3).
 fn hevc(kind: &str, hvcc: &Hvcc) -> String {
     let space = ["", "A", "B", "C"][usize::from(hvcc.general_profile_space & 3)];
     // The first flag is the least significant bit.
@@ -196,7 +313,7 @@ fn hevc(kind: &str, hvcc: &Hvcc) -> String {
     format!("{kind}.{space}{profile}.{compatible:X}.{tier}{level}{constraints}")
 }
 
-/// AV1 Codec ISO Media File Format Binding, 5.
+/// Writes the name of AV1 (AV1 Codec ISO Media File Format Binding, 5).
 fn av1(av1c: &Av1c) -> String {
     let tier = if av1c.seq_tier_0 { 'H' } else { 'M' };
     let depth = match (av1c.high_bitdepth, av1c.twelve_bit) {
@@ -207,7 +324,7 @@ fn av1(av1c: &Av1c) -> String {
     format!("av01.{}.{:02}{tier}.{depth:02}", av1c.seq_profile, av1c.seq_level_idx_0)
 }
 
-/// VP Codec ISO Media File Format Binding, "Codecs Parameter String".
+/// Writes the name of VP9 (VP Codec ISO Media File Format Binding, "Codecs Parameter String").
 fn vp9(vpcc: &VpcC) -> String {
     format!("vp09.{:02}.{:02}.{:02}", vpcc.profile, vpcc.level, vpcc.bit_depth)
 }
@@ -235,5 +352,26 @@ mod tests {
         let av1c = Av1c { seq_tier_0: true, high_bitdepth: true, seq_level_idx_0: 13, ..av1c };
         assert_eq!(av1(&av1c), "av01.0.13H.10");
         assert_eq!(vp9(&VpcC { profile: 2, level: 31, bit_depth: 10, ..VpcC::default() }), "vp09.02.31.10");
+    }
+
+    #[test]
+    fn aac_is_named_by_what_its_decoder_gives_out() {
+        for (raw, kind, rate, channels) in [
+            (&[0x12, 0x10][..], 2, 44_100, 2),
+            // Spectral band replication that is said at once: 24 kHz, one channel, 48 kHz.
+            (&[0x2b, 0x09, 0x88, 0x00], 5, 48_000, 1),
+            // The same that older decoders pass over, and with parametric stereo.
+            (&[0x13, 0x08, 0x56, 0xe5, 0x98], 5, 48_000, 1),
+            (&[0x13, 0x08, 0x56, 0xe5, 0x9d, 0x48, 0x80], 29, 48_000, 2),
+            (&[0xeb, 0x09, 0x88, 0x00], 29, 48_000, 2),
+            (&[0x11, 0xb8], 2, 48_000, 8),
+        ] {
+            let found = read_aac(&mut Bits { bytes: raw, at: 0 }).unwrap();
+            assert_eq!(
+                (found.kind, found.rate, found.channels),
+                (kind, Some(rate), Some(channels)),
+                "{raw:x?}"
+            );
+        }
     }
 }

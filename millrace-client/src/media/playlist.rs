@@ -4,11 +4,10 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use millrace_proto::moq::msf;
-use mp4_atom::Moov;
 
-use super::Error;
-use super::init::{moov, with_moov};
+use super::init::{Presentation, join};
 use super::wrap::Wrap;
+use super::{Error, language};
 
 /// A track that is played.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,9 +18,53 @@ pub struct Part {
 }
 
 impl Part {
-    /// Whose objects are played as they are.
+    /// Makes one whose objects are played as they are.
     pub fn plain(name: String) -> Self {
         Self { name, wrap: None }
+    }
+}
+
+/// Which tracks a player wants.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Choice {
+    /// The language of sound and subtitles (RFC 5646): without it the first sound, and no subtitles.
+    pub language: Option<String>,
+    /// These tracks and no others.
+    pub tracks: Vec<String>,
+}
+
+impl Choice {
+    /// Reports whether nothing is chosen.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Returns the tracks of a catalog that are to be played, by name; for each kind in turn those that would do.
+    fn wanted<'a>(&self, catalog: &'a msf::Catalog) -> Result<Vec<Vec<&'a msf::Track>>, Error> {
+        if !self.tracks.is_empty() {
+            let named = self.tracks.iter().map(|name| {
+                let track = catalog.tracks.iter().find(|track| track.name == *name);
+                track.map(|track| vec![track]).ok_or_else(|| Error::NoSuchTrack(name.clone()))
+            });
+            return named.collect();
+        }
+        let with_role = |roles: &[&str]| -> Vec<_> {
+            let is = |track: &&msf::Track| track.role.as_deref().is_some_and(|role| roles.contains(&role));
+            catalog.tracks.iter().filter(is).collect()
+        };
+        let (video, mut sound) = (with_role(&["video"]), with_role(&["audio"]));
+        let Some(wanted) = &self.language else { return Ok(vec![video, sound]) };
+        let is_in =
+            |track: &&msf::Track| track.lang.as_deref().is_some_and(|lang| language::matches(lang, wanted));
+        let mut subtitles = with_role(&["subtitle", "caption"]);
+        subtitles.retain(is_in);
+        if !sound.iter().any(is_in) && subtitles.is_empty() {
+            let there = sound.iter().filter_map(|track| track.lang.clone()).collect();
+            return Err(Error::NoSuchLanguage { wanted: wanted.clone(), there });
+        }
+        // Subtitles may be all that there is in a language.
+        sound.sort_by_key(|track| !is_in(track));
+        Ok(vec![video, sound, subtitles])
     }
 }
 
@@ -34,18 +77,21 @@ pub struct Playlist {
 }
 
 impl Playlist {
-    /// By an MSF catalog: the first video and the first audio that are CMAF or LOC; `None` if there is neither.
+    /// Chooses by an MSF catalog, of what is CMAF or LOC; `None` if there is neither.
     ///
     /// # Errors
-    /// An init segment or a decoder's configuration is none.
-    pub fn of(catalog: &msf::Catalog) -> Result<Option<Self>, Error> {
+    /// An init segment or a decoder's configuration is none, or what is wanted is not there.
+    pub fn of(catalog: &msf::Catalog, choice: &Choice) -> Result<Option<Self>, Error> {
         let mut playlist = None;
-        for role in ["video", "audio"] {
-            let mut tracks = catalog.tracks.iter().filter(|track| track.role.as_deref() == Some(role));
-            let Some((part, init)) =
-                tracks.find_map(|track| playable(catalog, track).transpose()).transpose()?
-            else {
-                continue;
+        for tracks in choice.wanted(catalog)? {
+            // IDs that no input has for its own tracks tell those apart whose fragments are made here.
+            let id = 1001 + playlist.as_ref().map_or(0, |playlist: &Self| playlist.tracks.len() as u32);
+            let mut found = tracks.iter().filter_map(|track| part_of(catalog, track, id).transpose());
+            let Some((part, init)) = found.next().transpose()? else {
+                match choice.tracks.is_empty() {
+                    true => continue,
+                    false => return Err(Error::NoSuchTrack(tracks[0].name.clone())),
+                }
             };
             playlist = Some(match playlist {
                 None => Self { init, tracks: vec![part] },
@@ -55,29 +101,25 @@ impl Playlist {
         Ok(playlist)
     }
 
-    /// With one more track, if fragments say which of them they are of.
+    /// Adds a track, if fragments say which of them they are of.
     fn and(mut self, part: Part, init: &[u8]) -> Result<Self, Error> {
-        if init == self.init {
-            self.tracks.push(part);
-            return Ok(self);
+        if init != self.init {
+            let Some(joined) = join(&self.init, init)? else {
+                tracing::warn!(
+                    track = part.name,
+                    "left out: its fragments have the same track ID as another's"
+                );
+                return Ok(self);
+            };
+            self.init = joined;
         }
-        let (mut moov, other) = (moov(&self.init)?, moov(init)?);
-        let ids = |moov: &Moov| moov.trak.iter().map(|trak| trak.tkhd.track_id).collect::<Vec<_>>();
-        if ids(&other).iter().any(|id| ids(&moov).contains(id)) {
-            tracing::warn!(track = part.name, "left out: its fragments have the same track ID as another's");
-            return Ok(self);
-        }
-        moov.trak.extend(other.trak);
-        let extends = other.mvex.map(|mvex| mvex.trex).unwrap_or_default();
-        moov.mvex.get_or_insert_default().trex.extend(extends);
-        self.init = with_moov(&self.init, &moov)?;
         self.tracks.push(part);
         Ok(self)
     }
 }
 
-/// A track with the init segment that its fragments need; `None`: it cannot be played.
-fn playable(catalog: &msf::Catalog, track: &msf::Track) -> Result<Option<(Part, Bytes)>, Error> {
+/// Returns a track with the init segment that its fragments need; `None`: it cannot be played.
+fn part_of(catalog: &msf::Catalog, track: &msf::Track, id: u32) -> Result<Option<(Part, Bytes)>, Error> {
     let name = track.name.clone();
     match &track.packaging[..] {
         "cmaf" => {
@@ -86,9 +128,19 @@ fn playable(catalog: &msf::Catalog, track: &msf::Track) -> Result<Option<(Part, 
             Ok(init.map(|init| (Part::plain(name), init.into())))
         }
         "loc" => {
-            let wrapped = Wrap::of(catalog, track)?;
+            let wrapped = Wrap::of(catalog, track, id)?;
             Ok(wrapped.map(|(wrap, init)| (Part { name, wrap: Some(wrap) }, init)))
         }
         _ => Ok(None),
     }
+}
+
+/// Returns the tracks that a player takes from an init segment: the first video and the first audio, as positions and IDs.
+pub fn playable(init: &[u8]) -> Result<Vec<(usize, u32)>, Error> {
+    let tracks = Presentation::of(init)?.tracks;
+    let first = |handler: &[u8; 4]| {
+        let position = tracks.iter().position(|track| track.handler == *handler)?;
+        Some((position, tracks[position].id))
+    };
+    Ok([first(b"vide"), first(b"soun")].into_iter().flatten().collect())
 }

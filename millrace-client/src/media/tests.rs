@@ -4,8 +4,15 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use millrace_proto::moq::{GroupOrder, Location, Namespace, hang, msf};
 
+use std::sync::Arc;
+
+use bytes::Bytes;
+use mp4_atom::{Decode, Moof, Moov};
+
+use super::boxes::{boxed, full};
+use super::init::{self, Presentation};
 use super::*;
-use crate::broadcast::History;
+use crate::broadcast::{Broadcast, History};
 
 /// Two seconds of video (a key frame every 10 of 50) and audio; `None` without ffmpeg.
 fn sample() -> Option<Vec<u8>> {
@@ -36,7 +43,11 @@ fn publish_cut(media: &[u8], piece: usize, cut: Cut) -> (Arc<Broadcast>, Vec<Dur
     for piece in media.chunks(piece) {
         boxes.push(piece);
         while let Some((kind, bytes)) = boxes.pop().unwrap() {
-            times.extend(publisher.take(kind, bytes).unwrap());
+            publisher.take(kind, boxes.position() - bytes.len() as u64, bytes).unwrap();
+            while let Some(time) = publisher.next_time() {
+                times.push(time);
+                publisher.publish_next().unwrap();
+            }
         }
     }
     (broadcast, times)
@@ -107,22 +118,19 @@ fn key_frames_and_deltas_are_subgroups_of_their_own() {
 
 #[test]
 fn who_needs_a_frame_is_in_its_flags() {
-    let traf = |flags: &[u32]| {
-        let entry = |flags: &u32| mp4_atom::TrunEntry { flags: Some(*flags), ..Default::default() };
-        let samples = flags.iter().map(entry).collect::<Vec<_>>().into();
-        let trun = mp4_atom::Trun { data_offset: None, samples };
-        mp4_atom::Traf { trun: vec![trun], ..Default::default() }
-    };
-    for (flags, key, disposable) in [
-        (&[0x0200_0000][..], true, false),
-        (&[0x0101_0000], false, false),
-        (&[0x0181_0000], false, true),
-        (&[0x0181_0000, 0x0101_0000], false, false),
-        (&[0x0101_0000, 0x0200_0000], true, false),
-        (&[], false, false),
+    use super::output::Need;
+    let sample =
+        |flags: &u32| super::fragment::Sample { flags: *flags, decoded: 0, duration: 1, offset: 0, at: 0..1 };
+    for (is_key, flags, need) in [
+        (true, &[0x0200_0000][..], Need::Key),
+        (false, &[0x0101_0000], Need::Delta),
+        (false, &[0x0181_0000], Need::Disposable),
+        (false, &[0x0181_0000, 0x0101_0000], Need::Delta),
+        (true, &[0x0200_0000, 0x0181_0000], Need::Key),
+        (false, &[], Need::Delta),
     ] {
-        let traf = traf(flags);
-        assert_eq!((has_key_frame(&traf, 0), is_disposable(&traf, 0)), (key, disposable), "{flags:x?}");
+        let samples: Vec<_> = flags.iter().map(sample).collect();
+        assert_eq!(Need::of(is_key, &samples), need, "{flags:x?}");
     }
 }
 
@@ -149,18 +157,6 @@ fn the_catalog_is_the_one_that_moq_pub_writes() {
     assert_eq!(audio["samplerate"], 44_100);
 }
 
-#[test]
-fn boxes_that_cannot_be_streamed_are_errors() {
-    for bytes in [&[0, 0, 0, 0, b'm', b'd', b'a', b't'][..], &[0, 0, 0, 3, b'm', b'd', b'a', b't']] {
-        let mut boxes = Boxes::default();
-        boxes.push(bytes);
-        assert!(boxes.pop().is_err());
-    }
-    let mut boxes = Boxes::default();
-    boxes.push(&[0, 0, 0, 16, b'f', b'r', b'e', b'e', 0]);
-    assert!(boxes.pop().unwrap().is_none());
-}
-
 /// A second rendition of [`sample`]'s kind that brings its parameter sets with each key frame; `None` without ffmpeg.
 fn in_band(size: &str, bitrate: &str, group: &str) -> Option<Vec<u8>> {
     let output = Command::new("ffmpeg")
@@ -181,15 +177,6 @@ fn in_band(size: &str, bitrate: &str, group: &str) -> Option<Vec<u8>> {
         .args(["-movflags", "cmaf+separate_moof+delay_moov+skip_trailer+frag_every_frame", "-"])
         .output();
     output.ok().filter(|output| output.status.success()).map(|output| output.stdout)
-}
-
-fn feed(publisher: &mut Media, media: &[u8]) -> Result<(), Error> {
-    let mut boxes = Boxes::default();
-    boxes.push(media);
-    while let Some((kind, bytes)) = boxes.pop()? {
-        publisher.take(kind, bytes)?;
-    }
-    Ok(())
 }
 
 fn renditions(media: [&[u8]; 2]) -> Result<Arc<Broadcast>, Error> {
@@ -250,10 +237,21 @@ fn renditions_whose_groups_are_not_aligned_are_refused() {
 /// An init segment in base64, whose only track has another ID.
 fn renamed(init: &str, id: u32) -> String {
     let init = STANDARD.decode(init).unwrap();
-    let mut moov = init::moov(&init).unwrap();
+    let at = init.windows(4).position(|window| window == b"moov").unwrap() - 4;
+    let mut moov = Moov::decode(&mut &init[at..]).unwrap();
     moov.trak[0].tkhd.track_id = id;
     moov.mvex.as_mut().unwrap().trex[0].track_id = id;
-    STANDARD.encode(init::with_moov(&init, &moov).unwrap())
+    let mut renamed = init[..at].to_vec();
+    mp4_atom::Encode::encode(&moov, &mut renamed).unwrap();
+    STANDARD.encode(renamed)
+}
+
+/// The IDs of the tracks of an init segment, and of those that fragments extend.
+fn ids(init: &[u8]) -> (Vec<u32>, Vec<u32>) {
+    let at = init.windows(4).position(|window| window == b"moov").unwrap() - 4;
+    let moov = Moov::decode(&mut &init[at..]).unwrap();
+    let extended = moov.mvex.unwrap().trex.iter().map(|trex| trex.track_id).collect();
+    (moov.trak.iter().map(|trak| trak.tkhd.track_id).collect(), extended)
 }
 
 #[test]
@@ -272,22 +270,20 @@ fn what_to_play_is_in_the_catalog() {
         }
         msf::Catalog::new(tracks)
     };
-    for ids in [[1, 2], [4, 7]] {
-        let joined = Playlist::of(&described(ids)).unwrap().unwrap();
-        assert_eq!(playable(&joined.init).unwrap(), [(0, ids[0]), (1, ids[1])]);
+    for wanted in [[1, 2], [4, 7]] {
+        let joined = Playlist::of(&described(wanted), &Choice::default()).unwrap().unwrap();
+        assert_eq!(playable(&joined.init).unwrap(), [(0, wanted[0]), (1, wanted[1])]);
         assert_eq!(joined.tracks, tracks);
-        let moov = init::moov(&joined.init).unwrap();
-        let extended: Vec<_> = moov.mvex.unwrap().trex.iter().map(|trex| trex.track_id).collect();
-        assert_eq!(extended, ids);
+        assert_eq!(ids(&joined.init), (wanted.to_vec(), wanted.to_vec()));
     }
     // One that they have in common already.
     let init = objects(&broadcast, INIT).remove(0).1;
     let mut common = catalog.tracks.clone();
     common.iter_mut().for_each(|track| track.init_data = Some(STANDARD.encode(&init)));
-    let common = Playlist::of(&msf::Catalog::new(common)).unwrap().unwrap();
+    let common = Playlist::of(&msf::Catalog::new(common), &Choice::default()).unwrap().unwrap();
     assert_eq!(common, Playlist { init, tracks });
     // Tracks whose fragments could not be told apart.
-    let apart = Playlist::of(&described([1, 1])).unwrap().unwrap();
+    let apart = Playlist::of(&described([1, 1]), &Choice::default()).unwrap().unwrap();
     assert_eq!((playable(&apart.init).unwrap(), apart.tracks.len()), (vec![(0, 1)], 1));
     // And those that there are none of.
     let legacy = |mut track: msf::Track| {
@@ -295,7 +291,7 @@ fn what_to_play_is_in_the_catalog() {
         track
     };
     let other = msf::Catalog::new(catalog.tracks.iter().cloned().map(legacy).collect());
-    assert_eq!(Playlist::of(&other).unwrap(), None);
+    assert_eq!(Playlist::of(&other, &Choice::default()).unwrap(), None);
 }
 
 #[test]
@@ -309,12 +305,15 @@ fn a_single_rendition_has_a_catalog_of_its_own() {
     assert!(catalog.tracks.iter().all(|track| track.alt_group.is_none() && track.render_group == Some(1)));
     // Each with its own init segment, which is the part of the common one that is about it.
     let init = objects(&broadcast, INIT).remove(0).1;
-    let common = init::moov(&init).unwrap();
-    for (position, track) in catalog.tracks.iter().enumerate() {
-        let own = init::moov(&STANDARD.decode(catalog.init_data(track).unwrap()).unwrap()).unwrap();
-        assert_eq!(own.trak, common.trak[position..=position]);
-        assert_eq!(own.mvex.unwrap().trex, common.mvex.as_ref().unwrap().trex[position..=position]);
-        assert_eq!(own.mvhd, common.mvhd);
+    let common = Presentation::of(&init).unwrap();
+    for (track, id) in catalog.tracks.iter().zip([1, 2]) {
+        let own = STANDARD.decode(catalog.init_data(track).unwrap()).unwrap();
+        assert_eq!(ids(&own), (vec![id], vec![id]));
+        assert_eq!(init::init_of(&init, id).unwrap(), own);
+        assert_eq!(
+            Presentation::of(&own).unwrap().tracks[0].timescale,
+            common.tracks[id as usize - 1].timescale
+        );
     }
     // And the same for hang's players.
     let json = objects(&broadcast, hang::CATALOG).remove(0).1;
@@ -325,8 +324,8 @@ fn a_single_rendition_has_a_catalog_of_its_own() {
     assert_eq!(Some(&own[..]), catalog.init_data(&catalog.tracks[0]));
     assert_eq!(video.description.as_deref(), Some(&body_of(b"avcC", &init)[..]));
     let sound = &hang.audio.unwrap().renditions["2.m4s"];
-    assert_eq!((&sound.codec[..], sound.sample_rate, sound.number_of_channels), ("mp4a.40.2", 44_100, 2));
-    // AudioSpecificConfig of AAC-LC, 44.1 kHz, one channel.
+    // AudioSpecificConfig of AAC-LC, 44.1 kHz, one channel, whatever the sample entry says.
+    assert_eq!((&sound.codec[..], sound.sample_rate, sound.number_of_channels), ("mp4a.40.2", 44_100, 1));
     assert!(sound.description.as_deref().unwrap().starts_with("1208"), "{sound:?}");
 }
 
@@ -374,4 +373,104 @@ fn encoded(video: &[&str], audio: &str) -> Option<Vec<u8>> {
         .args(["-movflags", "cmaf+separate_moof+delay_moov+skip_trailer+frag_every_frame", "-"])
         .output();
     output.ok().filter(|output| output.status.success()).map(|output| output.stdout)
+}
+
+#[test]
+fn new_init_segment_begins_tracks_anew() {
+    let (Some(small), Some(large)) = (in_band("160x90", "300k", "10"), in_band("320x180", "2M", "10")) else {
+        eprintln!("SKIP: ffmpeg with libx264 is not here");
+        return;
+    };
+    // The same one again changes nothing, another one does.
+    let (broadcast, _) = publish(&[&small[..], &small, &large].concat(), 1000);
+    let names: Vec<_> = broadcast.tracks().iter().map(|track| track.name().name().clone()).collect();
+    assert_eq!(names, [".catalog", "catalog", "catalog.json", "i2-0.mp4", "i2-1.m4s"]);
+    let catalogs = objects(&broadcast, msf::CATALOG);
+    let parsed = catalogs.iter().map(|(_, json)| msf::Catalog::parse(json).unwrap());
+    let found: Vec<_> = parsed.map(|it| (it.tracks[0].name.clone(), it.tracks[0].width)).collect();
+    assert_eq!(found, [("1.m4s".to_owned(), Some(160)), ("i2-1.m4s".to_owned(), Some(320))]);
+    assert_eq!(catalogs.iter().map(|(at, _)| at.group).collect::<Vec<_>>(), [0, 1]);
+    let again: Catalog = serde_json::from_slice(&objects(&broadcast, CATALOG).pop().unwrap().1).unwrap();
+    assert_eq!(again.tracks[0].init_track.as_deref(), Some("i2-0.mp4"));
+    let (small, _) = publish(&[&small[..], &small].concat(), usize::MAX);
+    let (before, after) = (objects(&small, "1.m4s"), objects(&broadcast, "i2-1.m4s"));
+    assert_eq!(after[0].0, Location::new(before.last().unwrap().0.group + 1, 0), "groups go on");
+}
+
+/// Video without a codec that is known: a sample is a byte.
+fn unknown_video(entry: &[u8; 4]) -> Vec<u8> {
+    let tkhd = [&[0; 8][..], &1_u32.to_be_bytes(), &[0; 68]].concat();
+    let mdhd = [&[0; 8][..], &10_u32.to_be_bytes(), &[0; 8]].concat();
+    let hdlr = [&[0; 4][..], b"vide", &[0; 13]].concat();
+    let stsd = [&1_u32.to_be_bytes()[..], &boxed(entry, &[0; 78])].concat();
+    let stbl = boxed(b"stbl", &full(b"stsd", 0, 0, &stsd));
+    let mdia = [full(b"mdhd", 0, 0, &mdhd), full(b"hdlr", 0, 0, &hdlr), boxed(b"minf", &stbl)].concat();
+    let trak = [full(b"tkhd", 0, 0, &tkhd), boxed(b"mdia", &mdia)].concat();
+    let moov = [
+        boxed(b"trak", &trak),
+        boxed(b"mvex", &full(b"trex", 0, 0, &[0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0])),
+    ];
+    boxed(b"moov", &moov.concat())
+}
+
+/// Where the sample of such a fragment is.
+const UNKNOWN_DATA: usize = 104;
+
+/// A fragment of one sample at a time, with these flags.
+fn unknown_fragment(time: u64, flags: u32) -> Vec<u8> {
+    let tfhd = [1_u32.to_be_bytes(), flags.to_be_bytes()].concat();
+    let parts = [
+        full(b"tfhd", 0, 0x02_0020, &tfhd),
+        full(b"tfdt", 1, 0, &time.to_be_bytes()),
+        full(b"trun", 0, 0x201, &[0, 0, 0, 1, 0, 0, 0, UNKNOWN_DATA as u8, 0, 0, 0, 1]),
+    ];
+    let mfhd = full(b"mfhd", 0, 0, &[0; 4]);
+    let moof = boxed(b"moof", &[mfhd, boxed(b"traf", &parts.concat())].concat());
+    assert_eq!(moof.len() + 8, UNKNOWN_DATA);
+    [moof, boxed(b"mdat", b"x")].concat()
+}
+
+#[test]
+fn no_group_of_unmarked_video_is_endless() {
+    let starts = |flags: fn(u64) -> u32| {
+        let fragments = (0..100).flat_map(|time| unknown_fragment(time, flags(time)));
+        let (broadcast, _) = publish(&[unknown_video(b"zzzz"), fragments.collect()].concat(), usize::MAX);
+        let starts = objects(&broadcast, "1.m4s").into_iter().filter(|(at, _)| at.object == 0);
+        starts.map(|(_, payload)| time_of(&payload)).collect::<Vec<_>>()
+    };
+    const DELTA: u32 = 0x0101_0000;
+    assert_eq!(starts(|_| DELTA), [0, 20, 40, 60, 80], "every two seconds");
+    assert_eq!(starts(|time| if time % 30 == 0 { 0 } else { 0x1_0000 }), [0, 30, 60, 90], "as it is marked");
+}
+
+#[test]
+fn fragments_of_unknown_tracks_and_empty_ones_are_passed_over() {
+    let empty = boxed(b"moof", &boxed(b"traf", &full(b"tfhd", 0, 0x02_0000, &1_u32.to_be_bytes())));
+    let mut other = unknown_fragment(0, 0);
+    let track = other.windows(4).position(|window| window == b"tfhd").unwrap() + 8;
+    other[track..track + 4].copy_from_slice(&9_u32.to_be_bytes());
+    let input = [&unknown_video(b"zzzz")[..], &empty, &other, &unknown_fragment(3, 0), &empty].concat();
+    let (broadcast, times) = publish(&input, 5);
+    assert_eq!(times, [Duration::from_millis(300)]);
+    let payloads = objects(&broadcast, "1.m4s");
+    assert_eq!(payloads.len(), 1);
+    assert_eq!(payloads[0].1, unknown_fragment(3, 0));
+}
+
+#[test]
+fn samples_that_are_nowhere_are_an_error_that_says_the_cure() {
+    // In the moof box itself, and where the input never comes to; the mdat box has more than the one sample.
+    for offset in [7_u32, 70_000] {
+        let mut fragment = unknown_fragment(0, 0);
+        let at = fragment.windows(4).position(|window| window == b"trun").unwrap() + 12;
+        fragment[at..at + 4].copy_from_slice(&offset.to_be_bytes());
+        fragment.truncate(UNKNOWN_DATA - 8);
+        fragment.extend(boxed(b"mdat", b"more"));
+        let input: Vec<u8> =
+            unknown_video(b"zzzz").into_iter().chain(std::iter::repeat_n(fragment, 70).flatten()).collect();
+        let broadcast = Broadcast::new(Namespace::from_path("a").unwrap(), History::default());
+        let mut media = Media::new(broadcast, Packaging::Cmaf, Cut::Whole).unwrap();
+        let error = feed(&mut media, &input).unwrap_err().to_string();
+        assert!(error.contains("default-base-is-moof"), "{error}");
+    }
 }

@@ -33,11 +33,15 @@ pub struct Wrap {
 }
 
 impl Wrap {
-    /// With the init segment that the fragments need; `None`: the catalog says too little of the track.
+    /// Makes one whose fragments have this track ID, with the init segment that they need; `None`: the catalog says too little of the track.
     ///
     /// # Errors
     /// The decoder's configuration in the catalog is none.
-    pub(super) fn of(catalog: &msf::Catalog, track: &msf::Track) -> Result<Option<(Self, Bytes)>, Error> {
+    pub(super) fn of(
+        catalog: &msf::Catalog,
+        track: &msf::Track,
+        id: u32,
+    ) -> Result<Option<(Self, Bytes)>, Error> {
         let config = catalog.init_data(track).map(|config| STANDARD.decode(config)).transpose();
         let config = config.map_err(|_| Error::Malformed("a decoder's configuration that is not base64"))?;
         let Some(entry) = codec::entry(track, config.as_deref()).map_err(Error::Configuration)? else {
@@ -46,7 +50,6 @@ impl Wrap {
         let is_video = codec::visual(&entry).is_some();
         let timescale =
             track.timescale.filter(|timescale| *timescale > 0).unwrap_or(loc::MICROSECONDS as u32);
-        let id = if is_video { 1 } else { 2 };
         let wrap = Self { id, is_video, timescale, sequence: 0, last: None, duration: None };
         let init = wrap.init(entry)?;
         Ok(Some((wrap, init)))
@@ -68,7 +71,10 @@ impl Wrap {
         self.sequence = self.sequence.wrapping_add(1);
         let entry = TrunEntry {
             duration: self.duration,
-            size: Some(u32::try_from(object.sample.len()).map_err(|_| Error::TooLarge(object.sample.len()))?),
+            size: Some(
+                u32::try_from(object.sample.len())
+                    .map_err(|_| Error::Malformed("a sample of more than 4 GiB"))?,
+            ),
             flags: Some(if begins_group || !self.is_video { KEY } else { DELTA }),
             cts: Some(
                 i64::try_from(presented).map_err(|_| TIME)? - i64::try_from(decoded).map_err(|_| TIME)?,

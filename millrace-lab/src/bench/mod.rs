@@ -24,6 +24,7 @@ mod process;
 mod profile;
 mod relay;
 mod replay;
+mod restarts;
 mod run;
 mod site;
 mod table;
@@ -31,6 +32,7 @@ mod thesis;
 mod traffic;
 mod udp;
 mod usage;
+mod viewer;
 mod watch;
 mod wire;
 
@@ -67,6 +69,11 @@ enum Command {
     Hostile(hostile::Args),
     /// How soon the kernel serves viewers again whose addresses have changed
     Moves(moves::Args),
+    /// How long viewers are without media when a publisher or the relay is killed and comes back
+    Restarts(restarts::Args),
+    /// One of those viewers
+    #[command(hide = true)]
+    Viewer(viewer::Args),
     /// Compare defences of a QUIC server: requests under attack, cost of what is refused
     Gate(gate::Args),
     /// Grafts: time to load and to swap, what they do for TCP's transfers, and how they share
@@ -109,6 +116,8 @@ pub fn run(args: Args, dashboard: StartDashboard) -> anyhow::Result<()> {
         Command::Isolation(args) => isolation::run(args),
         Command::Hostile(args) => hostile::run(args),
         Command::Moves(args) => moves::run(args),
+        Command::Restarts(args) => restarts::run(args),
+        Command::Viewer(args) => viewer::run(&args),
         Command::Gate(args) => gate::run(args),
         Command::Graft(args) => graft::run(args),
         Command::Http3Server(args) => gate::http3::serve(args),

@@ -77,6 +77,16 @@ impl Site {
         self.start(contender, STATUS, further)
     }
 
+    /// Starts a relay on another node than the first relay's.
+    pub fn start_relay_on(
+        &self,
+        node: &str,
+        contender: Contender,
+        further: &[&str],
+    ) -> anyhow::Result<Process> {
+        self.start_on(self.node(node)?, contender, STATUS, further)
+    }
+
     /// With its page there, and further arguments.
     pub fn start_relay_with_page(
         &self,
@@ -88,8 +98,18 @@ impl Site {
     }
 
     fn start(&self, contender: Contender, http: SocketAddr, further: &[&str]) -> anyhow::Result<Process> {
-        let node = self.relay()?;
-        let line = contender.command_line(self.address()?, http, &self.identity)?;
+        self.start_on(self.relay()?, contender, http, further)
+    }
+
+    fn start_on(
+        &self,
+        node: &Node,
+        contender: Contender,
+        http: SocketAddr,
+        further: &[&str],
+    ) -> anyhow::Result<Process> {
+        let address = SocketAddr::new(IpAddr::V4(node.addr_v4()), PORT);
+        let line = contender.command_line(address, http, &self.identity)?;
         let mut command = node.command(line.program);
         command.args(line.arguments).args(further);
         if contender.engine() == Some("kernel") || contender.gate() == Some(true) {

@@ -71,11 +71,11 @@ pub enum Container {
 }
 
 impl Catalog {
-    /// Of the tracks that a player can begin with: those whose codec and initialisation are known. `configurations` are those of decoders,
-    /// by the names of tracks, where there are any.
+    /// Describes the tracks that a player can begin with: those whose codec and initialisation are known, and that are not encrypted,
+    /// which hang has no words for. `configurations` are those of decoders, by the names of tracks, where there are any.
     pub fn of(msf: &msf::Catalog, configurations: &BTreeMap<String, Vec<u8>>) -> Self {
-        let with_role =
-            |role: &'static str| msf.tracks.iter().filter(move |it| it.role.as_deref() == Some(role));
+        let plain = msf.tracks.iter().filter(|it| it.content_protection_ref_ids.is_empty());
+        let with_role = |role: &'static str| plain.clone().filter(move |it| it.role.as_deref() == Some(role));
         let description = |it: &msf::Track| configurations.get(&it.name).map(|bytes| hexadecimal(bytes));
         let video =
             with_role("video").filter_map(|it| Some((it.name.clone(), Video::of(msf, it, description(it))?)));
@@ -172,6 +172,10 @@ mod tests {
             msf::Track { packaging: "loc".to_owned(), ..track("3.loc", "video", "av01") },
             msf::Track { packaging: "legacy".to_owned(), ..track("another container", "video", "av01") },
             track("text", "caption", "wvtt"),
+            msf::Track {
+                content_protection_ref_ids: vec!["cp0".to_owned()],
+                ..track("encrypted", "video", "avc1.42C01E")
+            },
         ]);
         let configurations = BTreeMap::from([("1.m4s".to_owned(), vec![1, 0x42, 0xc0])]);
         let catalog = Catalog::of(&msf, &configurations);

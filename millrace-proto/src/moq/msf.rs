@@ -19,6 +19,52 @@ pub struct Catalog {
     pub tracks: Vec<Track>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     init_data_list: Vec<InitData>,
+    /// How tracks are encrypted (CMSF, 4).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub content_protections: Vec<ContentProtection>,
+}
+
+/// What is needed to decrypt tracks that refer to it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContentProtection {
+    #[serde(rename = "refID")]
+    ref_id: String,
+    /// UUIDs of the keys.
+    #[serde(rename = "defaultKID", default)]
+    pub default_kid: Vec<String>,
+    /// `cenc` or `cbcs`.
+    pub scheme: String,
+    #[serde(rename = "drmSystem")]
+    pub drm_system: DrmSystem,
+}
+
+/// A system that hands out keys.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DrmSystem {
+    /// A UUID.
+    #[serde(rename = "systemID")]
+    pub system_id: String,
+    /// A pssh box in base64.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pssh: Option<String>,
+}
+
+impl ContentProtection {
+    /// Makes one without a name.
+    pub fn new(default_kid: Vec<String>, scheme: String, drm_system: DrmSystem) -> Self {
+        Self { ref_id: String::new(), default_kid, scheme, drm_system }
+    }
+
+    /// Gives it the name by which tracks refer to it.
+    #[must_use]
+    pub fn named(self, ref_id: String) -> Self {
+        Self { ref_id, ..self }
+    }
+
+    /// Reports whether it says the same, whatever its name is.
+    pub fn is_like(&self, other: &Self) -> bool {
+        self.clone().named(other.ref_id.clone()) == *other
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,6 +103,23 @@ pub struct Track {
     /// `video`, `audio`, ...
     #[serde(skip_serializing_if = "Option::is_none")]
     pub role: Option<String>,
+    /// What people call it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub label: Option<String>,
+    /// A tag of RFC 5646.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lang: Option<String>,
+    /// What the data of an event timeline is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub event_type: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mime_type: Option<String>,
+    /// Names of the tracks that a timeline is about, or that decoding needs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub depends: Option<Vec<String>>,
+    /// Names of what is needed to decrypt it, in [`Catalog::content_protections`].
+    #[serde(rename = "contentProtectionRefIDs", default, skip_serializing_if = "Vec::is_empty")]
+    pub content_protection_ref_ids: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub codec: Option<String>,
     /// Bits per second.
@@ -101,7 +164,21 @@ impl Catalog {
             });
             track.init_ref = Some(id.clone());
         }
-        Self { version: Version::default(), tracks, init_data_list }
+        Self { version: Version::default(), tracks, init_data_list, content_protections: Vec::new() }
+    }
+
+    /// Adds what is needed to decrypt tracks, by their names.
+    #[must_use]
+    pub fn with_protections(mut self, mut of_tracks: BTreeMap<String, Vec<ContentProtection>>) -> Self {
+        for track in &mut self.tracks {
+            for protection in of_tracks.remove(&track.name).unwrap_or_default() {
+                track.content_protection_ref_ids.push(protection.ref_id.clone());
+                if !self.content_protections.contains(&protection) {
+                    self.content_protections.push(protection);
+                }
+            }
+        }
+        self
     }
 
     /// # Errors

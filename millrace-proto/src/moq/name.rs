@@ -257,11 +257,12 @@ impl fmt::Display for Typed<'_, TrackName> {
     }
 }
 
-/// A field that stands for itself between slashes on a terminal.
+/// A field that stands for itself between slashes on a terminal. Spaces do where they are seen.
 fn word(field: &[u8]) -> Option<&str> {
-    let other = |c: char| c == '/' || c.is_control() || c.is_whitespace();
+    let other = |c: char| c == '/' || c.is_control() || (c.is_whitespace() && c != ' ');
     let text = str::from_utf8(field).ok()?;
-    Some(text).filter(|text| !text.is_empty() && !text.contains(other) && !text.contains("--"))
+    let stands = !text.is_empty() && !text.contains(other) && !text.contains("--") && text.trim() == text;
+    stands.then_some(text)
 }
 
 impl fmt::Display for Namespace {
@@ -321,7 +322,11 @@ mod tests {
     fn names_are_shown_as_they_are_typed() {
         for (namespace, name, typed) in [
             ("live", &b"1.m4s"[..], "live/1.m4s"),
-            ("live/cam-2", b"video hi", "live-cam.2d2--video.20hi"),
+            ("live/cam-2", b"video hi", "live/cam-2/video hi"),
+            ("live/\u{fc}mlaut-\u{540d}", b"good-mp4", "live/\u{fc}mlaut-\u{540d}/good-mp4"),
+            ("live", b"hi ", "live--hi.20"),
+            ("live", b"\x1b[2J", "live--.1b.5b2J"),
+            ("live", "a\u{2028}b".as_bytes(), "live--a.e2.80.a8b"),
             ("live/cam-2", b"video", "live/cam-2/video"),
             ("live", b"a/b", "live--a.2fb"),
             ("live", b"a--b", "live--a.2d.2db"),

@@ -3,7 +3,7 @@
 //! One of them is the QUIC stack, for example quinn. It numbers its packets and counts its credit as if it were alone:
 //! [`ack`] translates acknowledgements for it, and [`credit`] gives it a part of the credit. All senders draw their
 //! packet numbers from one [`number::PacketNumbers`]. What arrives several read, each by itself: [`received`] sees to it that they
-//! read the same.
+//! read the same. [`silence`] says when a peer that sent media and sends nothing any more is to be probed.
 
 pub mod ack;
 pub mod capsule;
@@ -16,5 +16,6 @@ pub mod number;
 pub mod packet;
 pub mod params;
 pub mod received;
+pub mod silence;
 pub mod varint;
 pub mod webtransport;

@@ -182,6 +182,15 @@ impl Track {
         old.groups.values().for_each(|group| group.account.subtract(group.cost));
     }
 
+    /// The publisher numbers its groups anew: all that was known of them is forgotten. Evict the groups before.
+    pub fn renumber(&self) {
+        let mut state = self.state.lock();
+        let (properties, parsed) = (std::mem::take(&mut state.properties), state.parsed);
+        let old = std::mem::replace(&mut *state, State { properties, parsed, ..State::default() });
+        drop(state);
+        old.groups.values().for_each(|group| group.account.subtract(group.cost));
+    }
+
     /// Objects may have been missed from here on.
     pub fn missed(&self) {
         let mut state = self.state.lock();
@@ -193,6 +202,11 @@ impl Track {
     pub fn largest(&self) -> Option<Location> {
         let state = self.state.lock();
         if state.seen { state.largest } else { state.largest.max(state.claimed) }
+    }
+
+    /// The largest object that has come, whatever publishers say.
+    pub fn last_seen(&self) -> Option<Location> {
+        self.state.lock().largest
     }
 
     /// The publisher told its largest object (SUBSCRIBE_OK, PUBLISH).

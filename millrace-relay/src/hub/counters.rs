@@ -19,6 +19,8 @@ pub struct Counters {
     pub duplicate_subgroups: AtomicU64,
     /// Of publishers that are being left, from where another goes on.
     pub handed_over_subgroups: AtomicU64,
+    /// Subgroups and datagrams of publishers that stand by for another.
+    pub standby_subgroups: AtomicU64,
     pub expired_subgroups: AtomicU64,
     pub duplicate_datagrams: AtomicU64,
     pub malformed_tracks: AtomicU64,

@@ -218,6 +218,16 @@ impl Namespaces {
         Watch { namespaces, prefix, id, page: VecDeque::new(), present, due: None, events }
     }
 
+    /// Tells watchers that the namespaces which hold `namespace` are withdrawn and published again.
+    pub fn announce_again(&self, namespace: &Namespace) {
+        let mut state = self.0.lock();
+        let published: Vec<_> = namespace.prefixes().filter(|prefix| state.is_announced(prefix)).collect();
+        for namespace in published {
+            state.announce(&namespace, NamespaceEvent::Done(namespace.clone()));
+            state.announce(&namespace, NamespaceEvent::Published(namespace.clone()));
+        }
+    }
+
     /// A track has its first publisher.
     pub fn announce_track(&self, track: &Arc<LiveTrack>) {
         tell(&mut self.0.lock().track_watchers, track.name().namespace(), track);
@@ -228,6 +238,11 @@ impl State {
     fn next_id(&mut self) -> u64 {
         self.next_id += 1;
         self.next_id
+    }
+
+    fn is_announced(&self, namespace: &Namespace) -> bool {
+        let entries = self.publishers.get(namespace);
+        entries.is_some_and(|entries| entries.iter().any(|entry| !entry.fallback))
     }
 
     fn announce(&mut self, namespace: &Namespace, event: NamespaceEvent) {

@@ -54,6 +54,7 @@ fn hub() -> Arc<Hub> {
     let limits = Limits {
         max_tracks: 100_000,
         linger: Duration::from_secs(1),
+        absence: Duration::ZERO,
         max_rendezvous: Duration::from_secs(60),
         request_timeout: Duration::from_secs(10),
     };

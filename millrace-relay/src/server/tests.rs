@@ -63,6 +63,7 @@ impl Relay {
             cache: cache::Limits { bytes: 1 << 20, age: Duration::from_secs(1) },
             max_sessions: 10,
             max_tracks: STREAMS,
+            linger: Duration::ZERO,
             drain_timeout: Duration::from_secs(1),
             goaway_uri: None,
             delays: crate::Delays::default(),

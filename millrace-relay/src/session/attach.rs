@@ -43,10 +43,15 @@ pub async fn run(
     }
 }
 
-/// Subscribes to what comes from a session with the upstream relay that is being left. That goes on until this one has come
-/// as far; what is refused here stays there to its end.
+/// Subscribes to what comes from a session with the upstream relay that is being left, and to what came from one that is
+/// lost. The one goes on until this one has come as far, and what is refused here stays there to its end; subscribers of the other
+/// wait for it.
 async fn take_over(context: &Context, publications: &Arc<Publications>) {
-    let is_leaving = |track: &Arc<LiveTrack>| track.upstreams().iter().any(|upstream| upstream.is_leaving());
+    let now = std::time::Instant::now();
+    let is_leaving = |track: &Arc<LiveTrack>| {
+        track.upstreams().iter().any(|upstream| upstream.is_leaving())
+            || track.subscription_count() > 0 && track.waits_for_upstream(now).is_some()
+    };
     let mut asking = JoinSet::new();
     for track in context.hub().tracks().into_iter().filter(is_leaving) {
         if asking.len() >= AT_ONCE {

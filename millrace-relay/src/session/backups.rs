@@ -61,8 +61,8 @@ impl Backups {
     async fn run(&self, publications: &Arc<Publications>) {
         while let Some(track) = self.next() {
             let (number, wanted) = (track.number, track.subscription_count() > 0);
-            if wanted {
-                let _ = publications.subscribe(track).await; // the others publish it still
+            if wanted && publications.subscribe(Arc::clone(&track)).await.is_err() {
+                publications.relieve(&track).await;
             }
             self.0.lock().known.remove(&number);
         }

@@ -56,8 +56,12 @@ impl Datagrams {
         });
     }
 
-    fn take(&self, Published { track, upstream }: &Published, object: DatagramObject, outbox: &mut Outbox) {
+    fn take(&self, published: &Published, object: DatagramObject, outbox: &mut Outbox) {
+        let Published { track, upstream } = published;
         upstream.saw_datagram();
+        if !self.publications.takes(published, object.datagram.group) {
+            return;
+        }
         let counters = &self.context.hub().counters;
         counters.count_objects(1, object.datagram.payload.len() as u64);
         let places = || self.context.quotas().offloaded_track();

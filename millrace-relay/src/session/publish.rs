@@ -7,15 +7,16 @@ use std::{
 };
 
 use millrace_proto::moq::{
-    Filter, Message, Parameters, Properties, code,
+    Filter, Location, Message, Namespace, Parameters, Properties, code,
     message::{Publish, PublishDone, RequestError, RequestOk, RequestUpdate, Subscribe, SubscribeOk},
 };
 use parking_lot::Mutex;
 use tokio::{
     sync::mpsc,
+    task::JoinSet,
     time::{Instant as Clock, sleep, timeout},
 };
-use tracing::debug;
+use tracing::{debug, info, warn};
 
 use super::{
     ask::{ask, failed, wrong_answer},
@@ -25,13 +26,16 @@ use super::{
 };
 use crate::{
     access::{Refusal, rights::Rights},
-    live::{Claim, LiveTrack},
+    hub::Counters,
+    live::{Claim, LiveTrack, Numbering},
     subscription::Ended,
-    upstream::{Ask, Upstream},
+    upstream::{Ask, Place, Upstream},
     waiters::Waiters,
     wire::{self, Answers, Incoming, RequestStream, SessionError},
 };
 
+/// How often publishers that are there are asked again, while another one waits for its turn.
+const RIVAL_LOOKS: Duration = Duration::from_secs(1);
 /// How long datagrams may be behind the PUBLISH_DONE of their publisher.
 const LATE_DATAGRAMS: Duration = Duration::from_millis(100);
 /// How long announced streams may take to arrive after a publisher's PUBLISH_DONE.
@@ -48,6 +52,16 @@ pub struct Publications {
     asking: Mutex<HashSet<u32>>,
     /// Tasks that wait for the answer to such a number.
     answered: Waiters<u32>,
+    /// Namespaces of tracks that the peer has made start over.
+    renumbered: Mutex<HashSet<Namespace>>,
+}
+
+/// A publisher's description of its track.
+struct Given {
+    alias: u64,
+    largest: Option<Location>,
+    /// Others publish the track, and are there.
+    rivals: bool,
 }
 
 /// The peer is asked for a track. Ends when dropped.
@@ -75,6 +89,7 @@ impl Publications {
             waiting: Waiters::default(),
             asking: Mutex::default(),
             answered: Waiters::default(),
+            renumbered: Mutex::default(),
         })
     }
 
@@ -101,10 +116,12 @@ impl Publications {
         let Ok(claim) = claim(&track, rights) else {
             return self.context.refuse(stream.send, request_error(Refusal::Taken)).await;
         };
+        let rivals = self.settle_rivals(&track).await;
         if let Err(refusal) = self.prepare(&track, publish.properties, &publish.parameters)? {
             return self.context.refuse(stream.send, refusal).await;
         }
-        let (entry, asks) = self.add((claim, Arc::clone(rights)), track, publish.track_alias, false)?;
+        let given = Given { alias: publish.track_alias, largest: publish.parameters.largest_object, rivals };
+        let (entry, asks) = self.add((claim, Arc::clone(rights)), track, &given, false)?;
         // Media is wanted before the first subscriber comes: the cache serves it at once. All of it.
         let wanted = Parameters { forward: Some(true), ..Parameters::default() };
         let (accepted, change) = match draft.accepts_with_parameters() {
@@ -150,13 +167,21 @@ impl Publications {
         if !track.is_open_to(&rights.identity()) {
             return Err(request_error(Refusal::Taken));
         }
-        let parameters =
-            Parameters { new_group_request: track.take_group_request(), ..Parameters::default() };
+        // An upstream relay that was restarted may not have its publishers back yet.
+        let waits = track.waits_for_upstream(Instant::now()).filter(|_| self.context.is_upstream());
+        let parameters = Parameters {
+            new_group_request: track.take_group_request(),
+            rendezvous_timeout: waits.and_then(|wait| u64::try_from(wait.as_millis()).ok()),
+            ..Parameters::default()
+        };
         let request_id = self.context.next_request_id();
         let subscribe = Subscribe { request_id, track: track.name().clone(), parameters };
         let (stream, answer) = ask(&self.context, subscribe).await?;
         match answer {
-            Message::SubscribeOk(ok) => self.adopt(track, ok, stream, rights),
+            Message::SubscribeOk(ok) => {
+                let rivals = self.settle_rivals(&track).await;
+                self.adopt(track, ok, stream, (rights, rivals))
+            }
             other => Err(wrong_answer(&self.context, &other)),
         }
     }
@@ -167,7 +192,7 @@ impl Publications {
         track: Arc<LiveTrack>,
         ok: SubscribeOk,
         stream: RequestStream,
-        rights: Arc<Rights>,
+        (rights, rivals): (Arc<Rights>, bool),
     ) -> Result<(), RequestError> {
         let failed = |error| failed(&self.context, error);
         // Another may have been faster.
@@ -181,8 +206,8 @@ impl Publications {
             return Err(RequestError::new(code::Request::NOT_SUPPORTED, reason));
         }
         let largest = ok.parameters.largest_object;
-        let (entry, asks) =
-            self.add((claim, Arc::clone(&rights)), track, ok.track_alias, true).map_err(failed)?;
+        let given = Given { alias: ok.track_alias, largest, rivals };
+        let (entry, asks) = self.add((claim, Arc::clone(&rights)), track, &given, true).map_err(failed)?;
         entry.published.track.hand_over_to(&entry.published.upstream, largest);
         let context = Arc::clone(&self.context);
         self.context.spawn(async move {
@@ -232,6 +257,70 @@ impl Publications {
         }
     }
 
+    /// Takes the track from other sessions of the same owner that publish it and are silent: they may be gone, and their time-out is
+    /// far away. Returns whether others are there.
+    async fn settle_rivals(&self, track: &Arc<LiveTrack>) -> bool {
+        let mut asked = JoinSet::new();
+        for rival in track.upstreams() {
+            // One that is being left is followed to where this one goes on.
+            if rival.publisher != self.context.id() && !rival.is_leaving() {
+                asked.spawn(async move { (rival.answers().await, rival) });
+            }
+        }
+        let mut others = false;
+        while let Some(answered) = asked.join_next().await {
+            let Ok((answers, rival)) = answered else { continue };
+            if answers {
+                others = true;
+            } else if track.supersede(&rival, self.context.hub().limits.absence, Instant::now()) {
+                info!(
+                    session = self.context.id(),
+                    silent = rival.publisher,
+                    track = %track.name().typed(),
+                    "took the track over from another session of its publisher, which is silent"
+                );
+            }
+        }
+        others
+    }
+
+    /// Takes a track that the peer has refused from silent sessions of the same owner. A publisher that was restarted may announce its
+    /// namespace before it has the track: it is asked again while subscriptions wait.
+    pub async fn relieve(&self, track: &Arc<LiveTrack>) {
+        let rights = self.context.authority().may_serve(track.name());
+        if rights.is_ok_and(|rights| track.is_open_to(&rights.identity())) {
+            self.settle_rivals(track).await;
+        }
+    }
+
+    /// Whether a group of the peer's is to be taken; says so where the publisher or its numbering has changed.
+    pub fn takes(&self, Published { track, upstream }: &Published, group: u64) -> bool {
+        let (session, stood_by) = (self.context.id(), upstream.stands_by());
+        match track.place(upstream, group, Instant::now()) {
+            Numbering::Follows => true,
+            Numbering::Anew => {
+                info!(session, track = %track.name().typed(), group, "the publisher numbers its groups from the beginning: so does the track");
+                let namespace = track.name().namespace();
+                if self.renumbered.lock().insert(namespace.clone()) {
+                    self.context.hub().announce_again(namespace);
+                }
+                true
+            }
+            Numbering::StandsBy => {
+                Counters::count(&self.context.hub().counters.standby_subgroups);
+                if !stood_by {
+                    warn!(
+                        session,
+                        track = %track.name().typed(),
+                        group,
+                        "stands by: another session publishes this track with other group IDs, and answers"
+                    );
+                }
+                false
+            }
+        }
+    }
+
     /// Whether the peer publishes this track already.
     pub fn contains(&self, track: &Arc<LiveTrack>) -> bool {
         self.by_alias.lock().values().any(|published| Arc::ptr_eq(&published.track, track))
@@ -265,23 +354,40 @@ impl Publications {
         self: &Arc<Self>,
         (claim, rights): (Claim, Arc<Rights>),
         track: Arc<LiveTrack>,
-        alias: u64,
+        &Given { alias, largest, rivals }: &Given,
         subscribed: bool,
     ) -> Result<(Adopted, mpsc::UnboundedReceiver<Ask>), SessionError> {
-        let (upstream, asks) = Upstream::new(self.context.id(), alias, subscribed);
+        let place = Place {
+            session: self.context.id(),
+            is_upstream: self.context.is_upstream(),
+            connection: Arc::downgrade(self.context.connection()),
+        };
+        let (upstream, asks) = Upstream::new(place, alias, subscribed);
         let published = Published { track, upstream };
-        match self.by_alias.lock().entry(alias) {
+        let mut by_alias = self.by_alias.lock();
+        let first = !published.track.is_established();
+        match by_alias.entry(alias) {
             Entry::Occupied(_) => {
                 return Err(SessionError::Violation {
                     code: code::Session::DUPLICATE_TRACK_ALIAS,
                     reason: format!("track alias {alias} is in use"),
                 });
             }
-            Entry::Vacant(entry) => entry.insert(published.clone()),
-        };
+            Entry::Vacant(entry) => {
+                // Before its streams find it.
+                published.track.add_upstream(Arc::clone(&published.upstream), largest, Instant::now());
+                entry.insert(published.clone());
+            }
+        }
+        drop(by_alias);
         self.waiting.wake(&alias);
-        let first = !published.track.is_established();
-        published.track.add_upstream(Arc::clone(&published.upstream));
+        if rivals {
+            info!(
+                session = self.context.id(),
+                track = %published.track.name().typed(),
+                "another session publishes this track, and answers: this session's objects are copies if their group IDs agree, else it stands by"
+            );
+        }
         if self.context.is_upstream() && self.context.peer_goes_away() {
             published.upstream.leave();
         }
@@ -289,8 +395,11 @@ impl Publications {
             self.context.hub().track_established(&published.track);
         }
         let ended = Ended::new(code::Done::INTERNAL_ERROR, "the publisher is gone");
+        let ended = Ended { absent: true, ..ended };
         let _use = self.context.uses().begin(Kind::Publication);
-        Ok((Adopted { family: Arc::clone(self), published, ended, rights, _claim: claim, _use }, asks))
+        let adopted =
+            Adopted { family: Arc::clone(self), published, ended, rights, rivals, _claim: claim, _use };
+        Ok((adopted, asks))
     }
 }
 
@@ -364,6 +473,8 @@ struct Adopted {
     published: Published,
     ended: Ended,
     rights: Arc<Rights>,
+    /// Others published the track before.
+    rivals: bool,
     _claim: Claim,
     _use: Use,
 }
@@ -373,9 +484,11 @@ impl Drop for Adopted {
         let Published { track, upstream } = &self.published;
         if self.rights.over().is_some() {
             upstream.revoke();
+            self.ended.absent = false;
         }
         self.family.by_alias.lock().remove(&upstream.alias);
-        track.remove_upstream(upstream, &self.ended, Instant::now());
+        let wait = self.family.context.hub().limits.absence;
+        track.remove_upstream(upstream, &self.ended, wait, Instant::now());
     }
 }
 
@@ -401,6 +514,7 @@ impl Adopted {
         let RequestStream { send, reader } = stream;
         let upstream = &self.published.upstream;
         let mut handed_over = None;
+        let mut watching = std::pin::pin!(self.watch_rivals());
         loop {
             tokio::select! {
                 incoming = reader.next() => if let Some(done) = self.on_message(incoming?, updates, send).await? {
@@ -421,10 +535,25 @@ impl Adopted {
                             Parameters { new_group_request: Some(group), ..Parameters::default() };
                         updates.send(&self.family.context, send, parameters).await?;
                     }
+                    Some(Ask::Forward(forward)) => {
+                        let parameters = Parameters { forward: Some(forward), ..Parameters::default() };
+                        updates.send(&self.family.context, send, parameters).await?;
+                    }
                     Some(Ask::Cancel) | None => return Ok(None),
                 },
+                () = &mut watching => {}
             }
         }
+    }
+
+    /// Takes the track from publishers that were there before as soon as they are silent. Never returns.
+    async fn watch_rivals(&self) {
+        let Published { track, upstream } = &self.published;
+        while self.rivals && upstream.is_rival() {
+            sleep(RIVAL_LOOKS).await;
+            self.family.settle_rivals(track).await;
+        }
+        std::future::pending().await
     }
 
     /// How the publisher ends the publication, if it does.

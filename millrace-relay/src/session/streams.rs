@@ -129,6 +129,10 @@ impl Streams {
             stop(&mut recv, code::Reset::CANCELLED);
             return Ok(());
         }
+        if !self.publications.takes(&published, header.group) {
+            stop(&mut recv, code::Reset::CANCELLED);
+            return Ok(());
+        }
         let writer = Subgroup::begin_behind(recv.preamble(), header, header_len);
         if let Err(duplicate) = self.begin(&published.track, writer.subgroup(), &mut recv).await {
             match duplicate {

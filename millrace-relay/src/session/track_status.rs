@@ -1,18 +1,26 @@
 //! TRACK_STATUS.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use millrace_proto::moq::message::{RequestOk, TrackStatus};
+use millrace_proto::moq::message::{RequestError, RequestOk, TrackStatus};
 
 use super::context::Context;
-use crate::wire::{self, RequestStream, SessionError};
+use crate::{
+    live::LiveTrack,
+    wire::{self, RequestStream, SessionError},
+};
 
 pub async fn serve(
     context: &Context,
     status: TrackStatus,
     mut stream: RequestStream,
 ) -> Result<(), SessionError> {
-    let known = context.hub().established(&status.track, context.requester(), Duration::ZERO, None).await;
+    // A publisher that comes back asks where it was.
+    let waiting = context.hub().find_track(&status.track).filter(|track| track.is_waiting());
+    let known = match waiting {
+        Some(track) => Ok(track),
+        None => established(context, &status).await,
+    };
     let track = match known {
         Ok(track) => track,
         Err(error) => return context.refuse(stream.send, error).await,
@@ -23,4 +31,8 @@ pub async fn serve(
     };
     wire::send_last(&mut stream.send, ok).await;
     Ok(())
+}
+
+async fn established(context: &Context, status: &TrackStatus) -> Result<Arc<LiveTrack>, RequestError> {
+    context.hub().established(&status.track, context.requester(), Duration::ZERO, None).await
 }

@@ -23,6 +23,7 @@ fn tracer() -> (Arc<Tracer>, Arc<Tap>) {
     let limits = Limits {
         max_tracks: 10,
         linger: Duration::from_secs(1),
+        absence: Duration::ZERO,
         max_rendezvous: Duration::from_secs(1),
         request_timeout: Duration::from_secs(1),
     };

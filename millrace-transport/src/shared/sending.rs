@@ -6,13 +6,14 @@ use millrace_proto::quic::{
     frame::{Frame, Walker},
     packet::ConnectionId,
 };
+use ring::rand::{SecureRandom as _, SystemRandom};
 
 use super::{Shared, State, attention, with_batch};
 use crate::{
     numbers::Numbers,
     offload::state::Offloaded,
     plane::{Builder, KeyUse, Plane},
-    send::Batch,
+    send::{Batch, Flow},
     traps::Traps,
 };
 
@@ -138,6 +139,26 @@ impl Shared {
             self.hurry();
         }
         wire
+    }
+
+    /// Sends a short packet that no key can open, of random bytes behind the peer's connection ID. A peer that knows the ID drops it; one
+    /// that does not answers with a stateless reset, which has to be shorter (RFC 9000, section 10.3).
+    pub fn send_stray(&self) {
+        const LEN: usize = 48;
+        const FIXED_BIT: u8 = 0x40;
+        let mut packet = [0; LEN];
+        if SystemRandom::new().fill(&mut packet).is_err() {
+            return; // there are more probes
+        }
+        let flow = {
+            let state = self.state.lock();
+            let path = &state.plane.path;
+            packet[0] = FIXED_BIT | packet[0] & 0x3f;
+            packet[1..][..path.id.len()].copy_from_slice(&path.id);
+            Flow { to: path.remote, from: path.local, traffic_class: 0 }
+        };
+        // The network may be away: there are more probes.
+        let _ = self.sender.send_one(flow, &packet, None);
     }
 
     /// Notes what matters here of what quinn sends; returns whether the packet is ack-eliciting.

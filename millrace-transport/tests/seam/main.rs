@@ -9,7 +9,7 @@ mod proxy;
 use std::{
     net::Ipv4Addr,
     sync::{Arc, atomic::Ordering},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use millrace_proto::{
@@ -155,6 +155,35 @@ async fn a_new_address_of_the_client_is_followed() {
     }
     assert!(pair.check().ids.len() >= 5);
     assert_eq!(pair.server.stats().address_changes, 4); // exact: streams have come at each address
+}
+
+/// A NAT forgets a client that only receives. All that is sent fills the window and is lost, and time-outs double. The client's next packet ends
+/// that: quinn's challenge is acknowledged, which says what is lost, and nothing waits for the next time-out.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_a_nat_forgot_is_served_at_its_next_packet() {
+    /// The last time-out that is waited for is followed by one after about 3 s.
+    const TIMEOUTS: u64 = 7;
+    let pair = in_time(Pair::connect(Options::default())).await;
+    in_time(pair.echo(3, 1000)).await;
+    pair.owe(0..50, 8000);
+    in_time(pair.receive_data(0..50, 8000)).await;
+    pair.proxy.impair(1000, 0, 0);
+    pair.owe(50..1050, 8000);
+    // exact: what comes is compared with what there was.
+    let before = pair.server.downstream().stats().recovery.probe_timeouts;
+    async_wait_until(
+        "time-outs",
+        || pair.server.downstream().stats().recovery.probe_timeouts,
+        |timeouts| *timeouts >= before + TIMEOUTS,
+    )
+    .await;
+    pair.proxy.forget();
+    pair.proxy.impair(0, 0, 0);
+    let begin = Instant::now();
+    let (_, first) = in_time(async { tokio::join!(pair.echo(1, 10), pair.client.accept_uni()) }).await;
+    let took = begin.elapsed();
+    first.expect("the client is content");
+    assert!(took < Duration::from_secs(1), "media {took:?} after the client's packet");
 }
 
 #[tokio::test(flavor = "multi_thread")]

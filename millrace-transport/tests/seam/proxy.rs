@@ -72,6 +72,11 @@ impl Proxy {
         way.send(datagram).await.unwrap();
     }
 
+    /// Forgets the clients, as a NAT does: what the server sends reaches nobody until the client sends something, from another port.
+    pub fn forget(&self) {
+        self.ways.lock().clear();
+    }
+
     async fn run(self: Arc<Self>, front: Arc<UdpSocket>) {
         let mut tasks = JoinSet::new();
         let mut buffer = vec![0; 65536];
@@ -83,6 +88,8 @@ impl Proxy {
                 None => {
                     let way = Arc::new(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap());
                     way.connect(self.server).await.unwrap();
+                    // Before the runtime knows that it may be written to, a first datagram would be lost.
+                    way.writable().await.unwrap();
                     self.ways.lock().insert(client, Arc::clone(&way));
                     tasks.spawn(Arc::clone(&self).back(Arc::clone(&way), Arc::clone(&front), client));
                     way
@@ -99,6 +106,9 @@ impl Proxy {
         // A client that has moved on answers with an ICMP error: not an end.
         loop {
             let Ok(len) = way.recv(&mut buffer).await else { continue };
+            if !self.ways.lock().get(&client).is_some_and(|known| Arc::ptr_eq(known, &way)) {
+                continue;
+            }
             for delay in self.fate(Towards::Client, &buffer[..len]) {
                 deliver(delay, buffer[..len].to_vec(), Arc::clone(&front), client);
             }

@@ -7,8 +7,9 @@ use millrace_client::{
     tls::{Fingerprint, Trust},
 };
 use millrace_proto::moq::Draft;
-use tokio::signal::unix::{SignalKind, signal};
 use url::Url;
+
+use crate::daemon::Ends;
 
 /// Where to connect, and how.
 #[derive(Clone, Debug, clap::Args)]
@@ -34,31 +35,24 @@ pub struct ConnectArgs {
     pub reconnect: Option<bool>,
 }
 
-/// Until Ctrl-C, SIGTERM, or the end of `time`; the process ends at once when it is asked a second time.
+/// Waits for Ctrl-C, SIGTERM, or the end of `time`. The process ends at once when it is asked again then, by a shell's convention with 128 and the
+/// number of the signal.
 ///
 /// # Errors
 /// Signals cannot be listened to.
 pub fn until_stopped(time: Option<Duration>) -> io::Result<impl Future<Output = ()>> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut ends = Ends::new()?;
     Ok(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-            () = over(time) => {}
-        }
+        let asked = tokio::select! {
+            _ = ends.next() => true,
+            () = over(time) => false,
+        };
         tokio::spawn(async move {
-            tokio::select! {
-                _ = terminate.recv() => std::process::exit(EXIT_TERMINATED),
-                _ = interrupt.recv() => std::process::exit(EXIT_INTERRUPTED),
-            }
+            let kind = if asked { ends.again().await } else { ends.next().await };
+            std::process::exit(128 + kind.as_raw_value());
         });
     })
 }
-
-/// Of a shell's convention: 128 and the signal's number.
-const EXIT_INTERRUPTED: i32 = 128 + 2;
-const EXIT_TERMINATED: i32 = 128 + 15;
 
 async fn over(time: Option<Duration>) {
     match time {

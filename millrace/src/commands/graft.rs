@@ -12,7 +12,7 @@ use clap::Subcommand;
 use millrace_bpf::graft::{Pins, gateway};
 use millrace_graft::{Graft, Pool};
 
-use super::{daemon, hook, packets, screen, train, why};
+use super::{daemon, hook, packets, parse, screen, train, why};
 use crate::{
     graft::{
         carry::{classify, keeper},
@@ -122,8 +122,8 @@ struct Run {
 
 #[derive(Debug, clap::Args)]
 struct Gateway {
-    /// By which hosts behind this one are reached, besides those of [gateway] in the settings
-    #[arg(long, value_name = "NAME")]
+    /// By which hosts behind this one are reached, besides those of [gateway] in the settings, repeatable
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
     interface: Vec<String>,
     #[command(flatten)]
     run: Run,
@@ -145,7 +145,7 @@ struct PinsArg {
 
 #[derive(Debug, clap::Args)]
 struct PoolArgs {
-    /// Directories with grafts, besides those that are compiled in
+    /// Directories with grafts, besides those that are compiled in, repeatable
     #[arg(long, value_name = "DIR")]
     pool: Vec<PathBuf>,
 }
@@ -175,10 +175,10 @@ struct Probe {
     #[arg(long, value_name = "PORT")]
     udp: Option<u16>,
     /// Time between two packets; a second or more where nobody listens, since hosts answer that rarely
-    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = millrace_lab::duration::parse)]
+    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = parse::time)]
     period: Duration,
     /// For so long
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = millrace_lab::duration::parse)]
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse::time)]
     duration: Duration,
     #[command(flatten)]
     socket: SocketArg,
@@ -217,8 +217,8 @@ struct Swap {
 
 #[derive(Debug, clap::Args)]
 struct Values {
-    /// Values of parameters
-    #[arg(long = "set", value_name = "NAME=NUMBER", value_parser = value)]
+    /// Values of parameters, repeatable
+    #[arg(long = "set", value_delimiter = ',', value_name = "NAME=NUMBER", value_parser = value)]
     set: Vec<(String, u64)>,
 }
 

@@ -18,8 +18,8 @@ use crate::{
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A port, or a range such as 8000-8100: the servers' that it connects to, or its own with --serve
-    #[arg(long, value_name = "PORT", required = true, value_parser = ports)]
+    /// A port, or a range such as 8000-8100: the servers' that it connects to, or its own with --serve; repeatable
+    #[arg(long, value_delimiter = ',', value_name = "PORT", required = true, value_parser = ports)]
     port: Vec<(u16, u16)>,
     /// It is a server: what comes by carriers reaches it, and it sees the true clients
     #[arg(long)]
@@ -27,8 +27,8 @@ pub struct Args {
     /// Its connections succeed when the server was reached, and not before
     #[arg(long, conflicts_with = "serve")]
     strict: bool,
-    /// Only with these addresses, such as 203.0.113.0/24
-    #[arg(long, value_name = "PREFIX")]
+    /// Only with these addresses, such as 203.0.113.0/24, repeatable
+    #[arg(long, value_delimiter = ',', value_name = "PREFIX")]
     peer: Vec<Prefix>,
     /// Socket of the running daemon, whose settings have [carry]
     #[arg(long, value_name = "PATH", default_value = control::DEFAULT_SOCKET)]

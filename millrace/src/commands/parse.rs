@@ -1,6 +1,6 @@
 //! Flags, with everything that is wrong with them at once, in words that say what would be right.
 
-use std::ffi::OsString;
+use std::{ffi::OsString, time::Duration};
 
 use clap::{
     Parser,
@@ -60,6 +60,16 @@ impl<C> Refused<C> {
         let lines: String = problems.iter().map(|problem| format!("error: {problem}\n")).collect();
         format!("{lines}\nFor more information, try '--help'.\n")
     }
+}
+
+/// Reads a time: a plain number of seconds, or a number with its unit. All flags take both.
+///
+/// # Errors
+/// It is neither.
+pub fn time(text: &str) -> Result<Duration, String> {
+    const MAX_S: f64 = 365.0 * 86_400.0;
+    let plain = text.parse().ok().filter(|seconds| (0.0..=MAX_S).contains(seconds));
+    plain.map_or_else(|| millrace_lab::duration::parse(text), |seconds| Ok(Duration::from_secs_f64(seconds)))
 }
 
 /// What is wrong with a value, and which arguments that is.
@@ -137,6 +147,46 @@ mod tests {
             Err(Refused::ByClap(error)) => vec![format!("by clap: {:?}", error.kind())],
             Ok(_) => Vec::new(),
         }
+    }
+
+    #[test]
+    fn times_are_seconds_or_have_a_unit() {
+        for (text, millis) in [("2", 2000), ("0.5", 500), ("250ms", 250), ("1.5s", 1500), ("2m", 120_000)] {
+            assert_eq!(time(text), Ok(Duration::from_millis(millis)), "{text}");
+        }
+        for text in ["", "-1", "1y", "inf", "NaN", "1e99"] {
+            assert!(time(text).is_err(), "{text}");
+        }
+    }
+
+    /// A list is a flag that is repeated, or one with commas, the same for all flags. Only what may have a comma in itself is repeated alone.
+    #[test]
+    fn all_flags_that_may_come_several_times_take_commas() {
+        /// `T` is the name of a track.
+        const WITH_COMMAS: [&str; 5] = ["FILE", "DIR", "PATH", "SETTINGS", "T"];
+        fn look(command: &clap::Command, wrong: &mut Vec<String>) {
+            for argument in command.get_arguments() {
+                let value =
+                    argument.get_value_names().and_then(|names| names.first()).map(|name| name.as_str());
+                // Not where one time takes several values.
+                let several = matches!(argument.get_action(), clap::ArgAction::Append)
+                    && argument.get_num_args().is_none_or(|count| count.min_values() <= 1);
+                let is_flag = argument.get_long().is_some();
+                let may_have_commas = value.is_some_and(|value| WITH_COMMAS.contains(&value));
+                if is_flag && several && may_have_commas == (argument.get_value_delimiter() == Some(',')) {
+                    wrong.push(format!("{} --{}", command.get_name(), argument.get_id()));
+                }
+            }
+            command.get_subcommands().for_each(|command| look(command, wrong));
+        }
+        #[derive(Parser)]
+        struct All {
+            #[command(subcommand)]
+            _command: crate::commands::Command,
+        }
+        let mut wrong = Vec::new();
+        look(&<All as clap::CommandFactory>::command(), &mut wrong);
+        assert_eq!(wrong, Vec::<String>::new());
     }
 
     #[test]

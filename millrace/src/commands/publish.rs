@@ -11,8 +11,8 @@ use anyhow::{Context, anyhow, bail, ensure};
 use millrace_client::{
     broadcast::History,
     generate::{Generator, Settings, Shape, Unusable},
-    media::{Cut, HOW, Packaging},
-    publish::{Input, Options, Report, publish},
+    media::{self, Cut, HOW, MOVFLAGS, Packaging},
+    publish::{self, Input, Options, Report, publish},
 };
 use millrace_proto::moq::Namespace;
 
@@ -49,6 +49,10 @@ pub struct Args {
     /// What the video of each rendition takes, kbit/s, the best first
     #[arg(long, value_delimiter = ',', default_values_t = ladder::KBIT, value_name = "KBIT,...", requires = "ladder")]
     ladder_kbit: Vec<u64>,
+    /// ID of the first group of all tracks, for publishers of the same objects that stand in for each other [default: the time,
+    /// milliseconds since 1970]
+    #[arg(long, value_name = "N")]
+    first_group: Option<u64>,
     /// How much of a track is kept for those who lag or fetch: 500ms, 1m, or a number of seconds
     #[arg(long, default_value = "10s", value_name = "TIME")]
     history: Seconds,
@@ -145,6 +149,7 @@ async fn publish_as_asked(args: Args) -> anyhow::Result<Report> {
         !args.ladder || packaging == Packaging::Cmaf,
         "--packaging loc is for one rendition: leave out --ladder, or publish it as cmaf"
     );
+    let files = args.input.clone();
     let mut encoders = None;
     let input = match (args.generate.generate, &args.input[..]) {
         (true, _) => args.generate.input()?,
@@ -167,6 +172,7 @@ async fn publish_as_asked(args: Args) -> anyhow::Result<Report> {
     };
     let stop = until_stopped(None)?;
     let options = Options {
+        first_group: args.first_group,
         reconnect: args.connect.reconnect.unwrap_or(true),
         remote: args.connect.remote(),
         namespace,
@@ -177,7 +183,38 @@ async fn publish_as_asked(args: Args) -> anyhow::Result<Report> {
     };
     let report = publish(options, stop).await;
     drop(encoders);
-    Ok(report?)
+    report.map_err(|error| match &error {
+        publish::Error::Media(media::Error::NotMp4(Some(what))) => remuxed(what, &files),
+        _ => error.into(),
+    })
+}
+
+/// Makes an error of input in another container: with the line that has ffmpeg put it into MP4, without encoding it again.
+fn remuxed(what: &str, files: &[PathBuf]) -> anyhow::Error {
+    let arguments: Vec<_> = std::env::args().skip(1).collect();
+    anyhow!(
+        "the input is {what}, not MP4; this has ffmpeg make MP4 of it, as it is encoded:\n    {}",
+        remux_line(files, &arguments)
+    )
+}
+
+/// Writes a command line that pipes input through ffmpeg into `millrace`, which had these arguments.
+fn remux_line(files: &[PathBuf], arguments: &[String]) -> String {
+    let names: Vec<_> = files.iter().map(|file| file.to_string_lossy().into_owned()).collect();
+    let input = names.first().map_or_else(|| "-".to_owned(), |name| quoted(name));
+    let rest = arguments.iter().filter(|argument| !names.contains(argument)).map(|argument| quoted(argument));
+    let rest: Vec<_> = rest.collect();
+    let reader = if names.is_empty() { "... | " } else { "" };
+    format!("{reader}ffmpeg -i {input} -c copy -f mp4 -movflags {MOVFLAGS} - | millrace {}", rest.join(" "))
+}
+
+/// Quotes a word for a shell, where that is needed.
+fn quoted(word: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:=,@%+[]".contains(&byte);
+    match !word.is_empty() && word.bytes().all(is_plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
 }
 
 async fn media(file: Option<&Path>, realtime: bool, packaging: Packaging, cut: Cut) -> anyhow::Result<Input> {
@@ -226,5 +263,26 @@ impl GenerateArgs {
         let generator =
             generator.map_err(|Unusable { name, rule }| anyhow!("--{} {rule}", name.replace('_', "-")))?;
         Ok(Input::Generated { generator, track: self.track })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn line_that_remuxes_is_one_that_a_shell_takes() {
+        let arguments =
+            ["publish", "--name", "live/it's", "clip 1.ts", "moqt://[::1]:4443"].map(str::to_owned);
+        let line = remux_line(&["clip 1.ts".into()], &arguments);
+        let expected = format!(
+            "ffmpeg -i 'clip 1.ts' -c copy -f mp4 -movflags {MOVFLAGS} - | millrace publish --name 'live/it'\\''s' moqt://[::1]:4443"
+        );
+        assert_eq!(line, expected);
+        let piped = remux_line(&[], &["publish".to_owned()]);
+        assert_eq!(
+            piped,
+            format!("... | ffmpeg -i - -c copy -f mp4 -movflags {MOVFLAGS} - | millrace publish")
+        );
     }
 }

@@ -11,12 +11,12 @@ use nix::{
 
 use super::status;
 use crate::{
-    log,
+    log, pem,
     relay::{
         config::{Config, Errors, File, Settings},
+        lasting,
         serve::serve,
         server::Identity,
-        tls,
     },
     render::print,
 };
@@ -49,8 +49,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let config = load(args.settings.clone(), args.config.as_deref())?;
     let identity = Identity::read(&config)?;
     if args.check {
-        let complaints = tls::complaints(&identity.certificate).into_iter();
-        let complaints = complaints.map(|it| format!("the certificate: {it}"));
+        let complaints = pem::complaints(&identity.certificate).into_iter();
+        let complaints = complaints.map(|it| format!("{}: {it}", config.identity));
         let warnings = complaints.chain(config.access.shared_trust());
         let warnings: String = warnings.map(|it| format!("warning: {it}\n")).collect();
         let keys = match config.access.keys.is_empty() {
@@ -60,6 +60,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         return print(&format!("{warnings}{keys}the settings are usable\n"));
     }
     let logs = log::start(&config.log).context("log")?;
+    let identity = Identity { lasting: lasting::read_or_make(&config)?, ..identity };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let again = move || load(args.settings.clone(), args.config.as_deref());
     runtime.block_on(serve(config, identity, &logs, again))

@@ -9,6 +9,7 @@ use std::{
 
 use anyhow::{Context, anyhow, ensure};
 use millrace_client::{
+    media::Choice,
     session::Remote,
     stats::{Arrival, Report},
     subscribe::{self, OnSecond, Options, measure, play},
@@ -25,9 +26,13 @@ pub struct Args {
     /// Name of the broadcast: a namespace, its fields divided by /
     #[arg(long)]
     name: String,
-    /// Write the payloads of this track only, or print figures about it (then "objects" without it)
+    /// Write the payloads of this track only, or print figures about it (then "objects" without it); given twice or more, play
+    /// these tracks together
     #[arg(long, value_name = "T")]
-    track: Option<String>,
+    track: Vec<String>,
+    /// Play the sound in this language (a tag such as de or pt-BR), and subtitles in it, instead of the first sound and none
+    #[arg(long, value_name = "TAG", conflicts_with_all = ["track", "catalog"])]
+    language: Option<String>,
     /// Take the names of the tracks from the catalog
     #[arg(long, conflicts_with = "track")]
     catalog: bool,
@@ -76,6 +81,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let (stats, json, subscribers) = (args.stats, args.json, args.subscribers);
     let series = args.series.clone();
     ensure!(subscribers > 0, "--subscribers must be 1 or more");
+    ensure!(args.track.len() <= 1 || !(stats || json), "--stats and --json are about one --track");
     let runtime = tokio::runtime::Runtime::new()?;
     let end = args.duration.map(|Seconds(time)| time);
     let options = args.options()?;
@@ -155,11 +161,17 @@ fn print_running(total: &Report, previous: &mut u64) -> io::Result<()> {
 
 impl Args {
     fn options(self) -> anyhow::Result<Options> {
+        // Of one track its payloads are written, whatever they are; several are media.
+        let (track, tracks) = match self.track.len() {
+            0 | 1 => (self.track.into_iter().next(), Vec::new()),
+            _ => (None, self.track),
+        };
         Ok(Options {
+            choice: Choice { language: self.language, tracks },
             reconnect: self.connect.reconnect.unwrap_or(false),
             remote: Remote { switching_sets: self.adaptive, ..self.connect.remote() },
             namespace: Namespace::from_path(&self.name).context("--name is not a namespace")?,
-            track: self.track,
+            track,
             catalog: self.catalog,
             adaptive: self.adaptive,
             join_groups: self.join_groups,

@@ -73,7 +73,7 @@ struct Make {
     #[arg(long)]
     issuer: Option<String>,
     /// Which relays it is for, repeatable
-    #[arg(long)]
+    #[arg(long, value_delimiter = ',')]
     audience: Vec<String>,
 }
 
@@ -86,7 +86,7 @@ struct Check {
     /// As a relay's token-secrets, repeatable
     #[arg(long, value_name = "FILE")]
     secrets: Vec<PathBuf>,
-    /// As a relay's token-audience
+    /// As a relay's token-audience, repeatable
     #[arg(long, value_delimiter = ',')]
     audience: Vec<String>,
     /// The file that the token is in, or "-": arguments can be seen by every user of this machine

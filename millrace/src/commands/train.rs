@@ -29,7 +29,7 @@ pub struct Args {
     /// Write the model here
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
-    /// Only these arms, such as those whose share beside others will do
+    /// Only these arms, such as those whose share beside others will do; repeatable
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     arms: Vec<String>,
     /// A choice in the tree leaves at least two ways with the cases of so many networks

@@ -19,14 +19,16 @@ use rustls::{
         verify_server_name,
     },
     crypto::{CryptoProvider, WebPkiSupportedAlgorithms, ring, verify_tls13_signature},
-    pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime, pem::PemObject},
+    pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime},
     server::{
         NoServerSessionStorage, ParsedCertificate, WebPkiClientVerifier,
         danger::{ClientCertVerified, ClientCertVerifier},
     },
-    sign::CertifiedKey,
+    sign::{CertifiedKey, SigningKey},
     version::TLS13,
 };
+
+use crate::pem;
 
 /// What this host shows, and whom it knows.
 #[derive(Clone)]
@@ -50,38 +52,27 @@ pub fn make_key(path: &Path) -> anyhow::Result<Identity> {
 
 /// What peers know the holder of a private key by.
 pub fn fingerprint(path: &Path) -> anyhow::Result<Identity> {
-    let key = read_key(path)?;
-    let signing = ring::sign::any_supported_type(&key).with_context(|| path.display().to_string())?;
+    let (_, signing) = read_key(path)?;
     let public = signing.public_key().with_context(|| format!("{}: no public key", path.display()))?;
     Ok(Identity::of(&public))
 }
 
-fn read_key(path: &Path) -> anyhow::Result<PrivateKeyDer<'static>> {
-    PrivateKeyDer::from_pem_file(path).with_context(|| {
-        format!("{}: no private key in PEM form; `millrace graft key --new {0}` makes one", path.display())
-    })
-}
-
-fn read_certificates(path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
-    let read = || CertificateDer::pem_file_iter(path)?.collect::<Result<Vec<_>, _>>();
-    let certificates = read().with_context(|| format!("{}: no certificates in PEM form", path.display()))?;
-    match certificates.is_empty() {
-        true => bail!("{}: no certificates in PEM form", path.display()),
-        false => Ok(certificates),
-    }
+fn read_key(path: &Path) -> anyhow::Result<(PrivateKeyDer<'static>, Arc<dyn SigningKey>)> {
+    pem::private_key(path)
+        .with_context(|| format!("no key (`millrace graft key --new {}` makes one)", path.display()))
 }
 
 impl Tls {
     /// # Errors
     /// A file cannot be read, or is not what it should be.
     pub fn new(agreement: &Agreement) -> anyhow::Result<Self> {
-        let key = read_key(&agreement.key)?;
-        let chain = match &agreement.certificate {
-            Some(path) => read_certificates(path)?,
-            None => vec![self_signed(&key, &agreement.key)?],
+        let shown = match &agreement.certificate {
+            Some(path) => pem::pair(path, &agreement.key)?,
+            None => {
+                let (key, signing) = read_key(&agreement.key)?;
+                CertifiedKey::new(vec![self_signed(&key, &agreement.key)?], signing)
+            }
         };
-        let shown = CertifiedKey::from_der(chain, key, &ring::default_provider())
-            .with_context(|| format!("{} and its certificate", agreement.key.display()))?;
         Ok(Self { shown: Arc::new(shown), known: Arc::new(Known::new(agreement)?) })
     }
 
@@ -183,7 +174,7 @@ impl Known {
         let roots = match &agreement.authority {
             Some(path) => {
                 let mut roots = RootCertStore::empty();
-                for certificate in read_certificates(path)? {
+                for certificate in pem::certificates(path)? {
                     roots.add(certificate).with_context(|| path.display().to_string())?;
                 }
                 Some(Arc::new(roots))

@@ -28,8 +28,8 @@ pub struct Flags {
     /// root, millrace/http.token in XDG_RUNTIME_DIR for others]
     #[arg(long, value_name = "FILE")]
     pub http_token_file: Option<TokenFile>,
-    /// A name under which HTTP is asked, besides addresses and localhost
-    #[arg(long, value_name = "NAME")]
+    /// A name under which HTTP is asked, besides addresses and localhost, repeatable
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
     pub http_name: Vec<String>,
 }
 

@@ -21,8 +21,9 @@ use tracing::warn;
 
 use super::{
     config::{Access, KeyFile, RevokedFile},
-    tls::{self, Stamp, stamp},
+    tls::{Stamp, stamp},
 };
+use crate::pem;
 
 /// The contents of the files.
 pub struct Loaded {
@@ -101,7 +102,7 @@ fn read_keys(file: &KeyFile) -> anyhow::Result<Vec<Key>> {
 }
 
 fn client_roots(access: &Access) -> anyhow::Result<Option<Arc<RootCertStore>>> {
-    let roots = access.client_ca.as_ref().map(|path| tls::roots(path)).transpose()?;
+    let roots = access.client_ca.as_ref().map(|path| pem::roots(path)).transpose()?;
     Ok(roots.map(Arc::new))
 }
 

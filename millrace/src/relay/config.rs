@@ -60,6 +60,8 @@ pub struct Config {
     pub keystream_bytes: u64,
     pub kernel: Limits,
     pub identity: Identity,
+    /// File with the secret of stateless resets; `None`: it comes from the private key.
+    pub reset_key_file: Option<PathBuf>,
     /// From where browsers may connect; `None`: they may not.
     pub web: Option<Origins>,
     /// Drafts of MoQ Transport that are spoken, in the server's order of preference.
@@ -84,6 +86,8 @@ pub struct Config {
     pub idle_timeout: Duration,
     pub max_sessions: usize,
     pub max_tracks: usize,
+    /// How long subscriptions wait for a publisher that is gone without a word.
+    pub linger: Duration,
     /// Open requests of one session.
     pub max_requests: usize,
     /// From GOAWAY until sessions that are still open are closed.
@@ -148,6 +152,9 @@ pub enum Gso {
 
 const PORT: u16 = 4443;
 const MAX_SESSIONS: usize = 10_000;
+const LINGER: Duration = Duration::from_secs(5);
+/// Longer than that a publisher is not away, but gone.
+const MAX_LINGER: Duration = Duration::from_secs(3600);
 const CACHE_BYTES: u64 = 256 << 20;
 const RECEIVE_BYTES: u64 = 1 << 30;
 
@@ -211,6 +218,7 @@ settings! {
     // No documentation comment: rustdoc would take `[::]` for a link.
     #[arg(
         long,
+        value_delimiter = ',',
         value_name = "ADDR:PORT",
         help = "UDP address to serve MoQ on, :PORT for all of them, repeatable [default: 127.0.0.1:4443 and [::1]:4443]"
     )]
@@ -227,10 +235,10 @@ settings! {
     /// IDs of tokens that are not good any more, one a line; read again when it changes
     #[arg(long, value_name = "FILE")]
     token_revoked: PathBuf,
-    /// Audiences of which tokens may be for one, if they are for somebody
+    /// Audiences of which tokens may be for one, if they are for somebody; repeatable
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     token_audience: Vec<String>,
-    /// Issuers that token-keys and token-secrets speak for [default: any without an [[issuer]] table in the file]
+    /// Issuers that token-keys and token-secrets speak for, repeatable [default: any without an [[issuer]] table in the file]
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     token_issuer: Vec<String>,
     /// Tokens that one session may register, bytes [default: 16KiB]
@@ -269,7 +277,7 @@ settings! {
     /// How media packets leave [default: auto]
     #[arg(long, value_enum)]
     engine: EngineChoice,
-    /// Interfaces that packets arrive on, for engine kernel and the gate [default: those of the listen addresses]
+    /// Interfaces that packets arrive on, for engine kernel and the gate, repeatable [default: those of the listen addresses]
     #[arg(long, value_delimiter = ',', value_name = "IF")]
     interface: Vec<String>,
     /// Guard the relay's ports at XDP [default: auto]
@@ -314,16 +322,20 @@ settings! {
     /// Write the certificate that is made here, PEM, for --tls-root of clients
     #[arg(long, value_name = "FILE")]
     tls_self_signed_out: PathBuf,
+    /// Secret that stateless resets are made with, by which clients see that the relay was restarted; made if it is not there. Never
+    /// the same on two machines [default: derived from the private key, the machine ID and the address]
+    #[arg(long, value_name = "FILE")]
+    reset_key_file: PathBuf,
     /// Serve browsers too, by WebTransport on the same addresses [default: true]
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     webtransport: bool,
     /// Origins of web pages that may connect, such as https://example.org, repeatable [default: any]
     #[arg(long, value_delimiter = ',', value_name = "ORIGIN")]
     web_origin: Vec<String>,
-    /// Drafts of MoQ Transport to speak, of which the newest that a peer knows is taken [default: 18 to 22]
+    /// Drafts of MoQ Transport to speak, of which the newest that a peer knows is taken; repeatable [default: 18 to 22]
     #[arg(long, value_delimiter = ',', value_name = "N")]
     drafts: Vec<DraftNumber>,
-    /// Cipher suites in order of preference [default: all, as listed]
+    /// Cipher suites in order of preference, repeatable [default: all, as listed]
     #[arg(long, value_enum, value_delimiter = ',')]
     cipher_suites: Vec<CipherSuite>,
     /// Congestion control of media [default: bbr]
@@ -362,6 +374,9 @@ settings! {
     /// Close a session that is silent for this long [default: 30]
     #[arg(long, value_name = "SECONDS")]
     idle_timeout: Seconds,
+    /// Keep subscriptions for this long when their publisher is gone, in case it comes back; 0 for not at all [default: 5]
+    #[arg(long, value_name = "SECONDS")]
+    linger: Seconds,
     /// Sessions at once [default: 10000]
     #[arg(long, value_name = "N")]
     max_sessions: usize,
@@ -412,7 +427,7 @@ settings! {
     #[arg(long, value_name = "FILE")]
     http_token_file: TokenFile,
     /// A name under which HTTP is asked, besides addresses and localhost, repeatable
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
     http_name: Vec<String>,
     /// A level (error, warn, info, debug, trace) or directives (info,millrace=debug) [default: info]
     #[arg(long, value_name = "LEVEL")]
@@ -579,6 +594,7 @@ impl Check {
                 settings.tls_self_signed,
                 settings.tls_self_signed_out,
             ),
+            reset_key_file: settings.reset_key_file,
             web: self.web(settings.webtransport.unwrap_or(true), settings.web_origin),
             drafts: self.drafts(settings.drafts),
             cipher_suites: self.cipher_suites(settings.cipher_suites),
@@ -593,6 +609,7 @@ impl Check {
             idle_timeout: self.positive("idle-timeout", settings.idle_timeout, 30),
             max_sessions: self.at_least_one("max-sessions", settings.max_sessions, MAX_SESSIONS),
             max_tracks: self.at_least_one("max-tracks", settings.max_tracks, 100_000),
+            linger: self.linger(settings.linger),
             max_requests: self.at_least_one("max-requests", settings.max_requests, 1000),
             drain_timeout: settings.drain_timeout.map_or(Duration::from_secs(10), |seconds| seconds.0),
             goaway_uri: settings.goaway_uri.map(|url| url.0),
@@ -682,6 +699,14 @@ impl Check {
             self.problem(key, "must be more than 0");
         }
         value
+    }
+
+    fn linger(&mut self, given: Option<Seconds>) -> Duration {
+        let linger = given.map_or(LINGER, |seconds| seconds.0);
+        if linger > MAX_LINGER {
+            self.problem("linger", format!("must be at most {} seconds", MAX_LINGER.as_secs()));
+        }
+        linger
     }
 
     /// The kernel takes no more entries than this in a map.

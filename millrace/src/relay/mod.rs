@@ -6,6 +6,7 @@ mod engine;
 mod events;
 mod guard;
 pub mod http;
+pub mod lasting;
 pub mod metrics;
 mod page;
 pub(crate) mod serve;

@@ -18,7 +18,7 @@ use super::{
     status::StatusSource,
     tls,
 };
-use crate::{log, memory::Memory};
+use crate::{daemon::Ends, log, memory::Memory, pem};
 
 const SECOND_SIGNAL: &str = "ended by a second signal while sessions were open";
 
@@ -35,8 +35,7 @@ pub async fn serve(
     logs: &log::Handle,
     again: impl Fn() -> anyhow::Result<Config>,
 ) -> anyhow::Result<()> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut ends = Ends::new()?;
     let mut reload = signal(SignalKind::hangup())?;
     let watch = tls::Watch::new(&config.identity, server::names(&config));
     let watched = access::Watch::new(&config.access, &identity.policy);
@@ -49,10 +48,10 @@ pub async fn serve(
             "self-signed certificate, for trying out; clients take it with --tls-fingerprint"
         );
     }
-    tls::write_out(&config.identity, &identity.certificate).context("tls-self-signed-out")?;
-    for complaint in tls::complaints(&identity.certificate) {
-        warn!("the certificate: {complaint}");
+    for complaint in pem::complaints(&identity.certificate) {
+        warn!("{}: {complaint}", config.identity);
     }
+    let certificate = Arc::clone(&identity.certificate);
     if let Some(path) = &config.key_log_file {
         warn!(path = %path.display(), "TLS secrets are written to a file: all sessions can be decrypted");
     }
@@ -76,24 +75,25 @@ pub async fn serve(
         }
         None => None,
     };
+    // Nothing that can fail comes after it: what does not start changes no file that others use.
+    let mut written = tls::Written::default();
+    written.write(&made, &certificate).context("tls-self-signed-out")?;
     server.warn_if_public();
     let (engine, reason) = server.engine();
     for addr in server.local_addrs() {
         info!(%addr, engine, reason, "serving");
     }
-    let reloading = keep_up(&server, (&made, watch, watched), &mut reload, || {
+    let reloading = keep_up(&server, (&made, written), (watch, watched), &mut reload, || {
         logs.reopen();
         change(&server, again())
     });
     tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+        _ = ends.next() => {}
         never = reloading => match never {},
     }
     tokio::select! {
         () = server.drain() => info!("drained"),
-        _ = terminate.recv() => bail!(SECOND_SIGNAL),
-        _ = interrupt.recv() => bail!(SECOND_SIGNAL),
+        _ = ends.again() => bail!(SECOND_SIGNAL),
     }
     Ok(())
 }
@@ -101,7 +101,8 @@ pub async fn serve(
 /// Shows new sessions the certificate that is in the files now, and does what SIGHUP asks for.
 async fn keep_up(
     server: &Server,
-    (made, mut watch, mut watched): (&config::Identity, tls::Watch, access::Watch),
+    (made, mut written): (&config::Identity, tls::Written),
+    (mut watch, mut watched): (tls::Watch, access::Watch),
     reload: &mut Signal,
     on_reload: impl Fn() -> anyhow::Result<config::Access>,
 ) -> std::convert::Infallible {
@@ -125,7 +126,7 @@ async fn keep_up(
             Some(Ok(certificate)) => {
                 info!(sha256 = tls::fingerprint(&certificate), "new certificate");
                 server.set_certificate(&certificate);
-                if let Err(error) = tls::write_out(made, &certificate) {
+                if let Err(error) = written.write(made, &certificate) {
                     error!(%error, "the new certificate is not in its file");
                 }
             }

@@ -29,10 +29,11 @@ use super::{
     config::{self, CipherSuite, Config, CongestionControl, DropPolicy, Gso, Queue, Running},
     engine::Chosen,
     guard::{self, Follower, Guard},
+    lasting,
     status::{Status, StatusSource, Web},
     tls,
 };
-use crate::log;
+use crate::{log, pem};
 
 /// A running relay.
 pub struct Server {
@@ -62,6 +63,8 @@ pub struct Identity {
     /// Who may do what.
     pub policy: Policy,
     pub key_log: Option<Arc<dyn KeyLog>>,
+    /// The secret by which clients of an earlier process see that the relay was restarted.
+    pub lasting: Option<transport::LastingSecret>,
 }
 
 impl Identity {
@@ -74,6 +77,7 @@ impl Identity {
             client_roots: None,
             policy: Policy::default(),
             key_log: None,
+            lasting: None,
         }
     }
 
@@ -85,9 +89,9 @@ impl Identity {
         let certificate = tls::identity(&config.identity, names(config)).context("certificate")?;
         let root = config.upstream.as_ref().and_then(|upstream| upstream.tls_root.as_ref());
         let upstream_roots =
-            root.map(|root| tls::roots(root)).transpose().context("upstream-tls-root")?.map(Arc::new);
+            root.map(|root| pem::roots(root)).transpose().context("upstream-tls-root")?.map(Arc::new);
         let shown = config.upstream.as_ref().and_then(|upstream| upstream.identity.as_ref());
-        let shown = shown.map(|(cert, key)| tls::read(cert, key)).transpose().context("upstream-tls-cert")?;
+        let shown = shown.map(|(cert, key)| pem::pair(cert, key)).transpose().context("upstream-tls-cert")?;
         let key_log = config.key_log_file.as_ref().map(|path| tls::KeyLogFile::open(path));
         let key_log = key_log.transpose().context("key-log-file")?;
         let access::Loaded { policy, client_roots, .. } = access::read(&config.access)?;
@@ -98,6 +102,7 @@ impl Identity {
             client_roots,
             policy,
             key_log: key_log.map(|file| Arc::new(file) as Arc<dyn KeyLog>),
+            lasting: lasting::read(config)?,
         })
     }
 }
@@ -295,6 +300,7 @@ fn relay_config(config: &Config, identity: &Identity) -> millrace_relay::Config 
         },
         max_sessions: config.max_sessions,
         max_tracks: config.max_tracks,
+        linger: config.linger,
         drain_timeout: config.drain_timeout,
         goaway_uri: config.goaway_uri.clone(),
         delays: config.queue.delays.clone(),
@@ -319,6 +325,7 @@ fn transport_config(config: &Config, identity: &Identity) -> transport::Config {
     let base = transport::Config::default();
     transport::Config {
         certificate: Some(Arc::clone(&identity.certificate)),
+        lasting: identity.lasting.clone(),
         client_roots: identity.client_roots.clone(),
         client_certificate: identity.upstream_certificate.clone(),
         trust: match &identity.upstream_roots {

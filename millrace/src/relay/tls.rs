@@ -3,7 +3,7 @@
 use std::{
     fmt::Write as _,
     fs::{File, OpenOptions},
-    io::Write as _,
+    io::{self, Write as _},
     os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::Arc,
@@ -11,24 +11,27 @@ use std::{
 };
 
 use base64::Engine as _;
-use parking_lot::Mutex;
-use rustls::{
-    RootCertStore,
-    crypto::ring,
-    pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, pem, pem::PemObject},
-    sign::CertifiedKey,
+use nix::{
+    errno::Errno,
+    fcntl::{Flock, FlockArg},
 };
+use parking_lot::Mutex;
+use rustls::{crypto::ring, pki_types::PrivatePkcs8KeyDer, sign::CertifiedKey};
 
 use super::config::Identity;
+use crate::pem;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    #[error(transparent)]
+    File(#[from] pem::Error),
     #[error("{}: {source}", path.display())]
-    Read { path: PathBuf, source: std::io::Error },
-    #[error("{}: no {what} in PEM form: {source}", path.display())]
-    Pem { path: PathBuf, what: &'static str, source: pem::Error },
-    #[error("{} and {} do not make an identity: {source}", cert.display(), key.display())]
-    Pair { cert: PathBuf, key: PathBuf, source: rustls::Error },
+    Write { path: PathBuf, source: io::Error },
+    #[error(
+        "{}: it holds the certificate of another relay that runs, whose clients need it; name another file, or end that relay",
+        .0.display()
+    )]
+    Held(PathBuf),
     #[error("no certificate could be made: {0}")]
     SelfSigned(#[from] rcgen::Error),
     #[error("the certificate just made is not usable: {0}")]
@@ -38,79 +41,60 @@ pub enum Error {
 /// Reads or makes the certificate. `names` (host names and addresses) are what a self-signed one is for.
 pub fn identity(identity: &Identity, names: Vec<String>) -> Result<Arc<CertifiedKey>, Error> {
     Ok(Arc::new(match identity {
-        Identity::Files { cert, key } => read(cert, key)?,
+        Identity::Files { cert, key } => pem::pair(cert, key)?,
         Identity::SelfSigned { .. } => self_signed(names)?,
     }))
 }
 
-/// Writes the certificate that was made where the settings want it: beside first, so that nobody reads half of it.
-pub fn write_out(identity: &Identity, certified: &CertifiedKey) -> Result<(), Error> {
-    let Identity::SelfSigned { out: Some(path) } = identity else { return Ok(()) };
-    let Some(leaf) = certified.cert.first() else { return Ok(()) };
+/// The file that a certificate which was made is written to. It is locked for as long as this is there, so that another relay that is started
+/// with the same settings does not put its own certificate in its place.
+#[derive(Debug, Default)]
+pub struct Written(Option<Flock<File>>);
+
+impl Written {
+    /// Writes the certificate where the settings want it: beside first, so that nobody reads half of it. Not to be called before the relay
+    /// has its addresses: a relay that does not start leaves no certificate.
+    ///
+    /// # Errors
+    /// The file cannot be written, or is another relay's.
+    pub fn write(&mut self, identity: &Identity, certified: &CertifiedKey) -> Result<(), Error> {
+        let Identity::SelfSigned { out: Some(path) } = identity else { return Ok(()) };
+        let Some(leaf) = certified.cert.first() else { return Ok(()) };
+        if self.0.is_none() && is_held(path) {
+            return Err(Error::Held(path.clone()));
+        }
+        let beside = path.with_extension(format!("{}.new", std::process::id()));
+        let write = || -> io::Result<Flock<File>> {
+            let mut file = File::create(&beside)?;
+            file.write_all(as_pem(leaf).as_bytes())?;
+            let file = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| error)?;
+            std::fs::rename(&beside, path)?;
+            Ok(file)
+        };
+        let written = write().map_err(|source| {
+            let _ = std::fs::remove_file(&beside);
+            Error::Write { path: path.clone(), source }
+        })?;
+        self.0 = Some(written);
+        Ok(())
+    }
+}
+
+/// Whether a relay that runs has written the file.
+fn is_held(path: &Path) -> bool {
+    let Ok(file) = File::open(path) else { return false };
+    matches!(Flock::lock(file, FlockArg::LockExclusiveNonblock), Err((_, Errno::EWOULDBLOCK)))
+}
+
+fn as_pem(certificate: &[u8]) -> String {
     let mut text = "-----BEGIN CERTIFICATE-----\n".to_owned();
-    let base64 = base64::engine::general_purpose::STANDARD.encode(leaf);
+    let base64 = base64::engine::general_purpose::STANDARD.encode(certificate);
     for line in base64.as_bytes().chunks(64) {
         text.push_str(&String::from_utf8_lossy(line));
         text.push('\n');
     }
     text.push_str("-----END CERTIFICATE-----\n");
-    let beside = path.with_extension(format!("{}.new", std::process::id()));
-    let written = std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, path));
-    written.map_err(|source| {
-        let _ = std::fs::remove_file(&beside);
-        Error::Read { path: path.clone(), source }
-    })
-}
-
-/// What clients will not like about a certificate, and what to do about it.
-pub fn complaints(certified: &CertifiedKey) -> Vec<String> {
-    let leaf = certified.cert.first().map(|cert| cert.as_ref()).unwrap_or_default();
-    let Ok((_, cert)) = x509_parser::parse_x509_certificate(leaf) else {
-        return vec!["it is not understood, so nobody may like it".to_owned()];
-    };
-    let mut complaints = Vec::new();
-    if cert.is_ca() {
-        complaints.push(
-            "it is that of an authority (CA:TRUE, as `openssl req -x509` makes it), which clients refuse of a server unless they \
-             pin it with --tls-fingerprint; make another with -addext basicConstraints=critical,CA:FALSE"
-                .to_owned(),
-        );
-    }
-    if !matches!(cert.subject_alternative_name(), Ok(Some(names)) if !names.value.general_names.is_empty()) {
-        complaints.push(
-            "it is for no name, as it has no subjectAltName, so clients refuse it; make another with \
-             -addext subjectAltName=DNS:relay.example"
-                .to_owned(),
-        );
-    }
-    if !cert.validity().is_valid() {
-        let validity = cert.validity();
-        complaints
-            .push(format!("it is valid from {} to {}, not now", validity.not_before, validity.not_after));
-    }
-    complaints
-}
-
-pub(super) fn read(cert: &Path, key: &Path) -> Result<CertifiedKey, Error> {
-    let pem = |path: &Path, what| {
-        let path = path.to_owned();
-        move |source| Error::Pem { path, what, source }
-    };
-    let cert_bytes = read_file(cert)?;
-    let chain = CertificateDer::pem_slice_iter(&cert_bytes)
-        .collect::<Result<Vec<_>, _>>()
-        .and_then(|chain| if chain.is_empty() { Err(pem::Error::NoItemsFound) } else { Ok(chain) })
-        .map_err(pem(cert, "certificate"))?;
-    let private = PrivateKeyDer::from_pem_slice(&read_file(key)?).map_err(pem(key, "private key"))?;
-    CertifiedKey::from_der(chain, private, &ring::default_provider()).map_err(|source| Error::Pair {
-        cert: cert.to_owned(),
-        key: key.to_owned(),
-        source,
-    })
-}
-
-pub(super) fn read_file(path: &Path) -> Result<Vec<u8>, Error> {
-    std::fs::read(path).map_err(|source| Error::Read { path: path.to_owned(), source })
+    text
 }
 
 /// After so long another certificate is made: half of what one is good for.
@@ -139,18 +123,6 @@ pub fn fingerprint(certified: &CertifiedKey) -> String {
         let _ = write!(hex, "{byte:02x}");
         hex
     })
-}
-
-/// Trusted roots from a PEM file; certificates in it that nobody can parse are passed over.
-pub fn roots(path: &Path) -> Result<RootCertStore, Error> {
-    let pem_error = |source| Error::Pem { path: path.to_owned(), what: "certificate", source };
-    let bytes = read_file(path)?;
-    let certs = CertificateDer::pem_slice_iter(&bytes).collect::<Result<Vec<_>, _>>().map_err(pem_error)?;
-    let mut roots = RootCertStore::empty();
-    match roots.add_parsable_certificates(certs) {
-        (0, _) => Err(pem_error(pem::Error::NoItemsFound)),
-        _ => Ok(roots),
-    }
 }
 
 /// Notices that another certificate is to be shown: its files have changed, by their modification time, length and inode, or
@@ -184,7 +156,7 @@ impl Watch {
                     return None;
                 }
                 *seen = now;
-                Some(read(cert, key).map(Arc::new))
+                Some(pem::pair(cert, key).map(Arc::new).map_err(Error::from))
             }
             Self::Made { names, at } => at.elapsed().is_ok_and(|age| age >= RENEWAL).then(|| {
                 *at = SystemTime::now();
@@ -212,7 +184,7 @@ impl KeyLogFile {
             .mode(0o600)
             .open(path)
             .map(|file| Self(Mutex::new(file)))
-            .map_err(|source| Error::Read { path: path.to_owned(), source })
+            .map_err(|source| Error::Write { path: path.to_owned(), source })
     }
 }
 
@@ -232,6 +204,8 @@ impl rustls::KeyLog for KeyLogFile {
 
 #[cfg(test)]
 mod tests {
+    use rustls::pki_types::{CertificateDer, pem::PemObject as _};
+
     use super::*;
 
     const MADE: Identity = Identity::SelfSigned { out: None };
@@ -296,47 +270,17 @@ mod tests {
 
         let (cert, key) = pair();
         files.put("cert.pem", &cert);
-        assert!(matches!(watch.look(false), Some(Err(Error::Pair { .. }))), "certificate without its key");
+        assert!(
+            matches!(watch.look(false), Some(Err(Error::File(pem::Error::Pair { .. })))),
+            "certificate without its key"
+        );
         assert!(watch.look(false).is_none(), "reported once");
         files.put("key.pem", &key);
         let after = watch.look(false).unwrap().unwrap();
         assert_ne!(fingerprint(&after), before);
 
         std::fs::remove_file(files.dir.path().join("key.pem")).unwrap();
-        assert!(matches!(watch.look(false), Some(Err(Error::Read { .. }))));
-    }
-
-    #[test]
-    fn what_is_not_an_identity_is_refused_by_name() {
-        let files = files();
-        let (cert, key) = pair();
-        let refused = |cert: &str, key: &str| {
-            files.put("cert.pem", cert);
-            files.put("key.pem", key);
-            identity(&files.identity, vec![]).map(|_| ()).unwrap_err().to_string()
-        };
-        assert!(refused("", &key).contains("cert.pem: no certificate"));
-        assert!(refused(&cert, "garbage").contains("key.pem: no private key"));
-        assert!(refused(&cert, &pair().1).contains("do not make an identity"));
-    }
-
-    #[test]
-    fn what_clients_will_not_like_is_said() {
-        let complaints_of = |change: fn(&mut rcgen::CertificateParams)| {
-            let mut params = rcgen::CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
-            change(&mut params);
-            let key = rcgen::KeyPair::generate().unwrap();
-            let files = files();
-            files.put("cert.pem", &params.self_signed(&key).unwrap().pem());
-            files.put("key.pem", &key.serialize_pem());
-            complaints(&identity(&files.identity, vec![]).unwrap()).join("; ")
-        };
-        assert_eq!(complaints_of(|_| {}), "");
-        let authority =
-            complaints_of(|it| it.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained));
-        assert!(authority.contains("CA:TRUE") && authority.contains("basicConstraints"), "{authority}");
-        assert!(complaints_of(|it| it.subject_alt_names.clear()).contains("subjectAltName"));
-        assert!(complaints_of(|it| it.not_after = rcgen::date_time_ymd(2001, 1, 1)).contains("not now"));
+        assert!(matches!(watch.look(false), Some(Err(Error::File(pem::Error::Read { .. })))));
     }
 
     #[test]
@@ -345,12 +289,33 @@ mod tests {
         let out = dir.path().join("relay.pem");
         let made = Identity::SelfSigned { out: Some(out.clone()) };
         let certified = identity(&made, vec!["localhost".into()]).unwrap();
-        write_out(&made, &certified).unwrap();
+        Written::default().write(&made, &certified).unwrap();
         let read = CertificateDer::from_pem_file(&out).unwrap();
         assert_eq!(read, certified.cert[0]);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing else is left");
         let nowhere = Identity::SelfSigned { out: Some("/nowhere/relay.pem".into()) };
-        assert!(write_out(&nowhere, &certified).unwrap_err().to_string().contains("/nowhere/relay.pem"));
+        let error = Written::default().write(&nowhere, &certified).unwrap_err().to_string();
+        assert!(error.contains("/nowhere/relay.pem"), "{error}");
+    }
+
+    #[test]
+    fn the_certificate_of_a_relay_that_runs_stays_in_its_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let out = dir.path().join("relay.pem");
+        let made = Identity::SelfSigned { out: Some(out.clone()) };
+        let [first, renewed, other] = [(); 3].map(|()| identity(&made, vec!["localhost".into()]).unwrap());
+        let mut running = Written::default();
+        running.write(&made, &first).unwrap();
+        let in_file = || CertificateDer::from_pem_file(&out).unwrap();
+        for mine in [first, renewed] {
+            running.write(&made, &mine).unwrap();
+            let refused = Written::default().write(&made, &other).unwrap_err();
+            assert!(matches!(refused, Error::Held(_)), "{refused}");
+            assert_eq!(in_file(), mine.cert[0]);
+        }
+        drop(running);
+        Written::default().write(&made, &other).unwrap();
+        assert_eq!(in_file(), other.cert[0], "nobody runs with the one before");
     }
 
     #[test]

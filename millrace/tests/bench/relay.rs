@@ -235,6 +235,26 @@ fn viewers_that_move_are_measured() {
     assert!(viewers["bytes_per_session"].as_u64().is_some_and(|bytes| bytes > 0), "{row}");
 }
 
+/// Both engines: viewers keep their subscriptions, have nothing twice, and are there again; how soon is not what is tested.
+#[test]
+fn publishers_and_relays_that_come_back_are_measured() {
+    if !nix::unistd::geteuid().is_root() {
+        println!("SKIP publishers_and_relays_that_come_back_are_measured: needs root");
+        return;
+    }
+    let rows = rows("restarts --publisher-absent 0,1 --relay-absent 1 --rounds 1");
+    let rows = rows.as_array().expect("a list");
+    assert_eq!(rows.len(), 6, "{rows:?}");
+    for row in rows {
+        assert_eq!(row["errors"], Value::Array(Vec::new()), "{row}");
+        let of_relay = row["case"] == "relay 1 s";
+        for viewer in ["viewer", "behind_edge"].into_iter().take(1 + usize::from(of_relay)) {
+            assert!(row[viewer]["gap_ms"][0].as_f64().is_some_and(|gap| gap > 0.0), "{viewer}: {row}");
+            assert_eq!(row[viewer]["duplicates"], 0, "{viewer}: {row}");
+        }
+    }
+}
+
 /// Both engines; how little a busy machine lets one suffer from the other is not what is tested.
 #[test]
 fn the_neighbour_of_a_bad_link_is_measured() {

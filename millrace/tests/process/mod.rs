@@ -5,7 +5,7 @@ use std::{
     fs,
     net::{Ipv4Addr, SocketAddr, TcpListener},
     path::PathBuf,
-    process::{Child, Command},
+    process::{Child, Command, ExitStatus},
 };
 
 use millrace::relay::status::{Status, fetch};
@@ -116,6 +116,11 @@ impl Relay {
 
     pub fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(self.process.id().try_into().unwrap()), signal).unwrap();
+    }
+
+    /// How it has ended, if it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.process.try_wait().unwrap()
     }
 
     pub fn exit_code(&mut self) -> Option<i32> {

@@ -15,6 +15,7 @@ mod malformed;
 pub mod peer;
 mod pressure;
 mod receivers;
+mod returns;
 mod rivals;
 #[path = "../support/site.rs"]
 mod site;

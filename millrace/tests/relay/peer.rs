@@ -58,6 +58,8 @@ impl Relay {
         let listen = Some(vec![listen.into()]);
         let settings = Settings { listen, public: Some(true), max_delay, ..Settings::default() };
         let mut config = Config::new(settings, None).unwrap();
+        // Tests of that say how long.
+        config.linger = Duration::ZERO;
         change(host, &mut config);
         let host = site.host_at(config.listen[0].ip()).unwrap_or(host);
         host.configure(&mut config);

@@ -94,6 +94,7 @@ async fn what_the_upstream_relay_wants_moved_is_asked_again() {
         cache: cache::Limits { bytes: 1 << 20, age: Duration::from_secs(1) },
         max_sessions: 10,
         max_tracks: 10,
+        linger: Duration::ZERO,
         drain_timeout: Duration::from_secs(1),
         goaway_uri: None,
         delays: crate::Delays::default(),

@@ -16,6 +16,7 @@ use millrace_cost::report::{Method, Mode};
 use millrace_cost::taxonomy::Taxonomy;
 use millrace_cost::{Budget, Config, Observer};
 
+use super::parse;
 use crate::cost::live::{Answer, Terminal};
 use crate::cost::losses::Losses;
 use crate::cost::outputs::{JsonLines, Log, Text};
@@ -62,14 +63,14 @@ pub struct Args {
     /// Only these CPUs: 0,2-5
     #[arg(long, value_name = "LIST", value_parser = parse_cpus)]
     cpus: Option<Cpus>,
-    /// Only this process; more than once for several
-    #[arg(long, value_name = "PID")]
+    /// Only this process, repeatable
+    #[arg(long, value_delimiter = ',', value_name = "PID")]
     pid: Vec<u32>,
     /// Only processes in this cgroup or below, as a path under the cgroup v2 mount
     #[arg(long, value_name = "PATH")]
     cgroup: Option<String>,
-    /// Where all CPU time of this process goes, in user mode too; more than once for several
-    #[arg(long, value_name = "PID")]
+    /// Where all CPU time of this process goes, in user mode too; repeatable
+    #[arg(long, value_delimiter = ',', value_name = "PID")]
     profile: Vec<u32>,
     /// Command lines of processes, which may hold secrets: in tables, JSON and logs, and on the dashboard where it asks for
     /// a token. The live view shows them by the key a, also without this
@@ -242,7 +243,7 @@ fn parse_percent(text: &str) -> Result<f64, String> {
 }
 
 fn parse_time(text: &str) -> Result<Duration, String> {
-    let time = Some(millrace_lab::duration::parse(text)?).filter(|time| *time >= Duration::from_millis(10));
+    let time = Some(parse::time(text)?).filter(|time| *time >= Duration::from_millis(10));
     time.ok_or_else(|| "at least 10ms".to_owned())
 }
 
@@ -253,7 +254,8 @@ mod tests {
     #[test]
     fn times() {
         assert_eq!(parse_time("1.5s"), Ok(Duration::from_millis(1500)));
-        for wrong in ["2", "1ms"] {
+        assert_eq!(parse_time("2"), Ok(Duration::from_secs(2)), "as for all commands");
+        for wrong in ["0.001", "1ms", "2x"] {
             assert!(parse_time(wrong).is_err(), "{wrong}");
         }
     }

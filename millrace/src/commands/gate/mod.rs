@@ -10,7 +10,7 @@ use std::{
 use clap::{Subcommand, ValueEnum};
 use millrace_gate::{Mode, Prefix, policy};
 
-use super::{daemon, screen};
+use super::{daemon, parse, screen};
 use crate::{
     gate::{
         control::{self, Answer, DEFAULT_SOCKET, Prefixes, Request},
@@ -38,7 +38,7 @@ pub struct Args {
     ))
 )]
 struct Guard {
-    /// Interfaces that clients come in by
+    /// Interfaces that clients come in by, repeatable
     #[arg(long, value_delimiter = ',', required_unless_present = "check", value_name = "IF")]
     interface: Vec<String>,
     /// UDP ports to guard, by what needs no numbers
@@ -277,7 +277,7 @@ fn prefixes(args: &[String]) -> anyhow::Result<Vec<Prefix>> {
 
 fn seconds(text: &str) -> Result<u64, String> {
     const YEAR: u64 = 365 * 86_400;
-    let time = millrace_lab::duration::parse(text)?;
+    let time = parse::time(text)?;
     let whole =
         Some(time.as_secs()).filter(|seconds| time.subsec_nanos() == 0 && (1..=YEAR).contains(seconds));
     whole.ok_or_else(|| "is whole seconds, from 1s to 365d".to_owned())

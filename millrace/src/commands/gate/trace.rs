@@ -34,10 +34,10 @@ pub(super) struct Args {
     /// Only of clients in this prefix: 192.0.2.7, 2001:db8::/32
     #[arg(long, value_name = "PREFIX")]
     client: Option<Prefix>,
-    /// Only to these scopes
+    /// Only to these scopes, repeatable
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     scope: Vec<String>,
-    /// Only what these rules refuse, or would
+    /// Only what these rules refuse, or would, repeatable
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = PossibleValuesParser::new(Rule::ALL.map(Rule::name)))]
     rule: Vec<String>,
     /// Packets a second at most; how many more there were is said each second, and at the end

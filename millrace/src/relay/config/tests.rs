@@ -37,8 +37,7 @@ fn nothing_given_is_a_relay_to_try_out() {
 fn flags_and_file_take_the_same_words() {
     let by_flags = config(
         &[
-            "--listen=127.0.0.1:1",
-            "--listen=[::1]:2",
+            "--listen=127.0.0.1:1,[::1]:2",
             "--engine=kernel",
             "--interface=eth0,eth1",
             "--tls-cert=c.pem",

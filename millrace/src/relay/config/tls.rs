@@ -1,6 +1,6 @@
 //! Settings about certificates, whom they are shown to, and how connections are encrypted.
 
-use std::path::PathBuf;
+use std::{fmt, path::PathBuf};
 
 use clap::ValueEnum;
 use millrace_proto::moq::Draft;
@@ -23,6 +23,15 @@ pub enum Identity {
     Files { cert: PathBuf, key: PathBuf },
     /// Made at start-up, gone at exit; and the certificate written here.
     SelfSigned { out: Option<PathBuf> },
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Files { cert, .. } => write!(f, "the certificate in {}", cert.display()),
+            Self::SelfSigned { .. } => f.write_str("the certificate that was made"),
+        }
+    }
 }
 
 /// Another relay that is asked for what nobody here publishes.

@@ -77,8 +77,8 @@ pub struct Args {
     /// Of the losses; rounds count on from it
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Files with rows of earlier runs, whose rounds are added
-    #[arg(long, value_delimiter = ',', value_name = "FILE")]
+    /// File with rows of an earlier run, whose rounds are added, repeatable
+    #[arg(long, value_name = "FILE")]
     add: Vec<PathBuf>,
     /// Measure nothing; only put those together
     #[arg(long, requires = "add")]

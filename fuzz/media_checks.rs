@@ -1,0 +1,41 @@
+//! What must hold for any bytes as media to be published: the fuzz target, and the replay of its fixtures as a test.
+//!
+//! Nothing panics, what is published is no more than a few times what came in, and every object that is a fragment is one that is read
+//! again, with as many samples as it was written with.
+
+use std::sync::Arc;
+
+use millrace_client::{
+    broadcast::{Broadcast, History},
+    media::{Cut, Media, Packaging, feed, playable},
+};
+use millrace_proto::moq::{GroupOrder, Location, Namespace};
+
+/// The first byte says how it is packaged; an MP4 file follows.
+pub fn media_input(data: &[u8]) {
+    let Some((&how, input)) = data.split_first() else { return };
+    let packaging = if how & 1 == 0 { Packaging::Cmaf } else { Packaging::Loc };
+    let cut = if how & 2 == 0 { Cut::Whole } else { Cut::ByNeed };
+    let broadcast = publish(input, packaging, cut);
+    let mut written = 0;
+    for track in broadcast.tracks() {
+        let all = track.range(Location::default(), Location::new(u64::MAX, u64::MAX), GroupOrder::Ascending);
+        let name = track.name().name().clone();
+        let is_media = name.ends_with(b".m4s") || name.ends_with(b".loc");
+        written += all.iter().filter(|_| is_media).map(|object| object.payload.len()).sum::<usize>();
+        if name.ends_with(b"0.mp4") {
+            all.iter().for_each(|object| drop(playable(&object.payload)));
+        }
+    }
+    // A sample takes four bytes at least in front of it, and 16 once its fragment is written anew; samples may overlap.
+    assert!(written <= 64 * (input.len() + 64) * (input.len() + 64));
+}
+
+fn publish(input: &[u8], packaging: Packaging, cut: Cut) -> Arc<Broadcast> {
+    let namespace = Namespace::from_path("a").expect("a name");
+    let broadcast = Broadcast::new(namespace, History::default());
+    let mut media = Media::new(broadcast.clone(), packaging, cut).expect("names that fit");
+    // What is no media is refused, which is all that can be asked of it.
+    let _ = feed(&mut media, input);
+    broadcast
+}

@@ -1,0 +1,218 @@
+//! What decryption needs to know of each sample: sample auxiliary information (ISO/IEC 23001-7, 7; ISO/IEC 14496-12, 8.7.8).
+
+use std::ops::Range;
+
+use bytes::Bytes;
+
+use super::boxes::{Child, HEADER, Numbers, full};
+
+/// The box of PIFF that has the same body as senc.
+const PIFF: [u8; 16] =
+    [0xa2, 0x39, 0x4f, 0x52, 0x5a, 0x9b, 0x4f, 0x14, 0xa2, 0x44, 0x6c, 0x42, 0x7c, 0x64, 0x8d, 0xf4];
+/// A flag of senc: there are subsamples.
+const SUBSAMPLES: u32 = 2;
+
+/// The boxes of a traf that are about it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Aux {
+    senc: Option<Bytes>,
+    saiz: Option<Bytes>,
+    saio: Option<Bytes>,
+    /// What offsets count from.
+    base: u64,
+    /// The first sample of each trun.
+    runs: Vec<usize>,
+}
+
+/// The information, by sample.
+#[derive(Clone, Debug)]
+pub(super) struct Found {
+    samples: Vec<Bytes>,
+    has_subsamples: bool,
+}
+
+/// The information of a fragment that is written.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Written {
+    sizes: Vec<u8>,
+    data: Vec<u8>,
+    has_subsamples: bool,
+}
+
+impl Aux {
+    /// Takes a box of a traf, if it is one of these.
+    pub fn take(&mut self, part: &Child<'_>, base: u64) -> bool {
+        self.base = base;
+        let slot = match &part.kind {
+            b"senc" => &mut self.senc,
+            b"saiz" => &mut self.saiz,
+            b"saio" => &mut self.saio,
+            b"uuid" if part.body.starts_with(&PIFF) => {
+                self.senc.get_or_insert_with(|| Bytes::copy_from_slice(&part.body[PIFF.len()..]));
+                return true;
+            }
+            _ => return false,
+        };
+        *slot = Some(Bytes::copy_from_slice(part.body));
+        true
+    }
+
+    /// Notes that a trun box begins with this sample.
+    pub fn begins_run(&mut self, sample: usize) {
+        self.runs.push(sample);
+    }
+
+    /// Finds the information of each of `count` samples: by sizes and offsets, of which `bytes` gives what the input has there, or else in
+    /// senc with vectors of `iv_size` bytes. `None`: there is none.
+    pub fn find(
+        &self,
+        count: usize,
+        iv_size: u8,
+        bytes: impl Fn(Range<u64>) -> Option<Bytes>,
+    ) -> Option<Found> {
+        let flags = self.senc.as_deref().and_then(|senc| Numbers(senc).u32());
+        let by_offset = self.sizes(count).and_then(|sizes| self.by_offset(&sizes, bytes));
+        let samples = by_offset.or_else(|| self.in_senc(count, iv_size))?;
+        let longer = |sample: &Bytes| sample.len() > usize::from(iv_size) && iv_size > 0;
+        let has_subsamples =
+            flags.map_or_else(|| samples.iter().any(longer), |flags| flags & SUBSAMPLES != 0);
+        samples.iter().any(|sample| !sample.is_empty()).then_some(Found { samples, has_subsamples })
+    }
+
+    fn sizes(&self, count: usize) -> Option<Vec<u8>> {
+        let mut saiz = Numbers(self.saiz.as_deref()?);
+        if saiz.u32()? & 1 == 1 {
+            saiz.take(8)?;
+        }
+        let (default, said) = (saiz.u8()?, saiz.u32()? as usize);
+        let mut sizes = match default {
+            0 => saiz.take(said.min(count))?.to_vec(),
+            size => vec![size; said.min(count)],
+        };
+        sizes.resize(count, 0);
+        Some(sizes)
+    }
+
+    fn by_offset(&self, sizes: &[u8], bytes: impl Fn(Range<u64>) -> Option<Bytes>) -> Option<Vec<Bytes>> {
+        let mut saio = Numbers(self.saio.as_deref()?);
+        let head = saio.u32()?;
+        if head & 1 == 1 {
+            saio.take(8)?;
+        }
+        let count = saio.u32()? as usize;
+        if count != 1 && count != self.runs.len() {
+            return None;
+        }
+        let mut samples = Vec::with_capacity(sizes.len());
+        let mut at = 0;
+        for (sample, size) in sizes.iter().enumerate() {
+            if sample == 0 || count > 1 && self.runs.contains(&sample) {
+                at = self.base.checked_add(saio.word(head >> 24 == 1)?)?;
+            }
+            let end = at.checked_add(u64::from(*size))?;
+            samples.push(if *size == 0 { Bytes::new() } else { bytes(at..end)? });
+            at = end;
+        }
+        Some(samples)
+    }
+
+    fn in_senc(&self, count: usize, iv_size: u8) -> Option<Vec<Bytes>> {
+        let senc = self.senc.as_ref()?;
+        let mut numbers = Numbers(senc);
+        let flags = numbers.u32()?;
+        let said = numbers.u32()? as usize;
+        let mut samples = Vec::with_capacity(said.min(count));
+        for _ in 0..said.min(count) {
+            let before = numbers.0;
+            numbers.take(iv_size.into())?;
+            if flags & SUBSAMPLES != 0 {
+                let subsamples = usize::from(numbers.u16()?);
+                numbers.take(6 * subsamples)?;
+            }
+            samples.push(senc.slice_ref(&before[..before.len() - numbers.0.len()]));
+        }
+        samples.resize(count, Bytes::new());
+        Some(samples)
+    }
+}
+
+impl Found {
+    /// Takes the information of some samples, to be written.
+    pub fn write(&self, part: Range<usize>) -> Written {
+        let samples = self.samples.get(part).unwrap_or_default();
+        Written {
+            // A size has eight bits in saiz, whence the samples come.
+            sizes: samples.iter().map(|sample| u8::try_from(sample.len()).unwrap_or(u8::MAX)).collect(),
+            data: samples.concat(),
+            has_subsamples: self.has_subsamples,
+        }
+    }
+}
+
+impl Written {
+    fn is_none(&self) -> bool {
+        self.data.is_empty()
+    }
+
+    /// Returns how long [`Self::boxes`] are.
+    pub fn length(&self) -> usize {
+        self.boxes(0).len()
+    }
+
+    /// Writes the boxes of a traf, which begin so many bytes behind the beginning of the moof.
+    pub fn boxes(&self, before: usize) -> Vec<u8> {
+        if self.is_none() {
+            return Vec::new();
+        }
+        // As many as a fragment has samples.
+        let count = u32::try_from(self.sizes.len()).unwrap_or(u32::MAX).to_be_bytes();
+        let saiz = full(b"saiz", 0, 0, &[&[0][..], &count, &self.sizes].concat());
+        let saio =
+            |at: usize| full(b"saio", 0, 0, &[1_u32.to_be_bytes(), (at as u32).to_be_bytes()].concat());
+        let data = before + saiz.len() + saio(0).len() + HEADER + 8;
+        let flags = if self.has_subsamples { SUBSAMPLES } else { 0 };
+        let senc = full(b"senc", 0, flags, &[&count[..], &self.data].concat());
+        [saiz, saio(data), senc].concat()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::boxes::{child, children};
+    use super::*;
+
+    /// Two samples with vectors of eight bytes and one subsample each.
+    fn information() -> Vec<u8> {
+        (0..2_u8).flat_map(|sample| [&[sample; 8][..], &[0, 1, 0, 5, 0, 0, 0, 9]].concat()).collect()
+    }
+
+    fn take(aux: &mut Aux, boxes: &[u8]) {
+        children(boxes).unwrap().iter().for_each(|part| assert!(aux.take(part, 1000)));
+    }
+
+    #[test]
+    fn information_is_found_by_offset_and_in_senc() {
+        let saiz = full(b"saiz", 0, 0, &[16, 0, 0, 0, 2]);
+        let saio = full(b"saio", 1, 0, &[&1_u32.to_be_bytes()[..], &50_u64.to_be_bytes()].concat());
+        let senc = full(b"senc", 0, SUBSAMPLES, &[&2_u32.to_be_bytes()[..], &information()].concat());
+        let whole = Bytes::from(information());
+        let input = |range: Range<u64>| {
+            let start = range.start.checked_sub(1050)? as usize;
+            (start < whole.len()).then(|| whole.slice(start..(range.end - 1050) as usize))
+        };
+        for boxes in [[&saiz[..], &saio].concat(), senc.clone(), [&saiz[..], &saio, &senc].concat()] {
+            let mut aux = Aux::default();
+            aux.begins_run(0);
+            take(&mut aux, &boxes);
+            let found = aux.find(2, 8, input).unwrap();
+            assert!(found.has_subsamples);
+            let written = found.write(1..2);
+            let boxes = written.boxes(100);
+            assert_eq!(boxes.len(), written.length());
+            let saio = child(&boxes, b"saio").unwrap();
+            let at = Numbers(&saio.full().unwrap().2[4..]).u32().unwrap() as usize;
+            assert_eq!(boxes[at - 100..], information()[16..], "the offset is that of the data in senc");
+        }
+        assert!(Aux::default().find(2, 8, input).is_none());
+    }
+}

@@ -1,0 +1,121 @@
+//! Sample entries: what a decoder begins with, encrypted or not.
+
+use bytes::Bytes;
+use mp4_atom::{Codec, Decode, FourCC};
+
+use super::boxes::{Child, HEADER, Numbers, child, children, quietly};
+
+/// How samples are encrypted (ISO/IEC 23001-7).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Protection {
+    /// `cenc`, `cbcs` ...
+    pub scheme: String,
+    pub key: Option<[u8; 16]>,
+    /// Length of an initialisation vector in a sample's auxiliary information.
+    pub iv_size: u8,
+}
+
+/// A sample entry (ISO/IEC 14496-12, 8.5.2).
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    /// Its type; of an encrypted one that of what was encrypted.
+    pub kind: [u8; 4],
+    /// As `mp4-atom` reads it; `Unknown` where it cannot.
+    pub codec: Codec,
+    pub protection: Option<Protection>,
+    raw: Bytes,
+    is_visual: bool,
+}
+
+impl Entry {
+    /// Reads the entries of an stsd box whose track has this handler.
+    pub fn all(stsd: &Child<'_>, handler: [u8; 4]) -> Vec<Self> {
+        let entries = stsd.full().and_then(|(_, _, rest)| rest.get(4..)).unwrap_or_default();
+        children(entries).unwrap_or_default().iter().map(|entry| Self::read(entry, handler)).collect()
+    }
+
+    fn read(entry: &Child<'_>, handler: [u8; 4]) -> Self {
+        let is_visual = handler == *b"vide";
+        let mut raw = entry.whole.to_vec();
+        let (mut kind, mut protection) = (entry.kind, None);
+        if let Some(sinf) = child(behind_fields(entry.body, handler), b"sinf") {
+            if let Some(original) =
+                child(sinf.body, b"frma").and_then(|frma| frma.body.first_chunk::<4>().copied())
+            {
+                kind = original;
+                raw[4..HEADER].copy_from_slice(&original);
+            }
+            protection = Some(Protection::read(&sinf));
+        }
+        let codec = quietly(|| Codec::decode(&mut &raw[..]));
+        let codec = codec.unwrap_or_else(|_| Codec::Unknown(FourCC::from(kind), Vec::new()));
+        Self { kind, codec, protection, raw: raw.into(), is_visual }
+    }
+
+    /// Returns the body of a box in the entry.
+    pub fn part(&self, kind: &[u8; 4]) -> Option<&[u8]> {
+        let handler = if self.is_visual { *b"vide" } else { *b"soun" };
+        let entry = Child::first(&self.raw)?;
+        child(behind_fields(entry.body, handler), kind).map(|part| part.body)
+    }
+
+    /// Returns width and height of a picture.
+    pub fn size(&self) -> Option<(u16, u16)> {
+        let mut numbers = Numbers(self.raw.get(HEADER + 24..)?);
+        Some((numbers.u16()?, numbers.u16()?)).filter(|_| self.is_visual)
+    }
+
+    /// Returns channels and samples a second of sound, as the entry itself says.
+    pub fn sound(&self) -> Option<(u16, u32)> {
+        let body = self.raw.get(HEADER..)?;
+        let mut numbers = Numbers(body.get(8..)?);
+        let version = numbers.u16()?;
+        if version == 2 {
+            // QuickTime's second version has the rate as a floating-point number, and channels with 32 bits.
+            let mut numbers = Numbers(body.get(32..)?);
+            let rate = f64::from_bits(numbers.u64()?);
+            return Some((numbers.u32()?.try_into().ok()?, rate as u32));
+        }
+        let mut numbers = Numbers(body.get(16..)?);
+        let channels = numbers.u16()?;
+        numbers.take(6)?;
+        Some((channels, numbers.u32()? >> 16))
+    }
+}
+
+impl Protection {
+    fn read(sinf: &Child<'_>) -> Self {
+        let scheme = child(sinf.body, b"schm").and_then(|schm| Some(schm.full()?.2.get(..4)?.to_vec()));
+        let scheme =
+            scheme.map_or_else(|| "cenc".to_owned(), |scheme| String::from_utf8_lossy(&scheme).into_owned());
+        let tenc =
+            child(sinf.body, b"schi").and_then(|schi| Some(child(schi.body, b"tenc")?.full()?.2.to_vec()));
+        let mut numbers = Numbers(tenc.as_deref().unwrap_or_default());
+        // Two bytes with the pattern, then whether samples are protected at all.
+        numbers.take(3);
+        let iv_size = numbers.u8().unwrap_or(0);
+        let key = numbers.take(16).and_then(|key| key.try_into().ok());
+        Self { scheme, key, iv_size }
+    }
+}
+
+/// Returns the boxes of a sample entry, which stand behind fields whose length depends on what it is of.
+fn behind_fields(body: &[u8], handler: [u8; 4]) -> &[u8] {
+    const PLAIN: usize = 8;
+    const VISUAL: usize = 78;
+    const SOUND: usize = 28;
+    let length = match &handler {
+        b"vide" => VISUAL,
+        b"soun" => {
+            let version = body.get(8..10).map_or(0, |version| u16::from_be_bytes([version[0], version[1]]));
+            SOUND
+                + match version {
+                    1 => 16,
+                    2 => 36,
+                    _ => 0,
+                }
+        }
+        _ => PLAIN,
+    };
+    body.get(length..).unwrap_or_default()
+}

@@ -1,0 +1,103 @@
+//! The catalog that moq-pub writes (draft-ietf-moq-catalogformat-01).
+
+use millrace_proto::moq::Namespace;
+use serde::{Deserialize, Serialize};
+
+use super::codec;
+use super::init::Track;
+
+/// A catalog, as far as moq-pub fills it.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Catalog {
+    pub version: u16,
+    streaming_format: u16,
+    streaming_format_version: String,
+    supports_delta_updates: bool,
+    common_track_fields: CommonFields,
+    pub tracks: Vec<CatalogTrack>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct CommonFields {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    namespace: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    packaging: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    render_group: Option<u16>,
+}
+
+/// A track in it.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CatalogTrack {
+    pub name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub init_track: Option<String>,
+    selection_params: SelectionParams,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct SelectionParams {
+    codec: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bitrate: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    width: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    height: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    samplerate: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    channel_config: Option<String>,
+}
+
+impl Catalog {
+    /// Describes tracks, whose names are made of their IDs, with the name of their init segment.
+    pub(super) fn new(
+        namespace: &Namespace,
+        tracks: &[Track],
+        init: &str,
+        name: impl Fn(u32) -> String,
+    ) -> Self {
+        let track = |track: &Track| CatalogTrack {
+            name: name(track.id),
+            init_track: Some(init.to_owned()),
+            selection_params: SelectionParams::of(track),
+        };
+        // With a slash before every field.
+        let fields = namespace.fields().iter().map(|field| format!("/{}", String::from_utf8_lossy(field)));
+        Self {
+            version: 1,
+            streaming_format: 1,
+            streaming_format_version: "0.2".into(),
+            supports_delta_updates: true,
+            common_track_fields: CommonFields {
+                namespace: Some(fields.collect()),
+                packaging: Some("cmaf".into()),
+                render_group: Some(1),
+            },
+            tracks: tracks.iter().map(track).collect(),
+        }
+    }
+}
+
+impl SelectionParams {
+    fn of(track: &Track) -> Self {
+        let entry = track.entry();
+        let size = entry.and_then(|entry| entry.size());
+        // moq-pub writes what the sample entry says, which need not be what comes out of the decoder.
+        let sound = entry.filter(|_| track.is_sound()).and_then(|entry| entry.sound());
+        Self {
+            codec: entry.and_then(codec::name),
+            bitrate: entry.filter(|_| track.is_sound()).and_then(codec::bitrate),
+            width: size.map(|(width, _)| width.into()),
+            height: size.map(|(_, height)| height.into()),
+            samplerate: sound.map(|(_, rate)| rate),
+            channel_config: sound.map(|(channels, _)| channels.to_string()),
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! Whether a decoder can begin with a picture, by what the picture itself says. Muxers mark key frames, but some mark none, and
+//! some mark all.
+
+use mp4_atom::Codec;
+
+use super::entry::Entry;
+
+/// sample_depends_on of a sample that needs others, and sample_is_non_sync_sample (ISO/IEC 14496-12, 8.8.3.1).
+const DEPENDS: u32 = 0x0100_0000;
+const NON_SYNC: u32 = 0x0001_0000;
+
+/// Reports whether a sample is marked as one to begin with, as players read the marks: it is not a non-sync sample, and does not
+/// depend on others.
+pub(super) fn is_sync(flags: u32) -> bool {
+    flags & (DEPENDS | NON_SYNC) == 0
+}
+
+/// Reports whether a sample is marked as one that no other depends on (sample_is_depended_on is 2).
+pub(super) fn is_disposable(flags: u32) -> bool {
+    flags >> 22 & 0x3 == 2
+}
+
+/// What a picture says about itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// A decoder can begin here.
+    Begins,
+    /// It needs no other picture, but those behind it may.
+    AsMarked,
+    /// It needs others.
+    Needs,
+}
+
+/// How pictures of a track are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pictures {
+    /// Units with their length in so many bytes before each.
+    H264(usize),
+    H265(usize),
+    Av1,
+    Vp8,
+    Vp9,
+}
+
+impl Pictures {
+    /// Returns how to read the pictures of a sample entry; `None`: they are encrypted, or of another kind.
+    pub fn of(entry: &Entry) -> Option<Self> {
+        if entry.protection.is_some() {
+            return None;
+        }
+        Some(match &entry.codec {
+            Codec::Avc1(avc1) => Self::H264(usize::from(avc1.avcc.length_size)),
+            Codec::Avc3(avc3) => Self::H264(usize::from(avc3.avcc.length_size)),
+            Codec::Hvc1(hvc1) => Self::H265(usize::from(hvc1.hvcc.length_size_minus_one & 3) + 1),
+            Codec::Hev1(hev1) => Self::H265(usize::from(hev1.hvcc.length_size_minus_one & 3) + 1),
+            Codec::Av01(_) => Self::Av1,
+            Codec::Vp08(_) => Self::Vp8,
+            Codec::Vp09(_) => Self::Vp9,
+            _ => return None,
+        })
+    }
+
+    /// Judges a picture; `None`: it cannot be read.
+    pub fn judge(self, sample: &[u8]) -> Option<Verdict> {
+        let verdict = |begins| if begins { Verdict::Begins } else { Verdict::Needs };
+        match self {
+            Self::H264(length) => h264(sample, length),
+            Self::H265(length) => h265(sample, length),
+            Self::Av1 => av1(sample),
+            Self::Vp8 => sample.first().map(|first| verdict(first & 1 == 0)),
+            Self::Vp9 => vp9(sample).map(verdict),
+        }
+    }
+}
+
+/// Cuts a sample into units by the lengths before them.
+fn units(mut sample: &[u8], length: usize) -> impl Iterator<Item = &[u8]> {
+    std::iter::from_fn(move || {
+        let (size, rest) = sample.split_at_checked(length.clamp(1, 4))?;
+        let size = size.iter().fold(0_usize, |size, byte| size << 8 | usize::from(*byte));
+        let (unit, rest) = rest.split_at_checked(size)?;
+        sample = rest;
+        Some(unit)
+    })
+}
+
+fn h264(sample: &[u8], length: usize) -> Option<Verdict> {
+    let (mut recovers, mut slices, mut all_intra) = (false, 0, true);
+    for unit in units(sample, length) {
+        let (head, body) = unit.split_first()?;
+        match head & 0x1f {
+            5 => return Some(Verdict::Begins),
+            6 => recovers |= has_recovery_point(body),
+            1 | 2 => {
+                slices += 1;
+                all_intra &= is_intra_slice(body);
+            }
+            _ => {}
+        }
+    }
+    match (slices, recovers, all_intra) {
+        (0, false, _) => None,
+        (_, true, _) => Some(Verdict::Begins),
+        (_, false, true) => Some(Verdict::AsMarked),
+        (_, false, false) => Some(Verdict::Needs),
+    }
+}
+
+/// Reports whether supplemental information has a recovery point (ITU-T H.264, D.1.8).
+fn has_recovery_point(mut body: &[u8]) -> bool {
+    const RECOVERY_POINT: usize = 6;
+    while body.len() > 2 {
+        let (Some(kind), Some(size)) = (ff_coded(&mut body), ff_coded(&mut body)) else { return false };
+        if kind == RECOVERY_POINT {
+            return true;
+        }
+        body = body.get(size..).unwrap_or_default();
+    }
+    false
+}
+
+/// Reads a number that 255 continues.
+fn ff_coded(bytes: &mut &[u8]) -> Option<usize> {
+    let mut sum = 0_usize;
+    loop {
+        let (first, rest) = bytes.split_first()?;
+        *bytes = rest;
+        sum += usize::from(*first);
+        if *first != 0xff {
+            return Some(sum);
+        }
+    }
+}
+
+/// Reports whether a slice is of a picture that needs no other: slice_type is I or SI (ITU-T H.264, 7.4.3).
+fn is_intra_slice(body: &[u8]) -> bool {
+    let mut bits = Bits { bytes: body, at: 0 };
+    let Some(_first_macroblock) = bits.golomb() else { return false };
+    bits.golomb().is_some_and(|kind| matches!(kind % 5, 2 | 4))
+}
+
+fn h265(sample: &[u8], length: usize) -> Option<Verdict> {
+    // Types below 32 are pictures; 16 to 23 are those to begin with (ITU-T H.265, 7.4.2.2).
+    let pictures =
+        units(sample, length).filter_map(|unit| Some(unit.first()? >> 1 & 0x3f)).filter(|kind| *kind < 32);
+    let begins = pictures.map(|kind| (16..24).contains(&kind)).reduce(|all, this| all && this)?;
+    Some(if begins { Verdict::Begins } else { Verdict::Needs })
+}
+
+/// Reads the uncompressed header of VP9 as far as the kind of the frame.
+fn vp9(sample: &[u8]) -> Option<bool> {
+    let mut bits = Bits { bytes: sample, at: 0 };
+    let marker = bits.take(2)?;
+    let profile = bits.take(1)? | bits.take(1)? << 1;
+    if marker != 2 || profile == 3 && bits.take(1)? != 0 {
+        return None;
+    }
+    let shows_existing = bits.take(1)? == 1;
+    Some(!shows_existing && bits.take(1)? == 0)
+}
+
+/// Reads the units of a temporal unit of AV1 as far as the kind of its first frame (AV1, 5.3 and 5.9).
+fn av1(mut sample: &[u8]) -> Option<Verdict> {
+    const SEQUENCE: u8 = 1;
+    const FRAME_HEADER: u8 = 3;
+    const FRAME: u8 = 6;
+    let mut is_still = false;
+    loop {
+        let (head, rest) = sample.split_first()?;
+        let rest = if head & 0x04 == 0 { rest } else { rest.get(1..)? };
+        let (size, rest) = if head & 0x02 == 0 { (rest.len(), rest) } else { leb128(rest)? };
+        let (unit, behind) = rest.split_at_checked(size)?;
+        match head >> 3 & 0x0f {
+            // seq_profile has three bits; still_picture and reduced_still_picture_header follow.
+            SEQUENCE => is_still = unit.first()? >> 3 & 1 == 1,
+            FRAME_HEADER | FRAME => {
+                let first = unit.first()?;
+                let is_key = is_still || first >> 7 == 0 && first >> 5 & 0x3 == 0;
+                return Some(if is_key { Verdict::Begins } else { Verdict::Needs });
+            }
+            _ => {}
+        }
+        sample = behind;
+    }
+}
+
+fn leb128(bytes: &[u8]) -> Option<(usize, &[u8])> {
+    let mut value = 0_usize;
+    for at in 0..5 {
+        let byte = *bytes.get(at)?;
+        value |= usize::from(byte & 0x7f) << (7 * at);
+        if byte & 0x80 == 0 {
+            return Some((value, &bytes[at + 1..]));
+        }
+    }
+    None
+}
+
+/// Bits of a header, the most significant first.
+pub(super) struct Bits<'a> {
+    pub bytes: &'a [u8],
+    /// Bits that were read.
+    pub at: usize,
+}
+
+impl Bits<'_> {
+    pub fn take(&mut self, count: usize) -> Option<u32> {
+        let mut value = 0;
+        for _ in 0..count {
+            let byte = self.bytes.get(self.at / 8)?;
+            value = value << 1 | u32::from(byte >> (7 - self.at % 8) & 1);
+            self.at += 1;
+        }
+        Some(value)
+    }
+
+    /// Returns how many bits are left.
+    pub fn left(&self) -> usize {
+        (self.bytes.len() * 8).saturating_sub(self.at)
+    }
+
+    /// Reads a number of ITU-T H.264, 9.1 (ue).
+    fn golomb(&mut self) -> Option<u32> {
+        let mut zeros = 0;
+        while self.take(1)? == 0 {
+            zeros += 1;
+            if zeros > 31 {
+                return None;
+            }
+        }
+        Some((1_u32 << zeros) - 1 + self.take(zeros)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unit(bytes: &[u8]) -> Vec<u8> {
+        [&(bytes.len() as u32).to_be_bytes()[..], bytes].concat()
+    }
+
+    #[test]
+    fn marks_are_read_as_players_read_them() {
+        for (flags, expected) in [
+            (0x0200_0000, true),
+            (0x0000_0000, true),
+            (0x0001_0000, false),
+            (0x0101_0000, false),
+            (0x0100_0000, false),
+            (0x0201_0000, false),
+        ] {
+            assert_eq!(is_sync(flags), expected, "{flags:#x}");
+        }
+        assert!(is_disposable(0x0181_0000) && !is_disposable(0x0101_0000));
+    }
+
+    #[test]
+    fn pictures_say_whether_a_decoder_can_begin() {
+        use Pictures::{Av1, H264, H265, Vp8, Vp9};
+        use Verdict::{AsMarked, Begins, Needs};
+        // A slice: first_mb_in_slice 0 is the bit 1, slice_type 7 is 0001000, 5 is 00110.
+        let intra = unit(&[0x61, 0b1000_1000, 0]);
+        let predicted = unit(&[0x41, 0b1001_1000, 0]);
+        let recovery = unit(&[0x06, 6, 1, 0x80, 0x80]);
+        let cases: [(Pictures, Vec<u8>, Option<Verdict>); 15] = [
+            (H264(4), unit(&[0x65, 0x88]), Some(Begins)),
+            (H264(4), [unit(&[0x09, 0xf0]), unit(&[0x67, 0]), unit(&[0x65, 0x88])].concat(), Some(Begins)),
+            (H264(4), intra.clone(), Some(AsMarked)),
+            (H264(4), predicted.clone(), Some(Needs)),
+            (H264(4), [intra, predicted.clone()].concat(), Some(Needs)),
+            (H264(4), [recovery, predicted].concat(), Some(Begins)),
+            (H264(2), vec![0, 2, 0x65, 0x88], Some(Begins)),
+            (H264(4), vec![0, 0, 1], None),
+            (H265(4), unit(&[19 << 1, 1]), Some(Begins)),
+            (H265(4), [unit(&[32 << 1, 1]), unit(&[1 << 1, 1])].concat(), Some(Needs)),
+            (Vp8, vec![0x10], Some(Begins)),
+            (Vp9, vec![0b1000_0000], Some(Begins)),
+            (Vp9, vec![0b1000_0100], Some(Needs)),
+            (Av1, vec![0x12, 0, 0x0a, 1, 0, 0x32, 1, 0x10], Some(Begins)),
+            (Av1, vec![0x12, 0, 0x32, 1, 0x30], Some(Needs)),
+        ];
+        for (pictures, sample, expected) in cases {
+            assert_eq!(pictures.judge(&sample), expected, "{pictures:?} {sample:?}");
+        }
+    }
+}

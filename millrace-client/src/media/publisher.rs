@@ -1,0 +1,589 @@
+//! From boxes to objects.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use millrace_proto::moq::name::NameError;
+use millrace_proto::moq::{Properties, SubgroupId};
+use mp4_atom::FourCC;
+
+use super::boxes::{Child, MAX_BOX};
+use super::describe::packaging;
+use super::events::{self, Front, Mark, Timelines};
+use super::fragment::{Known, Moof, Run, Sample};
+use super::init::{Presentation, has_content};
+use super::output::{Need, Output};
+use super::renditions::{Rendition, Renditions};
+use super::{CATALOG, Cut, Error, INIT, Packaging, moqpub};
+use crate::broadcast::{Broadcast, Track};
+
+/// Fragments that wait for their samples at most.
+const WAITING: usize = 64;
+
+/// A fragment that waits for its samples.
+struct Fragment {
+    moof: Bytes,
+    at: u64,
+    sequence: u32,
+    runs: Vec<Run>,
+    /// What stood in front of it.
+    front: Vec<Front>,
+    /// Whether each sample is an object: those that the moov lists.
+    is_table: bool,
+}
+
+/// An object of a track, and where it goes.
+struct Object {
+    track: u32,
+    begins: bool,
+    need: Need,
+    samples: usize,
+    /// When its first sample is decoded and presented.
+    time: Duration,
+    seconds: f64,
+    marks: Vec<Mark>,
+    payload: Payload,
+}
+
+/// What an object has in it.
+enum Payload {
+    Fragment(Bytes),
+    /// LOC is made of it once it is known whether it begins a group.
+    Sample(Sample, Bytes),
+}
+
+/// Publishes boxes into a broadcast. A box is [taken](Self::take), then come the [objects](Self::publish_next) that it has made ready, and
+/// the [end](Self::finish).
+pub struct Media {
+    broadcast: Arc<Broadcast>,
+    cut: Cut,
+    rendition: Rendition,
+    /// As moq-pub writes it, with the best rendition.
+    catalog: Option<Arc<Track>>,
+    init: Option<Arc<Track>>,
+    ftyp: Option<Bytes>,
+    /// The moov box that the outputs are of.
+    moov: Option<Bytes>,
+    /// How many different ones there were.
+    incarnation: u32,
+    outputs: BTreeMap<u32, Output>,
+    /// The track whose groups those are that have none of their own.
+    leader: Option<u32>,
+    /// The leader's newest group.
+    group: u64,
+    front: Vec<Front>,
+    waiting: VecDeque<Fragment>,
+    /// mdat boxes, with where they are, which fragments that wait may need.
+    data: Vec<(u64, Bytes)>,
+    ready: VecDeque<Object>,
+    timelines: Timelines,
+    /// A track that fragments are of, but the moov box has not.
+    unknown: Option<u32>,
+    /// moov boxes so far.
+    inits: u32,
+}
+
+impl Renditions {
+    /// Makes a publisher of the rendition at a place, the best first; `bitrate` is what its video takes, bits per second.
+    ///
+    /// # Errors
+    /// A name is longer than names may be.
+    pub fn media(self: &Arc<Self>, place: usize, bitrate: Option<u64>, cut: Cut) -> Result<Media, NameError> {
+        Media::rendition(self.broadcast(), cut, self.at(place, bitrate))
+    }
+}
+
+impl Media {
+    /// Makes a publisher of the only rendition.
+    pub fn new(broadcast: Arc<Broadcast>, packaging: Packaging, cut: Cut) -> Result<Self, NameError> {
+        Renditions::new(broadcast, 1, packaging)?.media(0, None, cut)
+    }
+
+    fn rendition(broadcast: Arc<Broadcast>, cut: Cut, rendition: Rendition) -> Result<Self, NameError> {
+        // moq-pub has no words for anything else.
+        let is_cmaf = rendition.packaging() == Packaging::Cmaf;
+        let create = |name: &str| broadcast.create(name, Properties::default());
+        let catalog = (is_cmaf && rendition.is_best()).then(|| create(CATALOG)).transpose()?;
+        let init = is_cmaf.then(|| create(&rendition.name(1, INIT))).transpose()?;
+        Ok(Self {
+            broadcast,
+            cut,
+            rendition,
+            catalog,
+            init,
+            ftyp: None,
+            moov: None,
+            incarnation: 0,
+            outputs: BTreeMap::new(),
+            leader: None,
+            group: 0,
+            front: Vec::new(),
+            waiting: VecDeque::new(),
+            data: Vec::new(),
+            ready: VecDeque::new(),
+            timelines: Timelines::default(),
+            unknown: None,
+            inits: 0,
+        })
+    }
+
+    /// Takes the next box, which begins at `at` in the input.
+    ///
+    /// # Errors
+    /// It cannot be read, or belongs to nothing.
+    pub fn take(&mut self, kind: FourCC, at: u64, bytes: Bytes) -> Result<(), Error> {
+        match kind.as_ref() {
+            b"ftyp" => self.ftyp = Some(bytes),
+            b"moov" => self.set_up(at, bytes)?,
+            b"moof" => self.fragment(at, bytes)?,
+            b"mdat" => self.samples(at, bytes)?,
+            // Indexes and the like mean nothing in a live stream.
+            _ => Front::read(kind, &bytes).into_iter().for_each(|front| events::wait(&mut self.front, front)),
+        }
+        Ok(())
+    }
+
+    /// Returns how many init segments there were, the same one again included.
+    pub(super) fn inits(&self) -> u32 {
+        self.inits
+    }
+
+    /// Returns the time of the next object that is ready.
+    pub fn next_time(&self) -> Option<Duration> {
+        self.ready.front().map(|object| object.time)
+    }
+
+    /// Publishes everything that is ready.
+    ///
+    /// # Errors
+    /// As [`Self::publish_next`].
+    pub fn publish(&mut self) -> Result<(), Error> {
+        while self.next_time().is_some() {
+            self.publish_next()?;
+        }
+        Ok(())
+    }
+
+    /// Publishes the next object.
+    ///
+    /// # Errors
+    /// A group of this rendition does not begin when the same one of another does.
+    pub fn publish_next(&mut self) -> Result<(), Error> {
+        match self.ready.pop_front() {
+            Some(object) => self.write(object),
+            None => Ok(()),
+        }
+    }
+
+    /// Says what is missing at the end of the input.
+    pub fn finish(&mut self) {
+        for fragment in self.waiting.drain(..) {
+            let samples: usize = fragment.runs.iter().map(|run| run.samples.len()).sum();
+            tracing::warn!(
+                samples,
+                "the input ends before the samples of the moof box at byte {} are there: they are left out",
+                fragment.at
+            );
+        }
+    }
+
+    fn set_up(&mut self, at: u64, moov: Bytes) -> Result<(), Error> {
+        self.inits = self.inits.saturating_add(1);
+        if self.moov.as_ref() == Some(&moov) {
+            return Ok(()); // the encoder begins again as it did before
+        }
+        let presentation = Presentation::read(self.ftyp.as_deref(), &moov)?;
+        if !presentation.is_fragmented {
+            return Err(Error::NotFragmented);
+        }
+        if presentation.tracks.is_empty() {
+            return Err(Error::Malformed("a moov box without tracks"));
+        }
+        // What was ready belongs to the tracks that there were.
+        self.publish()?;
+        self.finish();
+        self.incarnation += 1;
+        let before = std::mem::take(&mut self.outputs);
+        let next = before.values().map(Output::next_group).max().unwrap_or(0);
+        let leading =
+            |is: fn(&super::init::Track) -> bool| presentation.tracks.iter().find(|track| is(track));
+        let leader = leading(super::init::Track::is_video).or_else(|| leading(super::init::Track::is_sound));
+        self.leader = leader.or(presentation.tracks.first()).map(|track| track.id);
+        self.group = next;
+        for track in &presentation.tracks {
+            let packaging = packaging(self.rendition.packaging(), track);
+            let name = self.rendition.name(self.incarnation, &packaging.track(track.id));
+            let published = self.broadcast.create(&name, Properties::default())?;
+            let has_groups = track.is_video() || self.leader == Some(track.id);
+            let mut output = Output::new(published, track, packaging, has_groups);
+            output.number_groups_from(next);
+            self.outputs.insert(track.id, output);
+        }
+        if self.incarnation > 1 {
+            tracing::info!(
+                "the input has a new init segment at byte {at}: the tracks begin anew as {}",
+                self.rendition.name(self.incarnation, "*")
+            );
+        }
+        self.write_init(&presentation)?;
+        self.rendition.describe(&presentation, self.incarnation)?;
+        for mut output in before.into_values() {
+            output.close();
+            self.broadcast.remove(&output.track);
+        }
+        self.moov = Some(moov);
+        self.note_ends(&presentation.runs);
+        if !presentation.runs.is_empty() {
+            let front = self.in_front_of(&presentation.runs);
+            let runs = presentation.runs;
+            self.wait(Fragment { moof: Bytes::new(), at, sequence: 0, runs, front, is_table: true })?;
+        }
+        Ok(())
+    }
+
+    /// Publishes init segment and catalog as moq-pub does.
+    fn write_init(&mut self, presentation: &Presentation) -> Result<(), Error> {
+        let name = self.rendition.name(self.incarnation, INIT);
+        if let Some(init) = &mut self.init {
+            if self.incarnation > 1 {
+                let new = self.broadcast.create(&name, Properties::default())?;
+                self.broadcast.remove(&std::mem::replace(init, new));
+            }
+            init.open(0, SubgroupId::Zero, 0).write(0, presentation.init.clone());
+        }
+        if let Some(catalog) = &self.catalog {
+            let track = |id: u32| self.rendition.name(self.incarnation, &Packaging::Cmaf.track(id));
+            let json = moqpub::Catalog::new(self.broadcast.namespace(), &presentation.tracks, &name, track);
+            let json = serde_json::to_string_pretty(&json)?;
+            catalog.open(u64::from(self.incarnation) - 1, SubgroupId::Zero, 0).write(0, json.into());
+        }
+        Ok(())
+    }
+
+    fn fragment(&mut self, at: u64, bytes: Bytes) -> Result<(), Error> {
+        if self.moov.is_none() {
+            return Err(Error::NoMoov);
+        }
+        let outputs = &self.outputs;
+        let unknown = std::cell::Cell::new(None);
+        let moof = Moof::read(&bytes, at, |track| {
+            let output = outputs.get(&track);
+            unknown.set(unknown.get().or(output.is_none().then_some(track)));
+            output.map(|output| Known { defaults: &output.defaults, next: output.next })
+        })?;
+        if let Some(track) = unknown.get().filter(|track| self.unknown.replace(*track) != Some(*track)) {
+            tracing::warn!("fragments of track {track} are left out: the moov box has no such track");
+        }
+        self.note_ends(&moof.runs);
+        // Nothing is in a fragment without samples, such as one that only says that a track goes on.
+        let runs: Vec<_> = moof.runs.into_iter().filter(|run| !run.samples.is_empty()).collect();
+        if runs.is_empty() {
+            return Ok(());
+        }
+        let front = self.in_front_of(&runs);
+        self.wait(Fragment { moof: bytes, at, sequence: moof.sequence, runs, front, is_table: false })
+    }
+
+    /// Notes when fragments end, for those behind them that do not say when they begin.
+    fn note_ends(&mut self, runs: &[Run]) {
+        for run in runs {
+            if let (Some(output), Some(end)) = (self.outputs.get_mut(&run.track), run.end()) {
+                output.next = end;
+            }
+        }
+    }
+
+    /// Takes the boxes that belong in front of a fragment: those about its tracks, and with the leader's those about none.
+    fn in_front_of(&mut self, runs: &[Run]) -> Vec<Front> {
+        let leader = self.leader;
+        let is_about = |front: &Front| {
+            let track = front.track().or(leader);
+            runs.iter().any(|run| Some(run.track) == track)
+        };
+        let (about, mut others): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.front).into_iter().partition(is_about);
+        others.retain(|front| front.track().is_none_or(|track| self.outputs.contains_key(&track)));
+        self.front = others;
+        about
+    }
+
+    fn wait(&mut self, fragment: Fragment) -> Result<(), Error> {
+        if let Some(oldest) = self.waiting.front().filter(|_| self.waiting.len() >= WAITING) {
+            return Err(oldest.outside());
+        }
+        self.waiting.push_back(fragment);
+        self.resolve(None)
+    }
+
+    fn samples(&mut self, at: u64, bytes: Bytes) -> Result<(), Error> {
+        if self.moov.is_none() && has_content(&bytes) {
+            return Err(Error::NotFragmented);
+        }
+        let end = at + bytes.len() as u64;
+        self.data.push((at, bytes));
+        self.resolve(Some(end))?;
+        // Samples may be in front of their moof, too.
+        while self.data.iter().map(|(_, bytes)| bytes.len()).sum::<usize>() > MAX_BOX {
+            self.data.remove(0);
+        }
+        Ok(())
+    }
+
+    /// Makes objects of the fragments whose samples are there; the input has been taken up to `end`.
+    fn resolve(&mut self, end: Option<u64>) -> Result<(), Error> {
+        let was_waiting = !self.waiting.is_empty();
+        while let Some(mut fragment) = self.waiting.pop_front() {
+            if !fragment.is_there(&self.data) {
+                let is_behind = end.is_some_and(|end| fragment.end() <= end);
+                if !is_behind && !fragment.fills(&self.data) {
+                    self.waiting.push_front(fragment);
+                    return Ok(());
+                }
+                fragment.place_in(&self.data)?;
+            }
+            self.make(fragment)?;
+        }
+        if was_waiting {
+            self.data.clear();
+        }
+        Ok(())
+    }
+
+    /// Makes objects of a fragment.
+    fn make(&mut self, fragment: Fragment) -> Result<(), Error> {
+        self.settle(&fragment);
+        let find = |at: Range<u64>| fragment.find(&self.data, at);
+        let mut parts = Vec::new();
+        // Where the leader begins groups, tracks that follow it are cut as well.
+        let mut cuts = Vec::new();
+        let mut runs: Vec<_> = fragment.runs.iter().collect();
+        runs.sort_by_key(|run| self.leader != Some(run.track));
+        for run in runs {
+            let data: Option<Vec<_>> = run.samples.iter().map(|sample| find(sample.at.clone())).collect();
+            let data = data.ok_or(Error::Malformed("a sample that is in no mdat"))?;
+            let Some(output) = self.outputs.get_mut(&run.track) else { continue };
+            let begins = output.beginnings(run, &data);
+            let cut: Vec<_> = if fragment.is_table {
+                (0..run.samples.len()).collect()
+            } else if output.has_groups {
+                let is_cut = |at: &usize| *at == 0 || output.is_video && begins[*at];
+                (0..run.samples.len()).filter(is_cut).collect()
+            } else {
+                let at =
+                    cuts.iter().map(|time| run.samples.partition_point(|it| output.time(it.decoded) < *time));
+                std::iter::once(0).chain(at.filter(|at| *at < run.samples.len())).collect()
+            };
+            if self.leader == Some(run.track) && output.is_video {
+                cuts.extend(cut.iter().skip(1).map(|at| output.time(run.samples[*at].decoded)));
+            }
+            let mut cut = cut;
+            cut.dedup();
+            parts.push((run, data, begins, cut));
+        }
+        let mut objects = Vec::new();
+        for (run, data, begins, cut) in &parts {
+            objects.extend(self.objects(&fragment, run, data, begins, cut)?);
+        }
+        objects.sort_by_key(|object| object.time);
+        self.ready.extend(objects);
+        Ok(())
+    }
+
+    /// Decides, at the first fragment, how much later LOC is published than it says, so that no sample is before the beginning of time.
+    fn settle(&mut self, fragment: &Fragment) {
+        let is_first =
+            self.outputs.values().all(|output| output.later == 0 && output.next_group() == self.group);
+        let has_loc = self.outputs.values().any(|output| output.packaging == Packaging::Loc);
+        let first =
+            fragment.runs.first().and_then(|run| Some((self.outputs.get(&run.track)?, run.samples.first()?)));
+        let Some((output, sample)) = first.filter(|_| is_first && has_loc && self.ready.is_empty()) else {
+            return;
+        };
+        let early = |output: &Output| output.edit as f64 / f64::from(output.timescale);
+        let most = self.outputs.values().map(early).fold(0.0, f64::max);
+        if output.time(sample.decoded).as_secs_f64() < most {
+            for output in self.outputs.values_mut() {
+                output.later = (most * f64::from(output.timescale)).ceil() as u64;
+            }
+        }
+    }
+
+    fn objects(
+        &self,
+        fragment: &Fragment,
+        run: &Run,
+        data: &[Bytes],
+        begins: &[bool],
+        cut: &[usize],
+    ) -> Result<Vec<Object>, Error> {
+        let Some(output) = self.outputs.get(&run.track) else { return Ok(Vec::new()) };
+        let parts = cut
+            .iter()
+            .enumerate()
+            .map(|(at, start)| *start..cut.get(at + 1).copied().unwrap_or(run.samples.len()));
+        let parts: Vec<_> = match output.packaging {
+            Packaging::Cmaf => parts.collect(),
+            // Without bytes there is nothing to decode.
+            Packaging::Loc => {
+                (0..data.len()).filter(|at| !data[*at].is_empty()).map(|at| at..at + 1).collect()
+            }
+        };
+        let aux = run.aux.find(run.samples.len(), output.iv_size, |at| fragment.find(&self.data, at));
+        let as_it_is =
+            fragment.as_it_is(&self.data).filter(|_| parts.len() == 1 && run.is_plain && output.later == 0);
+        let mut objects = Vec::new();
+        for part in parts {
+            let (first, is_first) = (&run.samples[part.start], part.start == 0);
+            // All sound is what one may begin with: a group for each fragment is enough.
+            let begins = output.has_groups && begins[part.start] && (output.is_video || is_first);
+            let front = fragment.front.iter().filter(|_| is_first);
+            let is_leader = self.leader == Some(run.track);
+            let front: Vec<_> =
+                front.filter(|it| it.track().map_or(is_leader, |track| track == run.track)).collect();
+            let later = output.later as f64 / f64::from(output.timescale);
+            let marks = front.iter().filter_map(|it| it.mark(first.presented(), output.timescale, later));
+            let marks = marks.filter(|_| is_leader && self.rendition.is_best()).collect();
+            let in_front: Vec<_> = front.iter().map(|front| &front.raw[..]).collect();
+            objects.push(Object {
+                track: run.track,
+                begins,
+                need: Need::of(begins, &run.samples[part.clone()]),
+                samples: part.len(),
+                time: output.time(first.decoded),
+                seconds: output.presented(first) as f64 / f64::from(output.timescale),
+                marks,
+                payload: match (output.packaging, &as_it_is) {
+                    (Packaging::Loc, _) => Payload::Sample(first.clone(), data[part.start].clone()),
+                    (Packaging::Cmaf, Some(whole)) => Payload::Fragment(behind(&in_front, whole.clone())),
+                    (Packaging::Cmaf, None) => {
+                        let (later, data) = (output.later, &data[part.clone()]);
+                        let whole = run.write(part, data, aux.as_ref(), fragment.sequence, later)?;
+                        Payload::Fragment(behind(&in_front, whole))
+                    }
+                },
+            });
+        }
+        Ok(objects)
+    }
+
+    fn write(&mut self, object: Object) -> Result<(), Error> {
+        let is_leader = self.leader == Some(object.track);
+        let output = self.outputs.get_mut(&object.track);
+        let output = output.ok_or(Error::Malformed("a fragment of an unknown track"))?;
+        if !object.begins && !output.is_open(object.samples) {
+            return Ok(());
+        }
+        if object.begins {
+            if output.is_video {
+                self.rendition.begins(output.next_group(), object.time)?;
+            }
+            let group = output.begin();
+            if is_leader {
+                let is_new = group != self.group;
+                self.group = group;
+                self.outputs.values_mut().filter(|it| is_new && !it.has_groups).for_each(Output::close);
+            }
+        }
+        let Some(output) = self.outputs.get_mut(&object.track) else { return Ok(()) };
+        let payload = match object.payload {
+            Payload::Fragment(whole) => whole,
+            Payload::Sample(sample, bytes) => output.loc(&sample, output.is_new_group(), &bytes)?,
+        };
+        let place = output.write(self.cut, object.need, self.group, payload);
+        for mark in object.marks {
+            let described = self.timelines.add(&self.broadcast, mark, object.seconds, place)?;
+            described.map(|track| self.rendition.add_timeline(track)).transpose()?;
+        }
+        Ok(())
+    }
+}
+
+impl Fragment {
+    /// Returns where the last of its samples ends.
+    fn end(&self) -> u64 {
+        self.runs.iter().flat_map(|run| &run.samples).map(|sample| sample.at.end).max().unwrap_or(0)
+    }
+
+    /// Reports whether all of its samples are in boxes that are there.
+    fn is_there(&self, data: &[(u64, Bytes)]) -> bool {
+        let mut samples = self.runs.iter().flat_map(|run| &run.samples);
+        samples.all(|sample| find(data, sample.at.clone()).is_some())
+    }
+
+    /// Returns what the input has at a place: in an mdat box, or in the moof itself.
+    fn find(&self, data: &[(u64, Bytes)], at: Range<u64>) -> Option<Bytes> {
+        let in_moof = || slice(&self.moof, at.start.checked_sub(self.at)?, at.end.checked_sub(self.at)?);
+        find(data, at.clone()).or_else(in_moof)
+    }
+
+    /// Reports whether the mdat boxes behind it have as many bytes as its samples.
+    fn fills(&self, data: &[(u64, Bytes)]) -> bool {
+        let wanted: u64 = self.runs.iter().map(Run::bytes).sum();
+        let there: usize = self.bodies(data).map(|(_, body)| body).sum();
+        !self.is_table && wanted > 0 && there as u64 == wanted
+    }
+
+    /// Returns where the bodies of the mdat boxes behind it begin, and how long they are.
+    fn bodies<'a>(&self, data: &'a [(u64, Bytes)]) -> impl Iterator<Item = (u64, usize)> + use<'a> {
+        let from = self.at;
+        data.iter().filter(move |(at, _)| *at > from).filter_map(|(at, bytes)| {
+            let body = Child::first(bytes)?.body.len();
+            Some((at + (bytes.len() - body) as u64, body))
+        })
+    }
+
+    /// Places samples that are not where the fragment says in the one mdat behind it, if that has just as many bytes: offsets that count
+    /// from the beginning of a file that the input was cut out of.
+    fn place_in(&mut self, data: &[(u64, Bytes)]) -> Result<(), Error> {
+        let bodies: Vec<_> = self.bodies(data).filter(|(_, length)| *length > 0).collect();
+        let (true, [(begins, _)]) = (self.fills(data), &bodies[..]) else {
+            return Err(self.outside());
+        };
+        let mut at = *begins;
+        for run in &mut self.runs {
+            run.is_plain = false;
+            at = run.place(at);
+        }
+        Ok(())
+    }
+
+    fn outside(&self) -> Error {
+        Error::Outside { at: self.at, track: self.runs.first().map_or(0, |run| run.track) }
+    }
+
+    /// Returns the fragment with its mdat as they came, if nothing else is between and around them.
+    fn as_it_is(&self, data: &[(u64, Bytes)]) -> Option<Bytes> {
+        let [run] = &self.runs[..] else { return None };
+        let behind = self.at + self.moof.len() as u64;
+        let (at, mdat) = data.iter().find(|(at, _)| *at == behind)?;
+        let end = at + mdat.len() as u64;
+        let is_whole =
+            run.samples.iter().all(|sample| (*at..end).contains(&sample.at.start) && sample.at.end <= end);
+        let is_short = |bytes: &Bytes| bytes.first_chunk().is_some_and(|size| u32::from_be_bytes(*size) > 1);
+        (run.is_plain && is_whole && is_short(&self.moof) && is_short(mdat))
+            .then(|| [&self.moof[..], mdat].concat().into())
+    }
+}
+
+/// Puts boxes in front of a fragment.
+fn behind(boxes: &[&[u8]], fragment: Bytes) -> Bytes {
+    match boxes {
+        [] => fragment,
+        _ => [&boxes.concat()[..], &fragment].concat().into(),
+    }
+}
+
+/// Returns what mdat boxes have at a place in the input.
+fn find(data: &[(u64, Bytes)], at: Range<u64>) -> Option<Bytes> {
+    data.iter().find_map(|(begins, bytes)| {
+        slice(bytes, at.start.checked_sub(*begins)?, at.end.checked_sub(*begins)?)
+    })
+}
+
+fn slice(bytes: &Bytes, start: u64, end: u64) -> Option<Bytes> {
+    let (start, end) = (usize::try_from(start).ok()?, usize::try_from(end).ok()?);
+    (start <= end && end <= bytes.len()).then(|| bytes.slice(start..end))
+}

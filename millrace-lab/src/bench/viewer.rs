@@ -1,0 +1,116 @@
+//! The viewer of `millrace bench restarts`: plays a track of generated objects, and writes a line for each that comes out of the player.
+
+use std::collections::HashSet;
+use std::io::{self, Write as _};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use anyhow::{Context as _, bail};
+use millrace_client::payload;
+use millrace_client::session::{Remote, parse_url};
+use millrace_client::subscribe::{Options, play};
+use millrace_client::tls::Trust;
+use millrace_proto::moq::Namespace;
+use tokio::io::AsyncWrite;
+
+pub const NAMESPACE: &str = "bench";
+pub const TRACK: &str = "objects";
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    url: String,
+    /// Connect again when the session ends
+    #[arg(long, num_args = 0..=1, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    reconnect: bool,
+}
+
+/// An object as the player has given it out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Seen {
+    /// As of `payload::now`, nanoseconds.
+    pub arrived_ns: u64,
+    pub sent_ns: u64,
+    pub sequence: u64,
+}
+
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let remote = Remote::new(parse_url(&args.url)?, Trust::Anyone);
+    let options = Options {
+        track: Some(TRACK.to_owned()),
+        reconnect: args.reconnect,
+        ..Options::new(remote, Namespace::from_path(NAMESPACE)?)
+    };
+    let runtime = tokio::runtime::Runtime::new()?;
+    runtime.block_on(async {
+        // The publisher may come later.
+        loop {
+            match play(&options, Lines, std::future::pending()).await {
+                Err(error) if error.may_pass() && options.reconnect => continue,
+                Err(error) if error.to_string().contains("nobody publishes") => {
+                    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                }
+                Err(error) => return Err(error.into()),
+                Ok(()) => bail!("the track ended"),
+            }
+        }
+    })
+}
+
+/// Takes each payload whole, as the player writes it, and says what it is.
+struct Lines;
+
+impl AsyncWrite for Lines {
+    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let stamp = payload::check(bytes).map_err(|_| io::Error::other("an object is damaged"))?;
+        let (arrived, sent) = (payload::now().as_nanos(), stamp.sent.as_nanos());
+        let mut out = io::stdout().lock();
+        writeln!(out, "{arrived} {sent} {}", stamp.sequence)?;
+        out.flush()?;
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// Reads what a viewer has written so far; a line that is not whole is none yet.
+pub fn parse(output: &[u8]) -> anyhow::Result<Vec<Seen>> {
+    let text = std::str::from_utf8(output)?;
+    let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+    let line = |line: &str| {
+        let mut numbers = line.split(' ').map(str::parse::<u64>);
+        let mut next = || numbers.next().context("too few numbers")?.context("no number");
+        Ok(Seen { arrived_ns: next()?, sent_ns: next()?, sequence: next()? })
+    };
+    whole.lines().map(line).collect()
+}
+
+/// Objects that came more than once: no publisher sends two at one time.
+pub fn duplicates(seen: &[Seen]) -> usize {
+    let distinct: HashSet<_> = seen.iter().map(|one| (one.sent_ns, one.sequence)).collect();
+    seen.len() - distinct.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_read_once_they_are_whole() {
+        let seen = parse(b"10 5 0\n20 15 1\n30 2").unwrap();
+        assert_eq!(seen.len(), 2);
+        assert_eq!(seen[1], Seen { arrived_ns: 20, sent_ns: 15, sequence: 1 });
+        assert!(parse(b"").unwrap().is_empty() && parse(b"a b c\n").is_err());
+    }
+
+    #[test]
+    fn same_number_of_another_publisher_is_no_duplicate() {
+        let seen = parse(b"10 5 0\n20 15 0\n30 15 0\n").unwrap();
+        assert_eq!(duplicates(&seen), 1);
+    }
+}

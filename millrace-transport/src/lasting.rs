@@ -1,0 +1,110 @@
+//! Keys that outlive the process: of stateless resets, of connection IDs, and of the tokens that prove an address.
+//!
+//! A server that was restarted answers a packet of a connection that it does not know with a stateless reset (RFC 9000, section
+//! 10.3). Clients take it only if it has the token that they were given by the process before, so both processes have to
+//! derive it from the same key.
+
+use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
+
+use quinn::{
+    EndpointConfig, ServerConfig,
+    crypto::{HandshakeTokenKey, HmacKey},
+};
+use quinn_proto::HashedConnectionIdGenerator;
+use ring::{hkdf, hmac};
+
+/// Time between two resets of an endpoint. All clients of a relay that was restarted need one, and a reset costs no more than
+/// another packet.
+const RESET_INTERVAL: Duration = Duration::from_micros(100);
+
+/// The secret that an endpoint's lasting keys are derived from.
+///
+/// No two endpoints may have the same: an attacker who sends to the one what was meant for the other would be told the reset token of a
+/// connection that is alive there (RFC 9000, section 21.11). So each endpoint adds its address, and whoever makes the secret adds what
+/// tells its machine from others.
+#[derive(Clone)]
+pub struct LastingSecret(hkdf::Prk);
+
+/// Length of a derived key, bytes.
+const KEY_LEN: usize = 32;
+
+struct KeyLen;
+
+impl hkdf::KeyType for KeyLen {
+    fn len(&self) -> usize {
+        KEY_LEN
+    }
+}
+
+impl LastingSecret {
+    /// Derives the secret of a machine from a secret that the operator keeps, such as a private key, by HKDF.
+    pub fn new(secret: &[u8], machine: &[u8]) -> Self {
+        Self(hkdf::Salt::new(hkdf::HKDF_SHA256, machine).extract(secret))
+    }
+
+    /// Makes an endpoint at `addr` send resets that clients of an earlier process at that address know.
+    pub(crate) fn apply(&self, addr: SocketAddr, endpoint: &mut EndpointConfig) {
+        let reset = hmac::Key::new(hmac::HMAC_SHA256, &self.derive(b"stateless reset", addr));
+        let reset: Arc<dyn HmacKey> = Arc::new(reset);
+        let [a, b, c, d, e, f, g, h, ..] = self.derive(b"connection IDs", addr);
+        let id = u64::from_be_bytes([a, b, c, d, e, f, g, h]);
+        endpoint
+            .reset_key(reset)
+            .min_reset_interval(RESET_INTERVAL)
+            .cid_generator(move || Box::new(HashedConnectionIdGenerator::from_key(id)));
+    }
+
+    /// Makes a server at `addr` take the tokens that an earlier process at that address has given out.
+    pub(crate) fn apply_tokens(&self, addr: SocketAddr, server: &mut ServerConfig) {
+        let master = self.derive(b"address validation tokens", addr);
+        let key: Arc<dyn HandshakeTokenKey> =
+            Arc::new(hkdf::Salt::new(hkdf::HKDF_SHA256, &[]).extract(&master));
+        server.token_key(key);
+    }
+
+    fn derive(&self, purpose: &[u8], addr: SocketAddr) -> [u8; KEY_LEN] {
+        let mut key = [0; KEY_LEN];
+        let addr = addr.to_string();
+        let info = [b"millrace ".as_slice(), purpose, b" ", addr.as_bytes()];
+        let derived = self.0.expand(&info, KeyLen).and_then(|okm| okm.fill(&mut key));
+        derived.unwrap_or_else(|_| unreachable!("32 bytes are less than HKDF can give"));
+        key
+    }
+}
+
+impl fmt::Debug for LastingSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LastingSecret")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn keys_last_and_differ_by_secret_machine_address_and_purpose() {
+        let addr = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let derive = |secret: &[u8], machine: &[u8], purpose: &[u8], at: &str| {
+            LastingSecret::new(secret, machine).derive(purpose, addr(at))
+        };
+        let first = derive(b"key", b"one", b"stateless reset", "0.0.0.0:4443");
+        assert_eq!(first, derive(b"key", b"one", b"stateless reset", "0.0.0.0:4443"));
+        let all = [
+            first,
+            derive(b"other key", b"one", b"stateless reset", "0.0.0.0:4443"),
+            derive(b"key", b"two", b"stateless reset", "0.0.0.0:4443"),
+            derive(b"key", b"one", b"connection IDs", "0.0.0.0:4443"),
+            derive(b"key", b"one", b"stateless reset", "0.0.0.0:4444"),
+            derive(b"key", b"one", b"stateless reset", "[::]:4443"),
+        ];
+        assert_eq!(HashSet::from(all).len(), all.len());
+    }
+
+    #[test]
+    fn secret_is_not_shown() {
+        assert_eq!(format!("{:?}", LastingSecret::new(b"key", b"one")), "LastingSecret");
+    }
+}

@@ -1,0 +1,86 @@
+//! The secret by which clients of an earlier process see that the relay was restarted.
+
+use std::path::Path;
+
+use anyhow::Context;
+use millrace_transport::LastingSecret;
+use tracing::info;
+
+use super::config::{Config, Identity};
+use crate::{
+    http::token::{Error, TokenFile},
+    pem,
+};
+
+/// The file with a Linux machine's ID (machine-id(5)).
+const MACHINE_ID: &str = "/etc/machine-id";
+const HOSTNAME: &str = "/proc/sys/kernel/hostname";
+
+/// Reads the secret that the settings name, or derives it from the private key; `None` if there is none that is this machine's alone.
+///
+/// # Errors
+/// A file cannot be read, or is not what it should be.
+pub fn read(config: &Config) -> anyhow::Result<Option<LastingSecret>> {
+    let Some(path) = &config.reset_key_file else { return of_private_key(&config.identity) };
+    match TokenFile::At(path.clone()).read() {
+        Ok(token) => Ok(token.map(|token| LastingSecret::new(token.text().as_bytes(), b"file"))),
+        // It is made when the relay starts.
+        Err(Error::File { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).context("reset-key-file"),
+    }
+}
+
+/// Does what [`read`] does, and makes the file that the settings name if it does not exist.
+///
+/// # Errors
+/// As there; the file cannot be written.
+pub fn read_or_make(config: &Config) -> anyhow::Result<Option<LastingSecret>> {
+    if let Some(path) = &config.reset_key_file {
+        TokenFile::At(path.clone()).read_or_make().context("reset-key-file")?;
+    }
+    let secret = read(config)?;
+    if secret.is_none() {
+        info!(
+            "clients will not notice a restart of this relay before their idle time-out: the certificate is self-signed or the \
+             machine has no ID; name a file for the secret with --reset-key-file"
+        );
+    }
+    Ok(secret)
+}
+
+fn of_private_key(identity: &Identity) -> anyhow::Result<Option<LastingSecret>> {
+    let Identity::Files { key, .. } = identity else { return Ok(None) };
+    let Some(machine) = machine(Path::new(MACHINE_ID), Path::new(HOSTNAME)) else { return Ok(None) };
+    let (key, _) = pem::private_key(key).context("tls-key")?;
+    Ok(Some(LastingSecret::new(key.secret_der(), machine.as_bytes())))
+}
+
+/// Returns what tells this machine from others with the same private key; `None` where nothing does for certain, as in most containers.
+/// The host's name is a part of it: machines that were cloned may have one ID.
+fn machine(id: &Path, hostname: &Path) -> Option<String> {
+    let read = |path: &Path| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
+    let id = read(id);
+    let is_id = id.len() >= 32 && id.bytes().all(|digit| digit.is_ascii_hexdigit());
+    is_id.then(|| format!("{id} {}", read(hostname)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn machine_is_its_id_and_name_and_nothing_without_an_id() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str, text: &str| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        let (id, name) = (at("id", "0123456789abcdef0123456789abcdef\n"), at("name", "relay1\n"));
+        assert_eq!(machine(&id, &name).unwrap(), "0123456789abcdef0123456789abcdef relay1");
+        assert_ne!(machine(&id, &at("other", "relay2\n")), machine(&id, &name));
+        assert_eq!(machine(&at("uninitialized", "uninitialized\n"), &name), None);
+        assert_eq!(machine(&at("empty", ""), &name), None);
+        assert_eq!(machine(&dir.path().join("none"), &name), None);
+    }
+}
