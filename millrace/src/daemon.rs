@@ -97,7 +97,7 @@ pub enum Signal {
 
 /// Signals to end that come so soon after the first express the same wish: `timeout`, `tini -g` and service managers send one to the process
 /// and one to its group. A user who insists takes longer, or tries once more.
-const ONE_WISH: Duration = Duration::from_secs(1);
+const ONE_WISH: Duration = Duration::from_millis(200);
 
 /// SIGTERM and SIGINT. From when it is made on, none of them ends the process by itself.
 pub struct Ends {

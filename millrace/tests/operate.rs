@@ -141,7 +141,7 @@ fn a_second_signal_ends_a_drain() {
     wait_for("how to end it", || {
         relay.logged(&["draining", "SIGTERM or Ctrl-C ends them at once"]).then_some(())
     });
-    // For a second it is the same wish.
+    // The first ones may be the same wish.
     let end = wait_for("the end", || {
         relay.signal(Signal::SIGTERM);
         relay.ended()
@@ -157,10 +157,9 @@ fn signals_at_once_do_not_skip_the_drain() {
     let args = ["publish", "--name=live", "--generate", "--tls-disable-verify", &url];
     let _publisher = Killed::start(millrace().args(args));
     wait_for("a session", || (relay.status().sessions.len() == 1).then_some(()));
-    for _ in 0..20 {
-        relay.signal(Signal::SIGTERM);
-        std::thread::yield_now();
-        relay.signal(Signal::SIGINT);
+    // While it is stopped, so that it hears both at once however busy the machine is.
+    for signal in [Signal::SIGSTOP, Signal::SIGTERM, Signal::SIGINT, Signal::SIGCONT] {
+        relay.signal(signal);
     }
     assert_eq!(relay.exit_code(), Some(0));
     assert!(relay.logged(&["drained"])); // exact: a relay that has ended has written its log
@@ -450,7 +449,7 @@ fn the_live_status_fits_the_terminal_and_leaves_it_as_it_was() {
     let text = Terminal::start(command, 80, 24).rest();
     let lines: Vec<String> = text.lines().map(str::to_owned).collect();
     terminal::assert_fits(&lines, 80, 1000);
-    assert!(text.contains("a-name-of-") && text.contains('…') && !text.contains('\x1b'), "{text}");
+    assert!(text.contains("a-name-of") && text.contains('…') && !text.contains('\x1b'), "{text}");
     let piped = String::from_utf8(status(&relay).output().unwrap().stdout).unwrap();
     assert!(piped.contains(NAME) && !piped.contains('\x1b'), "{piped}");
 }

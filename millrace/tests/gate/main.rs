@@ -242,7 +242,7 @@ fn lists_at_run_time() {
     gate.succeed(&["block", "192.0.2.0/24", "--for=1s"]);
     wait_until("the end of the block", listed, Vec::is_empty);
     wait_for("a word of it", || gate.logged("its time is over"));
-    for time in ["10", "m", "0s", "366d", "-1s"] {
+    for time in ["10x", "m", "0s", "366d", "-1s"] {
         let output = gate.verb(&["block", "192.0.2.0/24", &format!("--for={time}")]);
         assert_eq!(output.status.code(), Some(2), "{time}");
     }
