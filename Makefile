@@ -12,7 +12,7 @@ TIME ?= 60
 # How `make endurance` makes it hard: stress, onecpu, random or stopped.
 KIND ?= stress
 
-.PHONY: help setup build demo demo-graft lint test test-all peers endurance fuzz model kernels soak bench pictures picture web web-test clean-lab install install-gate install-graft examples image
+.PHONY: help setup build build-lab demo demo-graft lint test test-all peers endurance fuzz model kernels soak bench pictures picture web web-test clean-lab install install-gate install-graft examples image
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -29,7 +29,7 @@ demo: setup ## live video from a publisher through the relay to two players, wit
 	@scripts/demo.sh
 
 demo-graft: setup ## curl and a web server over a path like a satellite's: plain TCP, and carried (root)
-	cargo build --locked -p millrace
+	cargo build --locked -p millrace -p millrace-lab
 	@scripts/demo-graft.sh
 
 lint: setup ## formatting and lints
@@ -60,7 +60,10 @@ kernels: setup ## BPF programs and forwarding on Debian's 6.1 and 6.12 (QEMU) an
 	@scripts/setup.sh kernels
 	@scripts/kernels.sh
 
-soak: build ## with each engine ten minutes of loss, reordering and churn; hostile clients, 10^7 forged packets, 200 carriers cut, the matrix of faults, an hour of observing, README and docs (or SOAK_SECONDS each)
+build-lab: build
+	cargo build --release --locked -p millrace-lab
+
+soak: build-lab ## with each engine ten minutes of loss, reordering and churn; hostile clients, 10^7 forged packets, 200 carriers cut, the matrix of faults, an hour of observing, README and docs (or SOAK_SECONDS each)
 	@scripts/setup.sh soak
 	@scripts/soak.sh
 	@scripts/soak-hostile.sh
@@ -70,14 +73,14 @@ soak: build ## with each engine ten minutes of loss, reordering and churn; hosti
 	@cargo test --locked -q -p millrace-bpf --lib -- --ignored --nocapture ten_million_forged_packets
 	@cargo test --locked -q -p millrace --test graft -- --ignored --nocapture two_hundred
 
-bench: build peers ## compare relays, share a bottleneck, adapt, meet hostile clients, watch in a browser; results in target/bench*.json
+bench: build-lab peers ## compare relays, share a bottleneck, adapt, meet hostile clients, watch in a browser; results in target/bench*.json
 	@scripts/setup.sh bench
 	@scripts/setup.sh web
-	target/release/millrace bench relay --json target/bench.json --plot target/bench.svg
-	target/release/millrace bench fairness --json target/bench-fairness.json
-	target/release/millrace bench adapt --json target/bench-adapt.json
-	target/release/millrace bench hostile --json target/bench-hostile.json
-	target/release/millrace bench watch --json target/bench-watch.json --screenshots target/bench-watch
+	target/release/millrace-lab bench relay --json target/bench.json --plot target/bench.svg
+	target/release/millrace-lab bench fairness --json target/bench-fairness.json
+	target/release/millrace-lab bench adapt --json target/bench-adapt.json
+	target/release/millrace-lab bench hostile --json target/bench-hostile.json
+	target/release/millrace-lab bench watch --json target/bench-watch.json --screenshots target/bench-watch
 
 picture: ## draw ARCHITECTURE's picture anew (graphviz); the result is committed
 	dot -Tsvg docs/architecture.dot -o docs/architecture.svg

@@ -22,7 +22,7 @@ if [ "$(id -u)" != 0 ]; then
 fi
 if [ -z "${LAB_ID:-}" ]; then
     say "two hosts, and between them each way: $path"
-    exec "$millrace" lab run --subscribers 1 --impair "relay-sub1 $path" -- "$0"
+    exec "$millrace-lab" lab run --subscribers 1 --impair "relay-sub1 $path" -- "$0"
 fi
 
 dir=$ROOT/target/demo/logs/graft

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Live video, made by ffmpeg in real time, through the relay to two players; then counts every frame. First with engine
-# `user` on loopback; then, as root, with engine `kernel`, and everybody in a network namespace of a lab. Where there is a Chromium, it
+# `user` on loopback; then, as root, with engine `kernel`, and everybody in a network namespace. Where there is a Chromium, it
 # plays too, on the relay's own page, and the picture has to move.
 #
 #   scripts/demo.sh [user|kernel]     both if none is named
@@ -14,12 +14,14 @@ millrace=${MILLRACE:-$ROOT/target/debug/millrace}
 engine=${1:-both}
 dir=$ROOT/target/demo/logs/$engine
 pids=()
+nodes=()
 
 cleanup() {
     local status=$?
     trap - EXIT
     [ ${#pids[@]} = 0 ] || kill "${pids[@]}" 2>/dev/null || true
     wait 2>/dev/null || true
+    for node in "${nodes[@]}"; do ip netns del "$node" 2>/dev/null || true; done
     [ "$status" = 0 ] || { echo; echo "FAIL (logs are in target/demo/logs/$engine)"; }
     exit "$status"
 }
@@ -34,27 +36,46 @@ if [ "$engine" = both ]; then
     engine=kernel
     echo
 fi
-if [ "$engine" = kernel ] && [ -z "${LAB_ID:-}" ]; then
-    exec "$millrace" lab run --subscribers 2 -- "$0" kernel
-fi
-
 trap cleanup EXIT
 trap 'exit 130' INT TERM
 rm -rf "$dir"
 mkdir -p "$dir"
 
+# Makes a network namespace for each of them, and links from the relay's to all others. Their addresses are of TEST-NET-1 (RFC 5737).
+make_network() {
+    local node relay=demo-$$-relay at=0
+    for node in relay pub sub1 sub2; do
+        nodes+=("demo-$$-$node")
+        ip netns add "demo-$$-$node"
+        ip -n "demo-$$-$node" link set lo up
+    done
+    for node in pub sub1 sub2; do
+        ip link add "to-$node" netns "$relay" type veth peer name to-relay netns "demo-$$-$node"
+        ip -n "$relay" address add "192.0.2.$((at + 1))/30" dev "to-$node"
+        ip -n "demo-$$-$node" address add "192.0.2.$((at + 2))/30" dev to-relay
+        ip -n "$relay" link set "to-$node" up
+        ip -n "demo-$$-$node" link set to-relay up
+        ip -n "demo-$$-$node" route add default via "192.0.2.$((at + 1))"
+        # As a wire has it: each packet by itself, with its checksum.
+        ip netns exec "$relay" ethtool -K "to-$node" rx off tx off tso off gso off gro off tx-udp-segmentation off
+        ip netns exec "demo-$$-$node" ethtool -K to-relay rx off tx off tso off gso off gro off tx-udp-segmentation off
+        at=$((at + 4))
+    done >/dev/null
+}
+
 # Runs a command where the publisher, the relay or player $1 is.
 at() {
-    local netns=LAB_${1}_NETNS
+    local node=demo-$$-$1
     shift
-    if [ "$engine" = kernel ]; then exec nsenter --net="/run/netns/${!netns}" -- "$@"; else exec "$@"; fi
+    if [ "$engine" = kernel ]; then exec nsenter --net="/run/netns/$node" -- "$@"; else exec "$@"; fi
 }
 listen=127.0.0.1:0
 http=127.0.0.1:0
 options=(--engine user)
 if [ "$engine" = kernel ]; then
-    listen=$LAB_RELAY_V4:4443
-    http=$LAB_RELAY_V4:9184
+    make_network
+    listen=192.0.2.1:4443
+    http=192.0.2.1:9184
     options=(--engine kernel --interface "to-pub,to-sub1,to-sub2")
 fi
 
@@ -74,7 +95,7 @@ frames() {
 }
 
 say "the relay, with engine $engine and a certificate made for this run"
-at RELAY "$millrace" relay --listen "$listen" --public --http "$http" --http-token-file "$dir/token" --max-delay off "${options[@]}" 2>"$dir/relay.log" &
+at relay "$millrace" relay --listen "$listen" --public --http "$http" --http-token-file "$dir/token" --max-delay off "${options[@]}" 2>"$dir/relay.log" &
 relay=$!
 pids+=("$relay")
 serves() { where "$dir/relay.log" serving || ! kill -0 "$relay"; }
@@ -82,22 +103,22 @@ wait_for 120 serves || true
 listen=$(where "$dir/relay.log" serving) && http=$(where "$dir/relay.log" "metrics, health and status") ||
     { cat "$dir/relay.log"; die "the relay did not start"; }
 url=moqt://$listen
-# Browsers connect from pages on localhost; in a lab scripts/watch.mjs has them take the relay's.
+# Browsers connect from pages on localhost; in a namespace scripts/watch.mjs has them take the relay's.
 page=http://localhost:${http##*:}
 [ "$engine" = user ] || page=http://$http
-ask() { (at RELAY "$millrace" status --http "$http" --http-token-file "$dir/token"); }
+ask() { (at relay "$millrace" status --http "$http" --http-token-file "$dir/token"); }
 wait_for 120 ask || { cat "$dir/relay.log"; die "the relay did not start"; }
 
 say "a publisher: $seconds s of live video and sound from ffmpeg"
 live_video "$seconds" 2>"$dir/ffmpeg.log" | tee "$dir/original.mp4" |
-    at PUB "$millrace" publish --name demo --tls-disable-verify "$url" 2>"$dir/publish.log" &
+    at pub "$millrace" publish --name demo --tls-disable-verify "$url" 2>"$dir/publish.log" &
 publisher=$!
 pids+=("$publisher")
 
 # The tracks are there once ffmpeg has written its first fragment: until then a player is told so, and asks again.
 play() {
     local deadline=$((SECONDS + 60))
-    until (at "SUB$1" "$millrace" subscribe --name demo --tls-disable-verify --join-groups 1000 "$url") \
+    until (at "sub$1" "$millrace" subscribe --name demo --tls-disable-verify --join-groups 1000 "$url") \
         >"$dir/player$1.mp4" 2>"$dir/player$1.log"; do
         grep -q DOES_NOT_EXIST "$dir/player$1.log" && [ "$SECONDS" -lt "$deadline" ] || return 1
         sleep 0.1
@@ -113,10 +134,10 @@ watch() {
         return
     fi
     say "a browser, on the relay's page, $page"
-    live_video 300 2>>"$dir/ffmpeg.log" > >(at PUB "$millrace" publish --reconnect=false --name live --tls-disable-verify "$url" 2>"$dir/publish-live.log") &
+    live_video 300 2>>"$dir/ffmpeg.log" > >(at pub "$millrace" publish --reconnect=false --name live --tls-disable-verify "$url" 2>"$dir/publish-live.log") &
     source=$!
     pids+=("$source")
-    (at SUB1 env TOKEN_FILE="$dir/token" node scripts/watch.mjs "$chromium" "$page" "$dir/browser.png" 30 240) 2>"$dir/browser.log" ||
+    (at sub1 env TOKEN_FILE="$dir/token" node scripts/watch.mjs "$chromium" "$page" "$dir/browser.png" 30 240) 2>"$dir/browser.log" ||
         die "the picture in the browser does not move: $(tail -n1 "$dir/browser.log")"
     kill "$source"
 }
@@ -137,7 +158,7 @@ echo
 wait "$publisher" || die "the publisher failed: $(tail -n1 "$dir/publish.log")"
 for player in "${players[@]}"; do wait "$player" || die "a player failed: $(tail -qn1 "$dir"/player*.log)"; done
 # Media packets, by who sent them.
-sent() { (at RELAY curl -fsS -H "Authorization: Bearer $(<"$dir/token")" "http://$http/metrics") | sed -n "s/^millrace_relay_packets_sent_total{sender=\"$1\"} //p"; }
+sent() { (at relay curl -fsS -H "Authorization: Bearer $(<"$dir/token")" "http://$http/metrics") | sed -n "s/^millrace_relay_packets_sent_total{sender=\"$1\"} //p"; }
 kernel_has_sent() { [ "$(sent kernel)" -gt 0 ]; }
 [ "$engine" = user ] || wait_for 60 kernel_has_sent || true # what is wrong then is said below
 by_kernel=$(sent kernel) by_user=$(sent data_plane)

@@ -95,7 +95,7 @@ archive() { (cd "$1" && find . | cpio -o -H newc -R 0:0 --quiet); }
 build() {
     local name program
     say "building"
-    cargo build --locked -q -p millrace
+    cargo build --locked -q -p millrace -p millrace-lab
     rm -rf "$tests"
     mkdir -p "$tests"
     cargo test --locked -q -p millrace-bpf --test '*' --no-run --message-format=json |
@@ -107,7 +107,7 @@ build() {
         [ "$name" = parsers ] || strip --strip-debug -o "$tests/$name" "$program"
     done <"$dir/programs"
     [ -n "$(ls "$tests")" ] || die "no test programs"
-    strip --strip-debug -o "$dir/millrace" target/debug/millrace
+    for program in millrace millrace-lab; do strip --strip-debug -o "$dir/$program" "target/debug/$program"; done
 }
 
 # Copies a program, and the libraries that it is linked to, below $1.
@@ -125,7 +125,7 @@ userland() {
     mkdir -p "$root"/{dev,proc,sys,run,tmp,etc}
     add "$root" "$(command -v busybox)" bin/busybox
     for tool in ip tc ethtool nsenter; do add "$root" "$(PATH=$PATH:/usr/sbin:/sbin command -v "$tool")" "tools/$tool"; done
-    add "$root" "$dir/millrace" tools/millrace
+    for program in millrace millrace-lab; do add "$root" "$dir/$program" "tools/$program"; done
     for program in "$tests"/*; do add "$root" "$program" "tests/$(basename "$program")"; done
     install scripts/kernels/run.sh scripts/kernels/forward.sh scripts/kernels/carry.sh "$root/"
     install scripts/kernels/init.sh "$root/init"

@@ -21,7 +21,7 @@ if [ "$(id -u)" != 0 ]; then
 fi
 if [ -z "${LAB_ID:-}" ]; then
     mkdir -p "$dir"
-    for picture; do "$millrace" lab run --subscribers "$subscribers" -- "$0" "$picture"; done
+    for picture; do "$millrace-lab" lab run --subscribers "$subscribers" -- "$0" "$picture"; done
     if [ -n "$docs" ]; then
         for picture; do cp "$dir/$picture.svg" "docs/measurements/cost-$picture.svg"; done
     fi

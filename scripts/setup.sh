@@ -120,7 +120,7 @@ taskset                         util-linux
 NEEDS
 }
 
-# What `millrace bench` compares with, and measures by.
+# What `millrace-lab bench` compares with, and measures by.
 needs_bench() {
     cat <<'NEEDS'
 nft                             nftables

@@ -15,6 +15,6 @@ if [ "$(id -u)" != 0 ]; then
 fi
 have nft || die "no nft: make soak"
 mkdir -p "$dir"
-"$millrace" bench graft faults --cuts "${FAULTS_CUTS:-200}" --seconds "${FAULTS_SECONDS:-5}" --json "$dir/faults.json" ||
+"$millrace-lab" bench graft faults --cuts "${FAULTS_CUTS:-200}" --seconds "${FAULTS_SECONDS:-5}" --json "$dir/faults.json" ||
     die "FAIL: not all is as it should be (see ${dir#"$ROOT"/})"
 say "PASS: every connection was whole, or both its ends were told"

@@ -21,11 +21,11 @@ fi
 if [ -z "${LAB_ID:-}" ]; then
     rm -rf "$dir"
     mkdir -p "$dir"
-    exec "$millrace" lab run --subscribers 1 -- "$0"
+    exec "$millrace-lab" lab run --subscribers 1 -- "$0"
 fi
 
 status=$LAB_RELAY_V4:9184
-in_node() { local node=$1; shift; "$millrace" lab exec "$node" -- "$@"; }
+in_node() { local node=$1; shift; "$millrace-lab" lab exec "$node" -- "$@"; }
 
 resident() { awk '/^VmRSS/ { print $2 }' "/proc/$(relay_pid)/status"; } # exact: how it is read
 is_flat() { last=$(resident) && [ "$last" -le $((first + 5000)) ]; }
@@ -33,7 +33,7 @@ is_flat() { last=$(resident) && [ "$last" -le $((first + 5000)) ]; }
 # hostile SCENARIO ROUNDS, to $url: the resident memory of the relay afterwards, KiB, when it has given free memory back, which takes up to
 # 12 s.
 hostile() {
-    in_node pub "$millrace" lab hostile "$1" --relay "$url" --status "$status" --rounds "$2" --json \
+    in_node pub "$millrace-lab" lab hostile "$1" --relay "$url" --status "$status" --rounds "$2" --json \
         --http-token-file "$dir/token" \
         >>"$dir/$engine-$scheme-$1.json" 2>"$dir/$engine-$scheme-$1.log" ||
         die "FAIL: $(tail -n1 "$dir/$engine-$scheme-$1.log")"
@@ -50,7 +50,7 @@ for engine in $engines; do
     printf '%-8s %-6s %-22s %12s %12s\n' engine over scenario 'after 1' "after $rounds"
     for scheme in $schemes; do
         url=$scheme://$LAB_RELAY_V4:4443
-        for scenario in $("$millrace" lab hostile --list --relay "$url" | awk '{ print $1 }'); do
+        for scenario in $("$millrace-lab" lab hostile --list --relay "$url" | awk '{ print $1 }'); do
             first=$(hostile "$scenario" 1)
             last=$(hostile "$scenario" $((rounds - 1)))
             # On a busy machine memory is given back later.

@@ -24,7 +24,7 @@ if [ -z "${LAB_ID:-}" ]; then
     failed=0
     for engine in ${SOAK_ENGINES:-kernel user}; do
         # One more node, for those who come and go.
-        SOAK_ENGINE=$engine "$millrace" lab run --subscribers $((subscribers + 1)) --impair "all $links" -- "$0" || failed=1
+        SOAK_ENGINE=$engine "$millrace-lab" lab run --subscribers $((subscribers + 1)) --impair "all $links" -- "$0" || failed=1
     done
     exit "$failed"
 fi
@@ -33,7 +33,7 @@ dir=$ROOT/target/soak/$SOAK_ENGINE
 rm -rf "$dir"
 mkdir -p "$dir"
 url=moqt://$LAB_RELAY_V4:4443
-in_node() { "$millrace" lab exec "$1" -- "${@:2}"; }
+in_node() { "$millrace-lab" lab exec "$1" -- "${@:2}"; }
 status() { in_node relay "$millrace" status "$@"; }
 subscribe() { in_node "$1" "$millrace" subscribe --name soak --track objects --json --tls-disable-verify "${@:2}" "$url"; }
 

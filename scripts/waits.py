@@ -45,7 +45,7 @@ HELPER = {
 }
 HELPER[".mjs"] = HELPER[".js"]
 # The exit status of a command, which has ended by then.
-COMMAND = re.compile(r"Command::new|\.args?\(|millrace\(|\bset_\w+\(")
+COMMAND = re.compile(r"Command::new|\.args?\(|(millrace|program)\(|\bset_\w+\(")
 # What is defined under the name of a read is how the helpers read.
 READER = re.compile(r"\bfn (?:status|counters|counts|stats|metrics|totals|snapshot|processes|logged|health|fetch|get|pids)\b|async function status\b")
 

@@ -51,10 +51,10 @@ STAYS = [
     (r"millrace fanout run ", "ready"),
     (r"millrace cost .*--http", "http://"),
     (r"millrace cost --log ", "/var/log/millrace-cost.gz"),
-    (r"millrace lab run .*-- millrace relay", "serving"),
+    (r"millrace-lab lab run .*-- millrace relay", "serving"),
 ]
 # What those do not outlive whom a reader would have ended by then.
-ENDS = {"millrace cost": r"millrace cost ", "millrace lab": r"millrace lab (up|run|hostile|receivers)"}
+ENDS = {"millrace cost": r"millrace cost ", "millrace-lab lab": r"millrace-lab lab (up|run|hostile|receivers)"}
 # Commands that go on and show something: they are interrupted after their first words.
 SHOWS = [
     r"millrace status --watch",
@@ -67,9 +67,9 @@ SHOWS = [
 ASKS = r"millrace ((gate|graft|fanout) )?(status|why)\b(?!.*--watch)"
 # What takes minutes, or a machine for itself.
 LONG = [
-    (r"millrace bench ", "a measurement of minutes or hours"),
-    (r"millrace lab hostile all", "waits for a relay to let go of everything, minutes"),
-    (r"millrace lab accuracy", "a measurement, half a minute and the machine for itself"),
+    (r"millrace-lab bench ", "a measurement of minutes or hours"),
+    (r"millrace-lab lab hostile all", "waits for a relay to let go of everything, minutes"),
+    (r"millrace-lab lab accuracy", "a measurement, half a minute and the machine for itself"),
 ]
 # The same, as short as they can be, for --whole: flags in place of those that the page gives, or beside them.
 SHORT = {
@@ -125,10 +125,10 @@ TOML = {
     "docs/config.md": "millrace relay --check --config",
     "docs/gate.md": "millrace gate --check --policy",
     "docs/cost.md": "millrace cost --duration 100ms --plain --taxonomy",
-    "docs/lab.md": "millrace lab run --topology NAME -- true",
+    "docs/lab.md": "millrace-lab lab run --topology NAME -- true",
 }
 # The first words of a line that is a command.
-COMMANDS = r"(?:millrace|make|cargo|export|scripts/\S+|ffmpeg|flamegraph\.pl|go|clang|dot|MILLRACE_\w+=\S*|target/\S+)(?:\s|$)"
+COMMANDS = r"(?:millrace(?:-lab)?|make|cargo|export|scripts/\S+|ffmpeg|flamegraph\.pl|go|clang|dot|MILLRACE_\w+=\S*|target/\S+)(?:\s|$)"
 
 
 class Block:
@@ -200,19 +200,19 @@ def spans(text):
     for number, line in enumerate(text.split("\n"), 1):
         fenced ^= line.startswith("```")
         if not fenced and not line.startswith("    "):
-            yield from ((number, span) for span in re.findall(r"`(millrace [^`]+)`", line))
+            yield from ((number, span) for span in re.findall(r"`(millrace(?:-lab)? [^`]+)`", line))
 
 
 def parts(command):
     """The commands of millrace in a line of shell, as words."""
-    for found in re.finditer(r"(?:^|[\s|(;&'\"=])millrace\s+([a-z].*)", command.replace("\\\n", " ").replace("\n", " ")):
+    for found in re.finditer(r"(?:^|[\s|(;&'\"=])(millrace(?:-lab)?)\s+([a-z].*)", command.replace("\\\n", " ").replace("\n", " ")):
         try:
-            lexer = shlex.shlex(found[1], posix=True, punctuation_chars="|>&;()")
+            lexer = shlex.shlex(found[2], posix=True, punctuation_chars="|>&;()")
             lexer.whitespace_split = True
             words = list(lexer)
         except ValueError:
-            words = found[1].split()
-        taken = []
+            words = found[2].split()
+        taken = [found[1]]
         for word in words:
             if re.fullmatch(r"[|>&;()]+", word) or word == "...":
                 break
@@ -238,6 +238,10 @@ class Walk:
     def fail(self, number, what, why):
         self.failed.append(f"{self.page}:{number}: {what}\n    " + str(why).strip().replace("\n", "\n    "))
 
+    def program(self, name):
+        """The file of millrace, or of its laboratory beside it."""
+        return str(pathlib.Path(self.binary).with_name(name))
+
     # What is understood.
 
     def understand(self, number, command):
@@ -249,9 +253,9 @@ class Walk:
         for words in parts(command):
             self.seen += 1
             at = words.index("--") if "--" in words else len(words)
-            asked = subprocess.run([self.binary, *words[:at], "--help"], capture_output=True, text=True, timeout=PATIENCE)
+            asked = subprocess.run([self.program(words[0]), *words[1:at], "--help"], capture_output=True, text=True, timeout=PATIENCE)
             if asked.returncode != 0:
-                self.fail(number, "millrace " + shlex.join(words), asked.stderr.strip().split("\n")[0])
+                self.fail(number, shlex.join(words), asked.stderr.strip().split("\n")[0])
 
     # What is run.
 
@@ -356,7 +360,7 @@ class Walk:
         )
 
     def stay(self, number, command, said):
-        kind = " ".join(re.search(r"millrace \w+", command)[0].split())
+        kind = " ".join(re.search(r"millrace(-lab)? \w+", command)[0].split())
         self.leave(kind)
         log = pathlib.Path(f"log.{number}")
         started = self.start(re.sub(r"\s*&\s*$", "", command), log.open("w"))

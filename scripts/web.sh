@@ -78,7 +78,7 @@ test_in_browser() {
         return 0
     fi
     # `make test` has built it, and runs this beside other tests.
-    [ -n "${MILLRACE:-}" ] || cargo build --locked -p millrace
+    [ -n "${MILLRACE:-}" ] || cargo build --locked -p millrace -p millrace-lab
     export MILLRACE=${MILLRACE:-$ROOT/target/debug/millrace} SHOTS=$ROOT/target/web
     mkdir -p "$SHOTS"
     local part failed=0 parts=("$@")
@@ -148,7 +148,7 @@ test_relay_kernel() {
         say "SKIP: the relay's page is not tested with engine kernel, which needs root"
         return
     fi
-    test_relay kernel "$MILLRACE" lab run --subscribers 1 --emulate --
+    test_relay kernel "$MILLRACE-lab" lab run --subscribers 1 --emulate --
 }
 
 case ${1:-} in

@@ -1,7 +1,7 @@
 //! Networks made of namespaces and emulated links, and measurements in them.
 //!
 //! [`lab`] makes a network on one machine: nodes are network namespaces, links are veth pairs that can lose, delay and
-//! shape packets, by netem or by an emulator in userspace. It is a library as well as `millrace lab`, and needs root:
+//! shape packets, by netem or by an emulator in userspace. It is a library as well as `millrace-lab lab`, and needs root:
 //!
 //! ```no_run
 //! use millrace_lab::lab::{Lab, Topology};
@@ -13,20 +13,19 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`mod@bench`] is `millrace bench`: relays, defences of a QUIC server, and the observer of networking's costs, each
+//! [`mod@bench`] is `millrace-lab bench`: relays, defences of a QUIC server, and the observer of networking's costs, each
 //! measured in such a network. It uses the lab, never the other way round. [`hostile`] is a client that means no good,
 //! [`receivers`] are thousands of subscribers in one process, [`stall`] are strangers to carriers who do not go on.
-//! [`transport`] is how either comes to a relay; [`columns`], [`duration`] and [`address`] are how commands print tables, and read
-//! times and addresses.
+//! [`transport`] is how either comes to a relay, [`mod@train`] learns from measured transfers. What is measured is the program `millrace`,
+//! which runs as a process.
 
-pub mod address;
 pub mod bench;
-pub mod columns;
-pub mod duration;
 pub mod hostile;
 pub mod lab;
+mod program;
 mod progress;
 pub mod receivers;
 pub mod stall;
 mod stats;
+pub mod train;
 pub mod transport;

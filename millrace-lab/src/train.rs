@@ -1,4 +1,4 @@
-//! `millrace graft train`.
+//! `millrace-lab train`.
 
 use std::{
     fmt::Write as _,
@@ -15,16 +15,19 @@ use millrace_proto::graft::select::{
     runs,
 };
 
-use millrace_lab::bench::beside::{self, Panel};
-
-use crate::render::{
-    Fit::{self, Name, Text, Whole},
-    line, print, table, width,
+use millrace::{
+    file,
+    render::{
+        Fit::{self, Name, Text, Whole},
+        line, print, table, width,
+    },
 };
+
+use crate::bench::beside::{self, Panel};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Transfers that `millrace bench graft select` has measured
+    /// Transfers that `millrace-lab bench graft select` has measured
     csv: PathBuf,
     /// Write the model here
     #[arg(long, value_name = "FILE")]
@@ -53,7 +56,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     ensure!(args.least > 0.0 && args.least.is_finite() && args.doubt.is_finite(), "--least is above 0");
     ensure!((1..=DEPTH_MAX).contains(&args.depth), "--depth is from 1 to {DEPTH_MAX}");
     let name = || args.csv.display().to_string();
-    let text = read(&args.csv, runs::BYTES_MAX)?;
+    let text = file::read(&args.csv, runs::BYTES_MAX)?;
     let mut runs = runs::parse(&text).with_context(name)?;
     if let Some(unknown) = args.arms.iter().find(|arm| runs.iter().all(|run| run.arm != **arm)) {
         bail!("{}: no transfer was by {unknown}", name());
@@ -92,14 +95,6 @@ impl Args {
         let alike = cases.cases.len() as f64 / networks as f64;
         grow::Settings { least: self.least, doubt: self.doubt, alike, depth: self.depth }
     }
-}
-
-/// A file that is not longer than it may be.
-pub fn read(path: &Path, most: usize) -> anyhow::Result<String> {
-    let name = || path.display().to_string();
-    let bytes = fs::metadata(path).with_context(name)?.len();
-    ensure!(bytes <= most as u64, "{}: it has {bytes} bytes; up to {most} are read", name());
-    fs::read_to_string(path).with_context(name)
 }
 
 /// Shares of cases, percent: right ones with the interval in which those lie, and what is given away.

@@ -242,7 +242,7 @@ fn nothing_arrives_before_its_delay() {
         assert_eq!(rx.receive(PATIENCE), Some(1));
         start.elapsed()
     };
-    // How much later it arrives depends on who gets the CPU, and is a figure of `millrace lab accuracy`.
+    // How much later it arrives depends on who gets the CPU, and is a figure of `millrace-lab lab accuracy`.
     for _ in 0..10 {
         let there = one_way(&pair.tx, &pair.rx);
         assert!(there >= DELAY, "{there:?}");
@@ -286,7 +286,7 @@ fn the_rate_limits() {
     let last = start.elapsed();
     let one = Duration::from_nanos(FRAME as u64 * 8 * 1_000_000_000 / 4_000_000);
     assert!(first >= one, "{first:?}");
-    // Not one bit faster since the first was sent. How much slower is a figure of `millrace lab accuracy`.
+    // Not one bit faster since the first was sent. How much slower is a figure of `millrace-lab lab accuracy`.
     assert!(last >= one * 101, "{last:?}");
 }
 
@@ -321,14 +321,14 @@ fn settings_change_while_up() {
 
     // From outside, by the command.
     let output =
-        millrace(&["set", "--lab", pair.lab.id(), "pub-sub1", "loss=0", "delay=30ms"]).output().unwrap();
+        program(&["set", "--lab", pair.lab.id(), "pub-sub1", "loss=0", "delay=30ms"]).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     let start = Instant::now();
     pair.burst(2..3);
     assert_eq!(pair.rx.receive(PATIENCE), Some(2));
     assert!(start.elapsed() >= Duration::from_millis(30));
 
-    let output = millrace(&["set", "--lab", pair.lab.id(), "pub-sub1", "delay=much"]).output().unwrap();
+    let output = program(&["set", "--lab", pair.lab.id(), "pub-sub1", "delay=much"]).output().unwrap();
     assert!(!output.status.success());
     assert!(String::from_utf8_lossy(&output.stderr).contains("`delay = much`"), "{output:?}");
     assert_eq!(link.impairment(Direction::Forward), Impairment::parse("delay=30ms").unwrap());
@@ -483,13 +483,13 @@ fn holds_a_lab_for_another_test() {
 fn run_ends_with_its_command() {
     needs_root!("run_ends_with_its_command");
     let script = "echo $LAB_ID; nsenter --net=/run/netns/$LAB_SUB1_NETNS ip address; exit 7";
-    let output = millrace(&["run", "--", "sh", "-c", script]).output().unwrap();
+    let output = program(&["run", "--", "sh", "-c", script]).output().unwrap();
     assert_eq!(output.status.code(), Some(7), "{output:?}");
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.contains("to-relay"), "{text}");
     assert!(is_gone(text.lines().next().unwrap()));
 
-    let mut child = millrace(&["run", "--in", "relay", "--", "sh", "-c", "echo $LAB_ID; exec sleep 1000"])
+    let mut child = program(&["run", "--in", "relay", "--", "sh", "-c", "echo $LAB_ID; exec sleep 1000"])
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
@@ -505,7 +505,7 @@ fn run_ends_with_its_command() {
 fn an_interrupt_is_not_passed_on() {
     needs_root!("an_interrupt_is_not_passed_on");
     let script = "trap 'exit 42' INT; echo up; read line; exit 41";
-    let mut command = millrace(&["run", "--", "sh", "-c", script]);
+    let mut command = program(&["run", "--", "sh", "-c", script]);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -524,12 +524,12 @@ fn what_a_killed_owner_leaves_is_cleaned() {
     let netns = format!("--net=/run/netns/{id}-relay");
     let mut inside = Command::new("nsenter").args([&netns, "sleep", "1000"]).spawn().unwrap();
     wait_until_inside(&inside, &id);
-    let output = millrace(&["clean"]).output().unwrap();
+    let output = program(&["clean"]).output().unwrap();
     assert!(output.status.success() && !is_gone(&id), "cleaned a lab that is alive: {output:?}");
 
     kill(pid(&child), Signal::SIGKILL).unwrap();
     child.wait().unwrap();
-    assert!(millrace(&["clean"]).output().unwrap().status.success());
+    assert!(program(&["clean"]).output().unwrap().status.success());
     assert!(is_gone(&id));
     assert!(!inside.wait().unwrap().success());
 }
@@ -542,13 +542,13 @@ fn what_a_killed_owner_leaves_is_shown() {
     let registry = std::fs::File::open("/run/millrace/lab/registry").unwrap();
     let shared = Flock::lock(registry, FlockArg::LockShared).map_err(|(_, error)| error).unwrap();
     let shown = || {
-        let output = millrace(&["status"]).output().unwrap();
+        let output = program(&["status"]).output().unwrap();
         assert!(output.status.success(), "{output:?}");
         String::from_utf8(output.stdout).unwrap()
     };
     let left = |text: &str| {
         let at = text.find("left behind by processes that ended: ");
-        at.is_some_and(|at| text[at..].contains(&id) && text[at..].contains("`millrace lab clean`"))
+        at.is_some_and(|at| text[at..].contains(&id) && text[at..].contains("`millrace-lab lab clean`"))
     };
     let text = shown();
     assert!(text.contains(&format!("lab {id} (process {})\n", child.id())) && !left(&text), "{text}");
@@ -560,7 +560,7 @@ fn what_a_killed_owner_leaves_is_shown() {
     std::fs::remove_dir_all(Path::new("/run/millrace/lab").join(&id)).unwrap();
     assert!(left(&shown()), "{}", shown());
     drop(shared);
-    let output = millrace(&["clean"]).output().unwrap();
+    let output = program(&["clean"]).output().unwrap();
     assert!(output.status.success() && is_gone(&id), "{output:?}");
     assert!(!left(&shown()));
 }
@@ -579,19 +579,19 @@ fn the_next_lab_cleans_what_a_killed_owner_left() {
 #[test]
 fn goes_up_in_the_background_and_down_again() {
     needs_root!("goes_up_in_the_background_and_down_again");
-    let output = millrace(&["up", "--detach", "--emulate"]).output().unwrap();
+    let output = program(&["up", "--detach", "--emulate"]).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     let text = String::from_utf8(output.stdout).unwrap();
     let id = text.split_whitespace().nth(1).unwrap();
     let _down = Down(id);
-    let exec = millrace(&["exec", "--lab", id, "sub1", "--", "ip", "address"]).output().unwrap();
+    let exec = program(&["exec", "--lab", id, "sub1", "--", "ip", "address"]).output().unwrap();
     assert!(String::from_utf8(exec.stdout).unwrap().contains("10.77.1.2/24"));
-    let status = millrace(&["status", "--json"]).output().unwrap();
+    let status = program(&["status", "--json"]).output().unwrap();
     let labs: Vec<serde_json::Value> = serde_json::from_slice(&status.stdout).unwrap();
     let lab = labs.iter().find(|lab| lab["id"] == id).unwrap();
     assert_eq!(lab["links"][1]["name"], "relay-sub1");
     assert!(lab["links"][1]["forward"]["counters"]["received"].is_u64());
-    let down = || millrace(&["down", "--lab", id]).output().unwrap();
+    let down = || program(&["down", "--lab", id]).output().unwrap();
     let output = down();
     assert_eq!((output.status.code(), output.stdout), (Some(0), format!("lab {id} is down\n").into_bytes()));
     assert!(is_gone(id));
@@ -599,13 +599,13 @@ fn goes_up_in_the_background_and_down_again() {
     let said = String::from_utf8_lossy(&again.stderr).into_owned();
     assert!(again.status.code() == Some(1) && said.contains(&format!("lab {id} is not up")), "{said}");
 
-    let bad = millrace(&["up", "--detach", "--impair", "pub-relay loss=2"]).output().unwrap();
+    let bad = program(&["up", "--detach", "--impair", "pub-relay loss=2"]).output().unwrap();
     assert!(!bad.status.success());
     assert!(String::from_utf8_lossy(&bad.stderr).contains("`loss = 2`"), "{bad:?}");
 }
 
-fn millrace(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
+fn program(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_millrace-lab"));
     command.arg("lab").args(arguments).env_remove("LAB_ID");
     command
 }
@@ -615,13 +615,13 @@ struct Down<'a>(&'a str);
 
 impl Drop for Down<'_> {
     fn drop(&mut self) {
-        let _ = millrace(&["down", "--lab", self.0]).stderr(Stdio::null()).status();
+        let _ = program(&["down", "--lab", self.0]).stderr(Stdio::null()).status();
     }
 }
 
 /// A lab that a child process keeps up, and its ID.
 fn up() -> (Child, String) {
-    let mut child = millrace(&["up"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut child = program(&["up"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
     let id = lines.next().unwrap().split_whitespace().nth(1).unwrap().to_owned();
     assert!(lines.any(|line| line.starts_with("ready")));

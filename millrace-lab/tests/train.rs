@@ -1,4 +1,4 @@
-//! `millrace graft train` and `graft why --what-if`, as users call them: what is learned from a file of transfers is what it says.
+//! `millrace-lab train` and `millrace graft why --what-if`, as users call them: what is learned from a file of transfers is what it says.
 
 use std::{
     fs,
@@ -12,9 +12,12 @@ use millrace_proto::graft::select::{
 };
 use serde_json::Value;
 
-fn millrace(directory: &Path, line: &str) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
-    command.current_dir(directory).args(line.split_whitespace()).output().expect("millrace runs")
+/// Runs `train`, which is the lab's, or a command of the product.
+fn run(directory: &Path, line: &str) -> Output {
+    let lab = Path::new(env!("CARGO_BIN_EXE_millrace-lab"));
+    let program = if line.starts_with("train") { lab.to_owned() } else { lab.with_file_name("millrace") };
+    let mut command = Command::new(program);
+    command.current_dir(directory).args(line.split_whitespace()).output().expect("it runs")
 }
 
 fn said(output: &Output) -> String {
@@ -54,16 +57,15 @@ fn what_was_measured_is_learned_and_told() {
     let directory = tempfile::tempdir().expect("a directory");
     let here = directory.path();
     fs::write(here.join("runs.csv"), transfers()).expect("a file");
-    let trained = said(&millrace(here, "graft train runs.csv --out model.json"));
+    let trained = said(&run(here, "train runs.csv --out model.json"));
     assert!(trained.contains("40 networks") && trained.contains("the seed's tree"), "{trained}");
     let judged: Value =
-        serde_json::from_str(&said(&millrace(here, "graft train runs.csv --out model.json --json")))
-            .expect("JSON");
+        serde_json::from_str(&said(&run(here, "train runs.csv --out model.json --json"))).expect("JSON");
     let right = |at: usize| judged["scores"][at]["right"].as_f64().expect("a share");
     assert!(right(0) > 0.999, "{judged}");
     assert!(right(1) < 0.9 && right(2) < 0.7, "majority and BBR cannot know: {judged}");
 
-    let ask = |what: &str| said(&millrace(here, &format!("graft why --model model.json --what-if {what}")));
+    let ask = |what: &str| said(&run(here, &format!("graft why --model model.json --what-if {what}")));
     for (what, arm) in [
         ("loss=1,offer=nothing,profile=loss", "bbr: right for 100 %"),
         ("loss=0,offer=nothing,profile=loss", "cubic: right for 100 %"),
@@ -72,14 +74,14 @@ fn what_was_measured_is_learned_and_told() {
         let answer = ask(what);
         assert!(answer.starts_with(arm), "{what}: {answer}");
     }
-    said(&millrace(here, "graft train runs.csv --out few.json --arms cubic,carried-warm"));
-    let few = said(&millrace(here, "graft why --model few.json --what-if loss=1,offer=nothing,profile=loss"));
+    said(&run(here, "train runs.csv --out few.json --arms cubic,carried-warm"));
+    let few = said(&run(here, "graft why --model few.json --what-if loss=1,offer=nothing,profile=loss"));
     assert!(few.starts_with("cubic:"), "only what it was trained with: {few}");
-    let unknown = error(&millrace(here, "graft train runs.csv --out few.json --arms cubic,vegas"));
+    let unknown = error(&run(here, "train runs.csv --out few.json --arms cubic,vegas"));
     assert!(unknown.contains("no transfer was by vegas"), "{unknown}");
     let answer = ask("loss=1,offer=nothing,profile=loss");
     assert!(answer.contains("loss is 1 %: more than 0.5 %"), "the way in words: {answer}");
-    let data = said(&millrace(here, "graft why --json --model model.json --what-if loss=1,profile=loss"));
+    let data = said(&run(here, "graft why --json --model model.json --what-if loss=1,profile=loss"));
     let data: Value = serde_json::from_str(&data).expect("JSON");
     assert_eq!(data["arm"], "bbr", "of the peer nothing is known, so there is no carrier: {data}");
 }
@@ -94,16 +96,16 @@ fn what_is_wrong_is_named() {
         (good.replacen(",bbr,", ",b/r,", 1), "line 3: arm \"b/r\""),
         (good[..good.len() - 9].to_owned(), "it has no end"),
         (good.lines().take(10).map(|line| format!("{line}\n")).collect(), "at least 5 are wanted"),
-        ("network,arm\n".to_owned(), "first line is not that of `millrace bench graft select`"),
+        ("network,arm\n".to_owned(), "first line is not that of `millrace-lab bench graft select`"),
     ];
     for (text, wanted) in table {
         write("wrong.csv", &text);
-        let error = error(&millrace(here, "graft train wrong.csv --out model.json"));
+        let error = error(&run(here, "train wrong.csv --out model.json"));
         assert!(error.contains("wrong.csv") && error.contains(wanted), "{wanted}: {error}");
         assert!(!here.join("model.json").exists(), "nothing is written then");
     }
     write("wrong.json", "{\"version\": 1}");
-    let error = |line: &str| error(&millrace(here, line));
+    let error = |line: &str| error(&run(here, line));
     let model = error("graft why --model wrong.json --what-if loss=1");
     assert!(model.contains("wrong.json") && model.contains("missing field"), "{model}");
     assert!(error("graft why --model none.json --what-if loss=1").contains("none.json"));

@@ -12,6 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+pub mod cli;
 #[cfg(feature = "tokio")]
 mod in_runtime;
 mod lingering;

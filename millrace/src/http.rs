@@ -15,6 +15,7 @@ use std::{
     time::Duration,
 };
 
+use crate::address;
 use axum::{
     Router,
     http::{StatusCode, header},
@@ -30,7 +31,6 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
-use millrace_lab::address;
 use nix::{
     errno::Errno,
     sys::socket::{setsockopt, sockopt},

@@ -13,18 +13,24 @@
 //! | `confine` | child processes of this binary for hostile bytes: no file, no network, no right |
 //! | `pem` | certificates and private keys from files, and what is wrong with them |
 //! | `http`, `openmetrics`, `log`, `render`, `socket` | HTTP servers, metrics, logging, tables and units, control sockets, each for all of them |
+//! | `columns`, `duration`, `address`, `file` | columns of text; times, addresses and files as users write them |
+//! | `program` | what a program does around its commands |
 //!
 //! Arrows point down this list: commands use everything, and `relay`, `gate`, `graft`, `fanout` and `cost` do not know each other.
 
+pub mod address;
 mod cgroup;
 mod closer;
+pub mod columns;
 pub mod commands;
 pub mod confine;
-mod cost;
+pub mod cost;
 mod daemon;
 #[cfg(test)]
 mod documented;
+pub mod duration;
 mod fanout;
+pub mod file;
 mod gate;
 mod gate_metrics;
 mod gate_watch;
@@ -36,6 +42,7 @@ pub mod log;
 mod memory;
 mod openmetrics;
 mod pem;
+pub mod program;
 pub mod relay;
-mod render;
+pub mod render;
 mod socket;

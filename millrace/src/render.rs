@@ -5,7 +5,7 @@ use std::{
     io::{IsTerminal as _, Write as _},
 };
 
-use millrace_lab::columns::{Side, aligned, broken, indented};
+use crate::columns::{Side, aligned, broken, indented};
 use rustix::termios::tcgetwinsize;
 
 use crate::log::printable;

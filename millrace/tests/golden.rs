@@ -4,11 +4,12 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{
-    collections::VecDeque,
     fmt::Write as _,
     path::Path,
     process::{Command, Output},
 };
+
+use millrace_testkit::cli;
 
 const FILE: &str = "tests/golden/cli.txt";
 
@@ -62,31 +63,6 @@ fn millrace(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_millrace")).args(args).env_remove("RUST_LOG").output().unwrap()
 }
 
-/// Names of the commands below one, by its help.
-fn commands(help: &str) -> Vec<String> {
-    let list = help.lines().skip_while(|line| *line != "Commands:").skip(1);
-    let list = list.take_while(|line| line.starts_with("  "));
-    let names = list.filter_map(|line| {
-        line.strip_prefix("  ")?.split_whitespace().next().filter(|_| !line.starts_with("   "))
-    });
-    names.filter(|name| *name != "help").map(str::to_owned).collect()
-}
-
-fn helps(out: &mut String) {
-    let mut waiting = VecDeque::from([Vec::<String>::new()]);
-    while let Some(path) = waiting.pop_front() {
-        let args: Vec<&str> = path.iter().map(String::as_str).chain(["--help"]).collect();
-        let output = millrace(&args);
-        assert!(output.status.success(), "{args:?}");
-        let help = String::from_utf8(output.stdout).unwrap();
-        let _ = writeln!(out, "$ millrace {}\n{help}", args.join(" "));
-        // In their order, each with what is below it.
-        for name in commands(&help).into_iter().rev() {
-            waiting.push_front([&path[..], &[name]].concat());
-        }
-    }
-}
-
 fn errors(out: &mut String) {
     for args in WRONG {
         let output = millrace(args);
@@ -106,22 +82,9 @@ fn errors(out: &mut String) {
 
 #[test]
 fn what_commands_say_is_as_it_was_reviewed() {
-    let mut now = String::new();
-    helps(&mut now);
+    let program = Path::new(env!("CARGO_BIN_EXE_millrace"));
+    let mut now = cli::helps(program);
     errors(&mut now);
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(FILE);
-    if std::env::var("MILLRACE_GOLDEN").is_ok_and(|value| value == "write") {
-        std::fs::write(&file, &now).unwrap();
-        return;
-    }
-    let before = std::fs::read_to_string(&file).unwrap_or_default();
-    let differs = now.lines().zip(before.lines()).position(|(now, before)| now != before);
-    let line = differs.unwrap_or_else(|| now.lines().count().min(before.lines().count()));
-    assert!(
-        now == before,
-        "line {} of {FILE} is another: {:?} now, {:?} there. If that is meant: MILLRACE_GOLDEN=write cargo test -p millrace --test golden",
-        line + 1,
-        now.lines().nth(line),
-        before.lines().nth(line),
-    );
+    cli::assert_as_reviewed(&file, &now, "cargo test -p millrace --test golden");
 }

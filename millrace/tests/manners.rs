@@ -3,31 +3,13 @@
 
 mod process;
 
-use std::{
-    fs,
-    io::{BufRead as _, BufReader},
-    os::unix::{fs::PermissionsExt as _, process::CommandExt as _},
-    path::PathBuf,
-    process::{Command, Stdio},
-};
+use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, process::Stdio};
 
-use nix::sys::signal::{Signal, kill};
+use millrace_testkit::cli;
 use process::{Relay, millrace, wait_for};
 
-/// `2>&1 | head -n1`, and how that ended; whoever goes on is asked to leave once nobody reads any more.
 fn head(args: &[&str], goes_on: bool) -> Option<i32> {
-    let (read, write) = std::io::pipe().unwrap();
-    let mut command = millrace();
-    command.args(args).stdin(Stdio::null()).stdout(write.try_clone().unwrap()).stderr(write);
-    let mut process = command.spawn().unwrap();
-    drop(command);
-    let mut line = String::new();
-    BufReader::new(read).read_line(&mut line).unwrap();
-    assert!(!line.is_empty(), "{args:?} says nothing");
-    if goes_on {
-        kill(nix::unistd::Pid::from_raw(process.id().try_into().unwrap()), Signal::SIGTERM).unwrap();
-    }
-    wait_for(&format!("end of {args:?}"), || process.try_wait().unwrap()).code()
+    cli::exit_code_after_one_line(Path::new(env!("CARGO_BIN_EXE_millrace")), args, goes_on)
 }
 
 #[test]
@@ -42,7 +24,7 @@ fn whoever_reads_no_further_ends_a_command_and_breaks_nothing() {
     let secret = relay.path("secret");
     fs::write(&secret, [7; 32]).unwrap();
     let key = format!("--key={}", secret.display());
-    let table: [&[&str]; 15] = [
+    let table: [&[&str]; 13] = [
         &["--help"],
         &["relay", "--help"],
         &["relay", "--max-sessions=x", "--cache-bytes=y"],
@@ -53,8 +35,6 @@ fn whoever_reads_no_further_ends_a_command_and_breaks_nothing() {
         &["status", "--watch", &http, &token],
         &["status", "--watch", "--json", &http, &token],
         &["token", "make", &key, "--root=a", "--put="],
-        &["lab", "hostile", "--list"],
-        &["lab", "status"],
         &[&subscribe[..], &["--stats"]].concat(),
         &[&subscribe[..], &["--json", "--count=50"]].concat(),
         // Media, to a terminal by mistake for instance.
@@ -73,35 +53,15 @@ fn whoever_reads_no_further_ends_a_command_and_breaks_nothing() {
         assert!(matches!(code, Some(0) | None), "{args:?}: {code:?}");
     }
     if nix::unistd::geteuid().is_root() {
-        for args in [
-            &["cost", "--plain", "--period=200ms"][..],
-            &["cost", "--json", "--period=200ms"],
-            &["lab", "run", "--", "sh", "-c", "yes"],
-            &["lab", "up"],
-        ] {
-            let code = head(args, args[1] == "up");
+        for args in [&["cost", "--plain", "--period=200ms"][..], &["cost", "--json", "--period=200ms"]] {
+            let code = head(args, false);
             assert!(code != Some(101), "{args:?}: {code:?}");
         }
     } else {
-        println!("SKIP whoever_reads_no_further_ends_a_command_and_breaks_nothing: cost and lab need root");
+        println!("SKIP whoever_reads_no_further_ends_a_command_and_breaks_nothing: cost needs root");
     }
     publisher.kill().unwrap();
     publisher.wait().unwrap();
-}
-
-/// The binary where anyone can run it, as nobody in particular.
-fn as_nobody(program: &PathBuf, args: &[&str]) -> (Option<i32>, String) {
-    const NOBODY: u32 = 65_534;
-    let mut command = Command::new(program);
-    command
-        .args(args)
-        .uid(NOBODY)
-        .gid(NOBODY)
-        .env_remove("XDG_RUNTIME_DIR")
-        .env("HOME", "/nowhere")
-        .current_dir("/");
-    let output = command.output().unwrap();
-    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
 #[test]
@@ -122,7 +82,7 @@ fn who_has_no_rights_is_told_which() {
     fs::set_permissions(&socket, fs::Permissions::from_mode(0o600)).unwrap();
     let socket = format!("--socket={}", socket.display());
     let settings = format!("--config={}", settings.display());
-    let table: [(&[&str], &str); 12] = [
+    let table: [(&[&str], &str); 9] = [
         (
             &["relay", "--engine=kernel", "--interface=nothing0", "--http=off", "--listen=127.0.0.1:4"],
             "CAP_BPF",
@@ -135,12 +95,9 @@ fn who_has_no_rights_is_told_which() {
         (&["graft", "run", &settings, "--http=off"], "CAP_NET_ADMIN"),
         (&["graft", "status", &socket], "root"),
         (&["cost", "--duration=100ms"], "root"),
-        (&["lab", "up"], "root"),
-        (&["lab", "run", "--", "true"], "root"),
-        (&["bench", "relay"], "root"),
     ];
     for (args, needed) in table {
-        let (code, said) = as_nobody(&program, args);
+        let (code, said) = cli::run_as_nobody(&program, args);
         assert_eq!(code, Some(1), "{args:?}: {said}");
         assert!(said.contains(needed), "{needed} is not in {said:?} of {args:?}");
         assert!(!said.contains("libbpf"), "{args:?}: {said}");

@@ -4,7 +4,7 @@
 port=7000 port_hex=1B58
 temporary=$(mktemp -d)
 cgroups=$(awk '$3 == "cgroup2" { print $2; exit }' /proc/mounts)/millrace-carry-$$
-in_node() { node=$1; shift; millrace lab exec "$node" -- "$@"; }
+in_node() { node=$1; shift; millrace-lab lab exec "$node" -- "$@"; }
 fail() { echo "$*"; cat "$temporary"/*.log; exit 1; }
 clean() { kill $daemons 2>/dev/null; wait; rmdir "$cgroups/client" "$cgroups/server" "$cgroups"; rm -rf "$temporary"; }
 trap clean EXIT
@@ -27,7 +27,7 @@ led() { status sub1 client | grep -q '"led": 1'; }
 serving() { in_node relay cat /proc/net/tcp /proc/net/tcp6 | grep -q ":$port_hex 0*:0000 0A"; }
 # Not by a function, of which a signal would reach the shell alone.
 daemon() {
-    millrace lab exec "$1" -- millrace graft run --http=off --config "$temporary/$2.toml" --socket "$temporary/$2.sock" 2>"$temporary/$2.log" &
+    millrace-lab lab exec "$1" -- millrace graft run --http=off --config "$temporary/$2.toml" --socket "$temporary/$2.sock" 2>"$temporary/$2.log" &
 }
 
 mkdir -p "$cgroups/client" "$cgroups/server"
@@ -69,7 +69,7 @@ for kind in quic tcp mptcp sctp; do
     daemon sub1 client
     daemons="$daemons $!"
     wait_for warm || fail "no carrier by $kind"
-    millrace lab exec relay -- busybox nc -l -p "$port" -e busybox sha256sum 2>"$temporary/nc.log" &
+    millrace-lab lab exec relay -- busybox nc -l -p "$port" -e busybox sha256sum 2>"$temporary/nc.log" &
     daemons="$daemons $!"
     wait_for serving || fail "no server"
     came=$(in_node sub1 sh -c "echo \$\$ >$cgroups/client/cgroup.procs; exec busybox nc $LAB_RELAY_V4 $port" <"$temporary/bytes" | cut -d ' ' -f 1)

@@ -5,7 +5,7 @@
 seconds=10
 url=moqt://$LAB_RELAY_V4:4443
 temporary=$(mktemp -d)
-in_node() { node=$1; shift; millrace lab exec "$node" -- "$@"; }
+in_node() { node=$1; shift; millrace-lab lab exec "$node" -- "$@"; }
 fail() { echo "$*"; cat "$temporary"/*.log; exit 1; }
 # The first number called $2 in the JSON of $1.
 figure() { grep -oE "\"$2\": *[0-9]+" "$1" | head -n 1 | grep -oE '[0-9]+$'; }

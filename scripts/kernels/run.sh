@@ -22,6 +22,6 @@ run() {
 }
 
 for program in "$directory"/*; do run "$(basename "$program")" "$program" --show-output; done
-for lab in forward carry; do run "$lab" millrace lab run --subscribers 1 -- sh "$scripts/$lab.sh"; done
+for lab in forward carry; do run "$lab" millrace-lab lab run --subscribers 1 -- sh "$scripts/$lab.sh"; done
 rm -f "$log"
 echo "end pass 0 0" >>"$results"

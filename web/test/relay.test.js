@@ -483,7 +483,7 @@ test("a camera is published, to players and to another page, and again after a r
 
 /** What the way from the browser to the relay is like from now on. */
 async function uplink(...settings) {
-  const end = await once(start([MILLRACE, "lab", "set", "relay-sub1", "--direction", "backward", ...settings]), "exit");
+  const end = await once(start([`${MILLRACE}-lab`, "lab", "set", "relay-sub1", "--direction", "backward", ...settings]), "exit");
   assert.deepEqual(end, [0, null]);
 }
 

@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, bail};
 
+use crate::program::product;
 use crate::transport::Transport;
 
 /// Port that every relay listens on.
@@ -148,7 +149,7 @@ impl Contender {
             arguments.extend(setup.max_delay.iter().flat_map(|delay| ["--max-delay", delay]));
             arguments.extend(["--http", &http, "--http-token-file", "off"]);
             arguments.extend(["--tls-cert", &certificate, "--tls-key", &key, "--log-level", "warn"]);
-            return Ok(CommandLine::new(env::current_exe()?, &arguments));
+            return Ok(CommandLine::new(product()?, &arguments));
         }
         let (program, arguments) = match self {
             Self::MoqRelayIetf => {
@@ -160,9 +161,7 @@ impl Contender {
                 (find(self.relay())?, arguments)
             }
             // What else it needs to know is in a file, `Site::start` adds it.
-            Self::Fanout => {
-                (env::current_exe()?, vec!["fanout", "run", "--http", "off", "--log-level", "warn"])
-            }
+            Self::Fanout => (product()?, vec!["fanout", "run", "--http", "off", "--log-level", "warn"]),
             Self::Batched => {
                 (env::current_exe()?, vec!["bench", "udp", "forward", "--batched", "--listen", &listen])
             }

@@ -1,4 +1,4 @@
-//! `millrace bench fairness`: one flow of a relay that always has something to send, beside one of TCP CUBIC, on one
+//! `millrace-lab bench fairness`: one flow of a relay that always has something to send, beside one of TCP CUBIC, on one
 //! bottleneck with equal round trips.
 
 use std::fs;

@@ -1,4 +1,4 @@
-//! `millrace bench fanout`: RTP to many receivers by the kernel, by a process with as few system calls as there can be, and MoQ with
+//! `millrace-lab bench fanout`: RTP to many receivers by the kernel, by a process with as few system calls as there can be, and MoQ with
 //! encryption by the relay, interleaved.
 
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! `millrace bench hostile`: what a bystander's media suffer while another client of the relay means no good, and what it
+//! `millrace-lab bench hostile`: what a bystander's media suffer while another client of the relay means no good, and what it
 //! costs the relay; and the same of a client that sends as many packets and does nothing wrong.
 
 use std::env;
@@ -34,7 +34,7 @@ pub struct Args {
     /// How the client comes to the relay, interleaved; what is about one of them only is left out of the other
     #[arg(long, value_enum, value_delimiter = ',', default_value = "raw", value_name = "TRANSPORT")]
     transport: Vec<Transport>,
-    /// What the client does (millrace lab hostile --list); everything without it
+    /// What the client does (millrace-lab lab hostile --list); everything without it
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     scenarios: Vec<String>,
     /// Clients that do it at the same time

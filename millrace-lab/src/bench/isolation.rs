@@ -1,4 +1,4 @@
-//! `millrace bench isolation`: what one subscriber's bad link costs another one, whose link is good.
+//! `millrace-lab bench isolation`: what one subscriber's bad link costs another one, whose link is good.
 
 use std::path::PathBuf;
 use std::time::Duration;

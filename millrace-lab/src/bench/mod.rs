@@ -1,4 +1,4 @@
-//! `millrace bench`: measurements as commands.
+//! `millrace-lab bench`: measurements as commands.
 
 mod adapt;
 mod at_once;
@@ -36,10 +36,7 @@ mod viewer;
 mod watch;
 mod wire;
 
-use std::{net::SocketAddr, sync::Arc};
-
 use anyhow::ensure;
-use millrace_cost::report::Report;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -91,16 +88,7 @@ enum Command {
     Udp(udp::Args),
 }
 
-/// The observer's dashboard, whose cost is measured too: in this process, which belongs to the command.
-pub trait Dashboard {
-    fn local_addr(&self) -> SocketAddr;
-    fn show(&mut self, report: Arc<Report>) -> anyhow::Result<()>;
-}
-
-/// Starts one on a loopback address.
-pub type StartDashboard = fn() -> anyhow::Result<Box<dyn Dashboard>>;
-
-pub fn run(args: Args, dashboard: StartDashboard) -> anyhow::Result<()> {
+pub fn run(args: Args) -> anyhow::Result<()> {
     ensure!(
         nix::unistd::geteuid().is_root(),
         "benchmarks need root: they make network namespaces and load BPF programs"
@@ -122,7 +110,7 @@ pub fn run(args: Args, dashboard: StartDashboard) -> anyhow::Result<()> {
         Command::Graft(args) => graft::run(args),
         Command::Http3Server(args) => gate::http3::serve(args),
         Command::Flood(args) => gate::flood::send(args),
-        Command::Cost(args) => cost::run(args, dashboard),
+        Command::Cost(args) => cost::run(args),
         Command::Udp(args) => udp::run(args),
     }
 }

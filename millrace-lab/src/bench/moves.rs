@@ -1,4 +1,4 @@
-//! `millrace bench moves`: thousands of viewers whose addresses change within a second, and how soon the kernel serves them again.
+//! `millrace-lab bench moves`: thousands of viewers whose addresses change within a second, and how soon the kernel serves them again.
 
 use std::collections::HashMap;
 use std::env;
@@ -18,6 +18,7 @@ use super::site::Site;
 use super::table::{columns, write_json};
 use super::usage::{Reading, warn_if_busy};
 use crate::lab::Topology;
+use crate::program::product;
 use crate::progress::Progress;
 use crate::receivers::report::Report;
 use crate::stats::Spread;
@@ -291,7 +292,7 @@ impl Args {
              --object-bytes {object_bytes} --objects-per-group {OBJECTS_PER_GROUP} --duration {SHOW_SECONDS} \
              --tls-disable-verify {url}"
         );
-        let mut command = site.node("pub")?.command(env::current_exe()?);
+        let mut command = site.node("pub")?.command(product()?);
         command.args(arguments.split_whitespace());
         Process::start("publisher", command, site.directory())
     }

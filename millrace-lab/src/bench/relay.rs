@@ -1,4 +1,4 @@
-//! `millrace bench relay`: relays side by side, in one lab, under one load.
+//! `millrace-lab bench relay`: relays side by side, in one lab, under one load.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! `millrace bench restarts`: publishers and relays that are killed and come back, and how long viewers are without media.
+//! `millrace-lab bench restarts`: publishers and relays that are killed and come back, and how long viewers are without media.
 
 use std::env;
 use std::path::PathBuf;
@@ -15,6 +15,7 @@ use super::table::{columns, write_json};
 use super::usage::warn_if_busy;
 use super::viewer::{self, Seen};
 use crate::lab::Topology;
+use crate::program::product;
 use crate::progress::Progress;
 use crate::stats::Percentiles;
 
@@ -266,7 +267,7 @@ impl Args {
             viewer::TRACK,
             self.rate_hz,
         );
-        let mut command = site.node("pub")?.command(env::current_exe()?);
+        let mut command = site.node("pub")?.command(product()?);
         command.args(arguments.split_whitespace());
         Process::start("publisher", command, site.directory())
     }

@@ -7,8 +7,8 @@ use anyhow::Context;
 use super::figures::{Figures, Row};
 use super::owed::Owed;
 use super::profile::Profile;
-use crate::columns::{Side, aligned};
 use crate::stats::Percentiles;
+use millrace::columns::{Side, aligned};
 
 const HEAD: [&str; 18] = [
     "relay",

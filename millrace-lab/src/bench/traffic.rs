@@ -3,7 +3,7 @@
 use std::env;
 use std::net::SocketAddr;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, ensure};
@@ -15,6 +15,7 @@ use super::owed::Owed;
 use super::process::Process;
 use super::udp;
 use crate::lab::Node;
+use crate::program::product;
 use crate::stats::Percentiles;
 use crate::transport::Transport;
 
@@ -74,8 +75,8 @@ pub struct Subscriber(Process);
 
 impl Subscriber {
     pub fn start(name: &'static str, route: &Route<'_>, directory: &Path) -> anyhow::Result<Self> {
-        let arguments = subscribing(1, Transport::Raw, route.relay);
-        start(name, route.subscribers, &arguments, directory).map(Self)
+        let command = (product()?, subscribing(1, Transport::Raw, route.relay));
+        start(name, route.subscribers, command, directory).map(Self)
     }
 
     /// Waits for the end of the traffic; what it was owed.
@@ -228,33 +229,34 @@ impl Commands<'_> {
         let common = format!("--object-bytes {object_bytes} --rate-hz {rate_hz}");
         let relay = self.route.relay;
         let objects_per_group = OBJECTS_PER_GROUP.max(rate_hz / 5);
-        let arguments = match self.contender {
+        let command = match self.contender {
             plain if plain.is_plain() => {
-                format!("bench udp source --to {relay} {common} --seconds {}", self.seconds)
+                let arguments = format!("bench udp source --to {relay} {common} --seconds {}", self.seconds);
+                (env::current_exe()?, arguments)
             }
-            _ => format!(
-                "publish --reconnect=false --generate --wait --json --name {NAMESPACE} --track {TRACK} {common} \
+            _ => (
+                product()?,
+                format!(
+                    "publish --reconnect=false --generate --wait --json --name {NAMESPACE} --track {TRACK} {common} \
                  --objects-per-group {objects_per_group} --duration {} --tls-disable-verify {}://{relay}",
-                self.seconds,
-                transport.scheme()
+                    self.seconds,
+                    transport.scheme()
+                ),
             ),
         };
-        start("publisher", self.route.publisher, &arguments, self.directory)
+        start("publisher", self.route.publisher, command, self.directory)
     }
 
     fn subscribers(&self) -> anyhow::Result<Process> {
         let subscribers = self.load.subscribers;
         let relay = self.route.relay;
-        let arguments = match self.contender {
-            Contender::Fanout => {
-                format!("bench udp sink --stream {STREAM} --from {relay} --subscribers {subscribers}")
-            }
-            plain if plain.is_plain() => {
-                format!("bench udp sink --from {relay} --subscribers {subscribers}")
-            }
-            _ => subscribing(subscribers, self.load.transport, relay),
+        let sink = format!("bench udp sink --from {relay} --subscribers {subscribers}");
+        let command = match self.contender {
+            Contender::Fanout => (env::current_exe()?, format!("{sink} --stream {STREAM}")),
+            plain if plain.is_plain() => (env::current_exe()?, sink),
+            _ => (product()?, subscribing(subscribers, self.load.transport, relay)),
         };
-        start("subscribers", self.route.subscribers, &arguments, self.directory)
+        start("subscribers", self.route.subscribers, command, self.directory)
     }
 }
 
@@ -266,8 +268,14 @@ fn subscribing(subscribers: usize, transport: Transport, relay: SocketAddr) -> S
     )
 }
 
-fn start(name: &'static str, node: &Node, arguments: &str, directory: &Path) -> anyhow::Result<Process> {
-    let mut command = node.command(env::current_exe()?);
+/// Starts a program with arguments that have no spaces in them.
+fn start(
+    name: &'static str,
+    node: &Node,
+    (program, arguments): (PathBuf, String),
+    directory: &Path,
+) -> anyhow::Result<Process> {
+    let mut command = node.command(program);
     command.args(arguments.split_whitespace());
     Process::start(name, command, directory)
 }

@@ -1,4 +1,4 @@
-//! The viewer of `millrace bench restarts`: plays a track of generated objects, and writes a line for each that comes out of the player.
+//! The viewer of `millrace-lab bench restarts`: plays a track of generated objects, and writes a line for each that comes out of the player.
 
 use std::collections::HashSet;
 use std::io::{self, Write as _};

@@ -1,4 +1,4 @@
-//! `millrace lab hostile`.
+//! `millrace-lab lab hostile`.
 
 use std::{
     net::{SocketAddr, ToSocketAddrs as _},
@@ -15,7 +15,9 @@ use super::{
     scenario::{self, Effort, Repeat, Report, Scenario},
     watch::Http,
 };
-use crate::{address, duration, progress::Progress, transport::Transport};
+use millrace::{address, duration};
+
+use crate::{progress::Progress, transport::Transport};
 
 /// That of this machine.
 const RELAY: &str = "moqt://127.0.0.1:4443";

@@ -1,4 +1,4 @@
-//! A client that means no good, for operators to try on their own relay: `millrace lab hostile`.
+//! A client that means no good, for operators to try on their own relay: `millrace-lab lab hostile`.
 //!
 //! [`peer::Peer`] is a QUIC client of our own with a say over every frame, acknowledgement and credit, made of
 //! `millrace-proto`'s packets, keys and parsers, with rustls for the handshake. A [`scenario::Scenario`] is what it does

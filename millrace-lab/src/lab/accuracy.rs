@@ -1,4 +1,4 @@
-//! `millrace lab accuracy`: how well the emulator does what it is told, measured from outside with UDP probes.
+//! `millrace-lab lab accuracy`: how well the emulator does what it is told, measured from outside with UDP probes.
 //!
 //! A probe carries the time of its send call; the kernel stamps its arrival at the receiver's interface. The
 //! same probes over a plain veth show what the kernel and the measuring cost.

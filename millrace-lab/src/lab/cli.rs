@@ -1,4 +1,4 @@
-//! `millrace lab`.
+//! `millrace-lab lab`.
 
 use std::fmt;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -19,7 +19,9 @@ use super::shape::Counters;
 use super::signals::{Signals, runtime};
 use super::topology::{Directions, Interface, Topology};
 use super::{Lab, registry};
-use crate::{columns::indented, hostile, receivers};
+use millrace::columns::indented;
+
+use crate::{hostile, receivers};
 
 /// How long a command gets to end after it was told to, and a lab to come up or go down.
 const GRACE: Duration = Duration::from_secs(10);
@@ -239,7 +241,7 @@ fn up(shape: &Shape) -> Result<()> {
         let lab = Lab::new(&topology)?;
         let mut out = std::io::stdout().lock();
         write!(out, "{}", Text(&control::ask(lab.id(), &Request::Status)?))?;
-        writeln!(out, "{READY}: Ctrl-C or `millrace lab down` removes it")?;
+        writeln!(out, "{READY}: Ctrl-C or `millrace-lab lab down` removes it")?;
         out.flush()?;
         signals.recv().await;
         Ok(())
@@ -260,7 +262,7 @@ fn up_detached() -> Result<()> {
     for line in lines {
         let line = line?;
         if line.starts_with(READY) {
-            println!("{READY}: `millrace lab down` removes it");
+            println!("{READY}: `millrace-lab lab down` removes it");
             return Ok(());
         }
         println!("{line}");
@@ -307,8 +309,10 @@ fn show_status(json: bool) -> Result<()> {
     };
     let labs: Vec<Status> = registry::live().into_iter().filter_map(ask).collect();
     let dead = registry::dead();
-    let left =
-        format!("left behind by processes that ended: {}; `millrace lab clean` removes it", dead.join(", "));
+    let left = format!(
+        "left behind by processes that ended: {}; `millrace-lab lab clean` removes it",
+        dead.join(", ")
+    );
     let left = Some(indented(&left, WIDTH, "  ")).filter(|_| !dead.is_empty());
     if json {
         println!("{}", serde_json::to_string_pretty(&labs)?);

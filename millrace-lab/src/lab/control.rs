@@ -1,4 +1,4 @@
-//! What runs beside a lab: its timeline, and the socket that `millrace lab set` and `status` talk to.
+//! What runs beside a lab: its timeline, and the socket that `millrace-lab lab set` and `status` talk to.
 //!
 //! One connection carries one request and one answer, each a line of JSON.
 

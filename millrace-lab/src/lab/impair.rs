@@ -1,6 +1,6 @@
 //! What a link does to packets in one direction, and how that is written down.
 //!
-//! Topology files, timelines, flags and `millrace lab set` all use the same `key = value` settings, read by
+//! Topology files, timelines, flags and `millrace-lab lab set` all use the same `key = value` settings, read by
 //! [`Impairment::assign`].
 
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::duration::{self, number_and_unit};
+use millrace::duration::{self, number_and_unit};
 
 /// Queue length when `rate` is set and neither queue limit is; netem's default.
 pub const DEFAULT_QUEUE_PACKETS: usize = 1000;

@@ -1,4 +1,4 @@
-//! `millrace lab`: networks out of namespaces and emulated links.
+//! `millrace-lab lab`: networks out of namespaces and emulated links.
 //!
 //! [`Lab::new`] builds a [`Topology`]; dropping the lab removes everything, processes inside included. A lab
 //! whose owner died without dropping it is removed when the next one starts, or by [`clean`]; a process that
@@ -93,7 +93,7 @@ impl Lab {
         Ok(Self { _background: background, net })
     }
 
-    /// `mr-PID.N`: the prefix of its namespaces, and its name for `millrace lab --lab`.
+    /// `mr-PID.N`: the prefix of its namespaces, and its name for `millrace-lab lab --lab`.
     pub fn id(&self) -> &str {
         self.net.claim.id()
     }

@@ -59,7 +59,7 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         if let Err(error) = remove(&self.id) {
-            tracing::error!(%error, id = self.id, "lab: not removed; `millrace lab clean` tries again");
+            tracing::error!(%error, id = self.id, "lab: not removed; `millrace-lab lab clean` tries again");
         }
     }
 }

@@ -44,7 +44,7 @@ pub fn remove_on_signal() -> Result<()> {
     let watch = move || {
         let signal = runtime.block_on(signals.recv());
         if let Err(error) = registry::remove_own() {
-            tracing::error!(%error, "lab: not removed; `millrace lab clean` tries again");
+            tracing::error!(%error, "lab: not removed; `millrace-lab lab clean` tries again");
         }
         std::process::exit(128 + signal as i32);
     };

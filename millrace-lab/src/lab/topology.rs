@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::impair::{self, Impairment, Settings};
 use super::netem;
-use crate::duration;
+use millrace::duration;
 
 /// Interface names are `to-PEER` and have at most 15 characters (IFNAMSIZ).
 const MAX_NODE_NAME: usize = 12;

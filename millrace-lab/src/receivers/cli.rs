@@ -1,4 +1,4 @@
-//! `millrace lab receivers`.
+//! `millrace-lab lab receivers`.
 
 use std::{
     net::{IpAddr, SocketAddr, ToSocketAddrs as _},
@@ -19,7 +19,9 @@ use super::{
     moves::Move,
     report::{Kernel, Report},
 };
-use crate::{address, duration, hostile::watch::Http, stats::Percentiles};
+use millrace::{address, duration};
+
+use crate::{hostile::watch::Http, stats::Percentiles};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {

@@ -1,4 +1,4 @@
-//! Thousands of subscribers in one process: `millrace lab receivers`.
+//! Thousands of subscribers in one process: `millrace-lab lab receivers`.
 //!
 //! Each is a QUIC client of quinn's own state machine with real handshakes, acknowledgements and migration; what it is spared is
 //! a task, a socket and buffers of its own. One thread serves all ([`Receivers`]): a few [`sockets`] for all connections, one queue of

@@ -154,7 +154,7 @@ impl Session {
         let setup = Setup {
             path: Some(wish.path.clone()),
             authority: Some(wish.authority.clone()),
-            implementation: Some("millrace lab receivers".to_owned()),
+            implementation: Some("millrace-lab lab receivers".to_owned()),
             ..Setup::default()
         };
         self.write(Dir::Uni, setup.into())?;

@@ -1,4 +1,4 @@
-//! `millrace bench cost`, small. Needs root, iperf3 and perf.
+//! `millrace-lab bench cost`, small. Needs root, iperf3 and perf.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -28,7 +28,7 @@ fn accuracy_and_overhead_of_one_scenario() {
     }
     let directory = tempfile::tempdir().expect("a directory");
     let json = directory.path().join("rows.json");
-    let mut bench = Command::new(env!("CARGO_BIN_EXE_millrace"))
+    let mut bench = Command::new(env!("CARGO_BIN_EXE_millrace-lab"))
         .args([
             "bench",
             "cost",
@@ -45,7 +45,7 @@ fn accuracy_and_overhead_of_one_scenario() {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .expect("millrace runs");
+        .expect("millrace-lab runs");
     // Whatever becomes of the rest: a row that was reported is in the file.
     let mut said = BufReader::new(bench.stderr.take().expect("a pipe"));
     let mut line = String::new();

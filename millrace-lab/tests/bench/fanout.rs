@@ -1,4 +1,4 @@
-//! `millrace bench fanout`, small. Needs root.
+//! `millrace-lab bench fanout`, small. Needs root.
 
 use std::process::Command;
 
@@ -15,11 +15,11 @@ fn kernel_process_and_moq_are_measured() {
     }
     let directory = tempfile::tempdir().expect("a directory");
     let json = directory.path().join("rows.json");
-    let output = Command::new(env!("CARGO_BIN_EXE_millrace"))
+    let output = Command::new(env!("CARGO_BIN_EXE_millrace-lab"))
         .args(["bench", "fanout", "--receivers", "3", "--rate-hz", "100", "--seconds", "1", "--rounds", "1"])
         .args(["--json".as_ref(), json.as_os_str()])
         .output()
-        .expect("millrace runs");
+        .expect("millrace-lab runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let rows: Value = serde_json::from_slice(&std::fs::read(json).expect("rows")).expect("JSON");
     let rows = rows.as_array().expect("a list");

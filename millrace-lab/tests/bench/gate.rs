@@ -1,4 +1,4 @@
-//! `millrace bench gate`, small. Needs root.
+//! `millrace-lab bench gate`, small. Needs root.
 
 use std::process::Command;
 
@@ -19,13 +19,13 @@ fn defences_refuse_what_is_over_quota_and_a_flood() {
     }
     let directory = tempfile::tempdir().expect("a directory");
     let (json, plot) = (directory.path().join("rows.json"), directory.path().join("plot.svg"));
-    let output = Command::new(env!("CARGO_BIN_EXE_millrace"))
+    let output = Command::new(env!("CARGO_BIN_EXE_millrace-lab"))
         .args(["bench", "gate", "--defences", "user,gate,xdp-filter", "--requests", &REQUESTS.to_string()])
         .args(["--attack-rate-hz", "50", "--body-bytes", "20000", "--calm-seconds", "0.6"])
         .args(["--flood-seconds", "0.5", "--rounds", "1"])
         .args(["--json".as_ref(), json.as_os_str(), "--plot".as_ref(), plot.as_os_str()])
         .output()
-        .expect("millrace runs");
+        .expect("millrace-lab runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let table = String::from_utf8_lossy(&output.stdout);
     assert!(table.contains("gate / user"), "{table}");

@@ -1,4 +1,4 @@
-//! `millrace bench graft`, as small as it can be. Needs root and cgroup version 2.
+//! `millrace-lab bench graft`, as small as it can be. Needs root and cgroup version 2.
 
 use std::{fs::File, process::Command};
 
@@ -170,9 +170,9 @@ fn transfers_are_kept() {
     let csv = directory.path().join("runs.csv");
     let measure = |further: &[&str]| {
         let arguments = "bench graft select --networks 2 --seeds 1 --rates 5:10 --rtts 5:20 --limit 30 --most-kib 16 --at-once 2";
-        let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_millrace-lab"));
         command.args(arguments.split(' ')).args(["--arms", "mr_hybla,carried-warm"]).args(further);
-        command.arg("--csv").arg(&csv).output().expect("millrace runs")
+        command.arg("--csv").arg(&csv).output().expect("millrace-lab runs")
     };
     let read = || {
         let text = std::fs::read_to_string(&csv).expect("rows");

@@ -1,4 +1,4 @@
-//! `millrace bench`, each comparison as small as it can be. Needs root, and what each of them says.
+//! `millrace-lab bench`, each comparison as small as it can be. Needs root, and what each of them says.
 //! Tier: test-all, since what is measured is no feature of the product.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -13,17 +13,17 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// Runs `millrace bench` with these arguments, and returns what it has written by `--json`.
+/// Runs `millrace-lab bench` with these arguments, and returns what it has written by `--json`.
 fn rows(arguments: &str) -> Value {
     let directory = tempfile::tempdir().expect("a directory");
     let json = directory.path().join("rows.json");
-    let output = Command::new(env!("CARGO_BIN_EXE_millrace"))
+    let output = Command::new(env!("CARGO_BIN_EXE_millrace-lab"))
         .arg("bench")
         .args(arguments.split_whitespace())
         .arg("--json")
         .arg(&json)
         .output()
-        .expect("millrace runs");
+        .expect("millrace-lab runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&std::fs::read(json).expect("rows")).expect("JSON")
 }

@@ -1,4 +1,4 @@
-//! `millrace bench relay` on the plain forwarder, whose figures are known. Needs root.
+//! `millrace-lab bench relay` on the plain forwarder, whose figures are known. Needs root.
 
 use std::process::Command;
 
@@ -17,7 +17,7 @@ fn forwarder_is_measured_and_a_missing_relay_is_reported() {
     }
     let directory = tempfile::tempdir().expect("a directory");
     let (json, plot) = (directory.path().join("rows.json"), directory.path().join("plot.svg"));
-    let output = Command::new(env!("CARGO_BIN_EXE_millrace"))
+    let output = Command::new(env!("CARGO_BIN_EXE_millrace-lab"))
         .args(["bench", "relay", "--relays", "moq-relay", "--subscribers", "2", "--rate-hz", "200"])
         .args(["--seconds", "1", "--rounds", "1"])
         .args(["--json".as_ref(), json.as_os_str(), "--plot".as_ref(), plot.as_os_str()])
@@ -25,7 +25,7 @@ fn forwarder_is_measured_and_a_missing_relay_is_reported() {
         .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
         .current_dir(directory.path())
         .output()
-        .expect("millrace runs");
+        .expect("millrace-lab runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let table = String::from_utf8_lossy(&output.stdout);
     assert!(table.contains("udp-forwarder") && table.contains("moq-relay x 2: "), "{table}");
@@ -132,7 +132,7 @@ fn publishers_and_players_meet_or_say_why_not() {
 fn matrix(arguments: &str) -> (bool, Vec<Value>, String) {
     let directory = tempfile::tempdir().expect("a directory");
     let json = directory.path().join("rows.json");
-    let output = Command::new(env!("CARGO_BIN_EXE_millrace"))
+    let output = Command::new(env!("CARGO_BIN_EXE_millrace-lab"))
         .args(["bench", "matrix", "--drafts", "18"])
         .args(arguments.split_whitespace())
         .arg("--json")
@@ -141,7 +141,7 @@ fn matrix(arguments: &str) -> (bool, Vec<Value>, String) {
         .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
         .current_dir(directory.path())
         .output()
-        .expect("millrace runs");
+        .expect("millrace-lab runs");
     let said = String::from_utf8_lossy(&output.stderr);
     let rows = std::fs::read(json).unwrap_or_else(|_| panic!("no rows: {said}"));
     let rows: Value = serde_json::from_slice(&rows).expect("JSON");
@@ -382,14 +382,14 @@ fn what_measures_nothing_does_not_succeed() {
         "graft fairness --controls none --buffers 1 --seconds 1 --rounds 1",
         "cost --only nothing",
     ] {
-        let output = Command::new(env!("CARGO_BIN_EXE_millrace"))
+        let output = Command::new(env!("CARGO_BIN_EXE_millrace-lab"))
             .arg("bench")
             .args(arguments.split_whitespace())
             .env("MILLRACE_PEERS", nowhere.path())
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .current_dir(nowhere.path())
             .output()
-            .expect("millrace runs");
+            .expect("millrace-lab runs");
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{arguments}: {said}");
         let last = said.lines().last().unwrap_or_default();

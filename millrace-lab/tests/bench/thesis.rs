@@ -1,4 +1,4 @@
-//! `millrace bench thesis` for a second with both engines. Needs root.
+//! `millrace-lab bench thesis` for a second with both engines. Needs root.
 
 use std::process::Command;
 
@@ -12,11 +12,11 @@ fn both_engines_carry_the_same_objects() {
     }
     let directory = tempfile::tempdir().expect("a directory");
     let (json, plot) = (directory.path().join("rows.json"), directory.path().join("plots"));
-    let output = Command::new(env!("CARGO_BIN_EXE_millrace"))
+    let output = Command::new(env!("CARGO_BIN_EXE_millrace-lab"))
         .args(["bench", "thesis", "--seconds", "3", "--rounds", "1"])
         .args(["--json".as_ref(), json.as_os_str(), "--plot".as_ref(), plot.as_os_str()])
         .output()
-        .expect("millrace runs");
+        .expect("millrace-lab runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let table = String::from_utf8_lossy(&output.stdout);
     assert!(table.contains("millrace (user)") && table.contains("millrace (kernel)"), "{table}");

@@ -12,7 +12,7 @@ use clap::Subcommand;
 use millrace_bpf::graft::{Pins, gateway};
 use millrace_graft::{Graft, Pool};
 
-use super::{daemon, hook, packets, parse, screen, train, why};
+use super::{daemon, hook, packets, parse, screen, why};
 use crate::{
     graft::{
         carry::{classify, keeper},
@@ -69,8 +69,6 @@ enum Verb {
     },
     /// Say why connections with a peer are as they are, or what a model would choose if
     Why(why::Args),
-    /// Learn from measured transfers which connection is best sent how
-    Train(train::Args),
     /// Show what TCP has measured of the paths to its peers
     Monitor {
         #[command(flatten)]
@@ -258,7 +256,6 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             })
         }
         Verb::Why(args) => why::run(&args),
-        Verb::Train(args) => train::run(&args),
         Verb::Probe(args) => probe(&args),
         Verb::Key(Key { file, new }) => {
             let identity = if new { tls::make_key(&file)? } else { tls::fingerprint(&file)? };

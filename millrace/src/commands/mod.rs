@@ -1,6 +1,5 @@
 //! The commands, one file each: flags, and what they become. What they run is in the other modules and crates.
 
-pub mod bench;
 mod connect;
 pub mod cost;
 mod daemon;
@@ -18,10 +17,7 @@ pub mod status;
 pub mod subscribe;
 pub mod token;
 pub mod trace;
-mod train;
 mod why;
-
-use millrace_lab::lab;
 
 use crate::render::print;
 
@@ -48,10 +44,6 @@ pub enum Command {
     Graft(graft::Args),
     /// Make and check tokens that say who may do what
     Token(token::Args),
-    /// Make networks out of namespaces and emulated links
-    Lab(lab::Args),
-    /// Measure Millrace and other relays
-    Bench(bench::Args),
     /// Print what completes these commands in a shell
     Completions {
         /// For example: millrace completions bash > /etc/bash_completion.d/millrace
@@ -90,7 +82,5 @@ pub fn run(command: Command, mut whole: clap::Command) -> anyhow::Result<()> {
         Command::Fanout(args) => fanout::run(args),
         Command::Graft(args) => graft::run(args),
         Command::Token(args) => token::run(args),
-        Command::Lab(args) => lab::run(args),
-        Command::Bench(args) => bench::run(args),
     }
 }

@@ -4,7 +4,7 @@ use super::Command;
 
 /// Rights that a command wants: by words of the error, what would help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Needs(&'static [(&'static str, &'static str)]);
+pub struct Needs(pub &'static [(&'static str, &'static str)]);
 
 /// What `command` needs when it is refused something.
 pub fn needs(command: &Command) -> Option<Needs> {
@@ -20,7 +20,6 @@ pub fn needs(command: &Command) -> Option<Needs> {
         Command::Cost(_) => {
             &[("", "observing the kernel needs root, or CAP_BPF, CAP_PERFMON and CAP_SYSLOG")]
         }
-        Command::Lab(_) | Command::Bench(_) => &[("", "it needs root: try sudo")],
         Command::Status(_) | Command::Trace(_) => &[("the token", TOKEN)],
         _ => return None,
     }))

@@ -2,8 +2,8 @@
 
 use std::{net::SocketAddr, time::Duration};
 
+use crate::address;
 use anyhow::{Context, bail};
-use millrace_lab::address;
 
 use super::screen;
 use crate::{

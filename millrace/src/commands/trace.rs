@@ -9,8 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::address;
 use anyhow::{Context, bail};
-use millrace_lab::address;
 use millrace_proto::moq::{Namespace, TrackName};
 
 use crate::{

@@ -14,8 +14,8 @@ use millrace_proto::graft::select::{
 };
 use serde::Serialize;
 
-use super::train;
 use crate::{
+    file,
     graft::{
         control::{self, DEFAULT_SOCKET, Request},
         text,
@@ -35,7 +35,7 @@ pub struct Args {
     /// (ms/s), paths, size (KiB), profile, offer, warmth; with PEER, what is not said is as the daemon has measured it
     #[arg(long, value_name = "NAME=VALUE,...", requires = "model")]
     what_if: Option<Features>,
-    /// That `millrace graft train` has made
+    /// The model that `millrace-lab train` has made
     #[arg(long, value_name = "FILE", requires = "what_if")]
     model: Option<PathBuf>,
     /// Socket of the running daemon
@@ -143,7 +143,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             text::why(&why, width())
         });
     };
-    let read = train::read(path, model::BYTES_MAX)?;
+    let read = file::read(path, model::BYTES_MAX)?;
     let model = Model::parse(&read).with_context(|| path.display().to_string())?;
     let measured = why.and_then(|why| why.path).map_or_else(Features::default, |path| path.features());
     let features = measured.or(features);

@@ -2,8 +2,8 @@
 
 use std::cmp::Ordering;
 
+use crate::columns::{Side, aligned};
 use millrace_cost::arguments::printable;
-use millrace_lab::columns::{Side, aligned};
 
 use crate::render::short_span;
 

@@ -319,8 +319,9 @@ fn one_translation_is_told_and_two_are_refused() {
     site.configure_on(0, &calls);
     site.configure_on(1, &called(&client, &rule("server", BOUND)));
     let (near, far) = (Daemon::start_on(&site, 0), Daemon::start_on(&site, 1));
-    let known = wait_for_peer(&near, "a translation", |peer| peer.path.nat == Some(Nat::Theirs));
-    assert_eq!(known.state, "agreed");
+    wait_for_peer(&near, "a translation of one who agrees", |peer| {
+        peer.path.nat == Some(Nat::Theirs) && peer.state == "agreed"
+    });
     wait_for_peer(&far, "a translation", |peer| peer.path.nat == Some(Nat::Ours));
     near.kill();
     assert!(nat(

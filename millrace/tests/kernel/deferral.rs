@@ -29,7 +29,7 @@ fn what_the_kernel_sent_to_everybody_wakes_nobody() {
     let forwarded = status.engine.received.as_ref().unwrap()["forwarded"];
     assert!(forwarded >= SHOW.groups * OF_A_GROUP, "{:#?}", status.engine);
     // One of 32 does all the same, and what comes before it is known that nobody else waits. What the rest saves is
-    // among the system calls for each object that `millrace bench relay` counts.
+    // among the system calls for each object that `millrace-lab bench relay` counts.
     let (acks, _) = acks(&status);
     let publishers = status.engine.deferred - acks;
     assert!(publishers >= SHOW.groups * OF_A_GROUP, "{:#?}", status.engine);

@@ -93,7 +93,7 @@ fn opened(status: &Status) -> KeystreamUse {
     publishers.next().unwrap().keystreams.unwrap().opened
 }
 
-/// How many of the packets find their keystream there depends on who gets the CPU, and is a figure of `millrace bench
+/// How many of the packets find their keystream there depends on who gets the CPU, and is a figure of `millrace-lab bench
 /// relay`: here, that some do in each group.
 fn is_ahead(supply: KeystreamUse, show: &Show) -> bool {
     supply.hit >= show.groups

@@ -350,7 +350,7 @@ pub fn sum(status: &Status, field: fn(&Session) -> u64) -> u64 {
 }
 
 /// The kernel sent so many packets of everybody's media at least. How large a part it has depends on who gets the CPU,
-/// and is a figure of `millrace bench relay`.
+/// and is a figure of `millrace-lab bench relay`.
 pub fn assert_forwarded(status: &Status, packets: u64) {
     for session in subscribers(status) {
         assert!(session.kernel.packets >= packets, "{session:#?} {:#?}", status.engine);

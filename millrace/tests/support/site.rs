@@ -42,7 +42,7 @@ pub fn wants_web() -> bool {
 }
 
 /// With engine `kernel`: it had a part in the media, which otherwise it has not. How large a part depends on who gets the
-/// CPU, and is a figure of `millrace bench relay`. A status shows of what the kernel has sent what the one before has
+/// CPU, and is a figure of `millrace-lab bench relay`. A status shows of what the kernel has sent what the one before has
 /// found.
 pub fn until_forwarded(status: impl FnMut() -> Status) {
     wait_until("the kernel's part in the media, or none without it", status, |status| {

@@ -1,4 +1,4 @@
-//! `millrace bench adapt`: what a viewer sees while a link loses most of its room and gets it back.
+//! `millrace-lab bench adapt`: what a viewer sees while a link loses most of its room and gets it back.
 
 mod ends;
 mod plot;

@@ -1,4 +1,4 @@
-//! `millrace bench cost`: whether the observer of networking's cost is right, and what it takes itself.
+//! `millrace-lab bench cost`: whether the observer of networking's cost is right, and what it takes itself.
 
 mod accuracy;
 mod calibration;
@@ -10,7 +10,6 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::bench::StartDashboard;
 use anyhow::ensure;
 use clap::ValueEnum;
 use millrace_cost::MAX_FREQUENCY_HZ;
@@ -57,14 +56,14 @@ pub struct Args {
 /// UDP's packets are the smaller ones.
 const OVERHEADS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
 
-pub fn run(args: Args, dashboard: StartDashboard) -> anyhow::Result<()> {
+pub fn run(args: Args) -> anyhow::Result<()> {
     args.check()?;
     crate::lab::remove_on_signal()?;
     warn_if_busy()?;
     let progress = Progress::of(args.steps());
     let mut rows = Rows { rows: Vec::new(), json: args.json.as_deref(), progress };
     args.accuracies(&mut rows)?;
-    args.overheads(&mut rows, dashboard)?;
+    args.overheads(&mut rows)?;
     let Rows { rows, .. } = rows;
     rows.iter().for_each(|row| println!("{}", row.line()));
     ensure!(rows.iter().any(|row| row.error.is_none()), "nothing could be measured");
@@ -160,14 +159,14 @@ impl Args {
         Ok(())
     }
 
-    fn overheads(&self, rows: &mut Rows<'_>, dashboard: StartDashboard) -> anyhow::Result<()> {
+    fn overheads(&self, rows: &mut Rows<'_>) -> anyhow::Result<()> {
         let length = Duration::from_secs_f64(self.pair_seconds);
         let scenarios = OVERHEADS.map(Scenario::veth);
         for &variant in self.observers.iter().filter(|_| self.pairs > 0) {
             for scenario in scenarios.into_iter().filter(|scenario| self.wants(scenario)) {
                 for &hz in &self.hz {
                     rows.progress.begin(format!("{scenario}, {} at {hz} Hz", variant.name()));
-                    let figures = overhead::measure(scenario, variant, hz, self.pairs, length, dashboard);
+                    let figures = overhead::measure(scenario, variant, hz, self.pairs, length);
                     rows.push(Row::of_overhead(scenario, variant, hz, figures))?;
                 }
             }

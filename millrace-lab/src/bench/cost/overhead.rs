@@ -7,15 +7,18 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
+use millrace::cost::sink::Sink as _;
+use millrace::cost::web::Dashboard;
 use millrace_bpf::cost::clock;
 use millrace_cost::report::{Method, Mode, Report};
 use millrace_cost::{Budget, Config, Observer};
 use serde::Serialize;
 
 use super::network::{self, Scenario, Traffic};
-use crate::bench::{Dashboard, StartDashboard};
 
 /// After attaching and detaching, which are not part of what is measured.
+/// For reports that the dashboard keeps.
+const MEMORY_BYTES: usize = 64 << 20;
 const SETTLE: Duration = Duration::from_millis(200);
 /// Until mode `auto` has chosen, in steps.
 const CHOOSING: Duration = Duration::from_millis(1500);
@@ -104,7 +107,6 @@ pub fn measure(
     sample_hz: u32,
     pairs: usize,
     length: Duration,
-    dashboard: StartDashboard,
 ) -> anyhow::Result<Figures> {
     let config = Config {
         mode: variant.mode().unwrap_or(Mode::Sampling),
@@ -120,7 +122,7 @@ pub fn measure(
         _ => observed(traffic, &config, length, own),
     };
     let mut traffic = Traffic::start(scenario)?;
-    let mut own = Own::of(variant, dashboard)?;
+    let mut own = Own::of(variant)?;
     let (mut pairs_pct, mut without_all) = (Vec::new(), Vec::new());
     for pair in 0..pairs {
         // Every other pair the other way round: a drift of the machine meets both alike.
@@ -160,8 +162,8 @@ struct Own {
 }
 
 impl Own {
-    fn of(variant: Variant, dashboard: StartDashboard) -> anyhow::Result<Self> {
-        let served = (variant == Variant::Http).then(|| Served::start(dashboard)).transpose()?;
+    fn of(variant: Variant) -> anyhow::Result<Self> {
+        let served = (variant == Variant::Http).then(Served::start).transpose()?;
         Ok(Self { served, ..Self::default() })
     }
 
@@ -173,20 +175,20 @@ impl Own {
         self.method = self.method.or(report.method);
         self.frequency_hz = Some(report.frequency_hz);
         self.lost_samples += report.lost.samples;
-        self.served.as_mut().map_or(Ok(()), |served| served.dashboard.show(Arc::new(report)))
+        self.served.as_mut().map_or(Ok(()), |served| served.dashboard.report(&Arc::new(report)))
     }
 }
 
 /// A dashboard with a viewer, which reads whatever comes until it ends. In this process: its CPU time counts too.
 struct Served {
-    dashboard: Box<dyn Dashboard>,
+    dashboard: Dashboard,
     _viewer: JoinHandle<()>,
 }
 
 impl Served {
-    fn start(dashboard: StartDashboard) -> anyhow::Result<Self> {
-        let dashboard = dashboard()?;
-        let addr = dashboard.local_addr();
+    fn start() -> anyhow::Result<Self> {
+        let dashboard = Dashboard::on_loopback(MEMORY_BYTES)?;
+        let addr = dashboard.local_addr;
         let mut stream = TcpStream::connect(addr).context("the dashboard's viewer")?;
         write!(stream, "GET /api/reports HTTP/1.0\r\nHost: {addr}\r\n\r\n")?;
         let mut lines = BufReader::new(stream).lines();

@@ -15,6 +15,7 @@ use serde_json::Value;
 
 use super::super::process::Process;
 use crate::lab::Node;
+use crate::program::product;
 
 const START_LIMIT: Duration = Duration::from_secs(10);
 /// Where libxdp pins its programs.
@@ -232,7 +233,7 @@ impl<'a> Guard<'a> {
 
     fn refused_by_gate(&self) -> anyhow::Result<u64> {
         let socket = self.place.directory.join("gate.sock");
-        let program = std::env::current_exe()?;
+        let program = product()?;
         let output = std::process::Command::new(program)
             .args(["gate", "status", "--json", "--socket"])
             .arg(socket)
@@ -278,7 +279,7 @@ impl Drop for Guard<'_> {
 fn start_gate(place: &Place<'_>, limits: Limits, answer: bool) -> anyhow::Result<Process> {
     let (policy, socket) = (place.directory.join("gate.toml"), place.directory.join("gate.sock"));
     std::fs::write(&policy, limits.policy(place.server.port(), answer))?;
-    let mut command = place.node.command(std::env::current_exe()?);
+    let mut command = place.node.command(product()?);
     command.args(["gate", "--http", "off", "--mode", "native", "--log-level", "warn", "--interface"]);
     command.arg(place.devices.join(",")).arg("--policy").arg(policy).arg("--socket").arg(&socket);
     let mut gate = Process::start("gate", command, &place.directory)?;

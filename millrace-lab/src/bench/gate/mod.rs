@@ -1,4 +1,4 @@
-//! `millrace bench gate`: a QUIC server under attack, behind one defence after the other.
+//! `millrace-lab bench gate`: a QUIC server under attack, behind one defence after the other.
 
 mod defence;
 pub mod flood;

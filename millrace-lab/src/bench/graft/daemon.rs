@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use crate::bench::process::Process;
 use crate::bench::site::Site;
 use crate::lab::Node;
+use crate::program::product;
 
 const START: Duration = Duration::from_secs(120);
 
@@ -25,7 +26,7 @@ impl Daemon {
         let path = |end: &str| site.directory().join(format!("{name}.{end}"));
         std::fs::write(site.directory().join("key"), "00112233445566778899aabbccddeeff")?;
         std::fs::write(path("toml"), settings)?;
-        let mut command = node.command(std::env::current_exe()?);
+        let mut command = node.command(product()?);
         command.args(["graft", "packets", "run", "--http=off", "--config"]).arg(path("toml"));
         command.arg("--socket").arg(path("sock")).arg("--messages-socket").arg(path("messages"));
         let process = Process::start(name, command, site.directory())?;

@@ -13,6 +13,7 @@ use serde_json::Value;
 use super::cgroup::Cgroup;
 use crate::bench::process::Process;
 use crate::lab::Node;
+use crate::program::product;
 
 pub const LIMIT: Duration = Duration::from_secs(60);
 
@@ -35,7 +36,7 @@ impl<'a> Host<'a> {
 
     /// Makes its key: what the other knows it by.
     pub fn key(&self) -> anyhow::Result<String> {
-        let mut command = Command::new(std::env::current_exe()?);
+        let mut command = Command::new(product()?);
         let made = command.args(["graft", "key", "--new"]).arg(self.directory.join("host.key")).output()?;
         ensure!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
         Ok(String::from_utf8(made.stdout)?.trim().to_owned())
@@ -52,7 +53,7 @@ impl<'a> Host<'a> {
     }
 
     pub fn start(&self) -> anyhow::Result<Process> {
-        self.start_of(&std::env::current_exe()?, &[])
+        self.start_of(&product()?, &[])
     }
 
     /// A daemon of that program, with further arguments.

@@ -1,4 +1,4 @@
-//! `millrace bench graft`: what it takes to load and to swap transport functions, and what they do for TCP.
+//! `millrace-lab bench graft`: what it takes to load and to swap transport functions, and what they do for TCP.
 
 mod apps;
 mod carried_paths;

@@ -14,6 +14,7 @@ use crate::bench::site::{SUBSCRIBERS_LINK, Site};
 use crate::bench::table::{columns, write_json};
 use crate::bench::usage::warn_if_busy;
 use crate::lab::{Directions, Topology};
+use crate::program::product;
 use crate::progress::Progress;
 use crate::stats::Percentiles;
 
@@ -150,7 +151,7 @@ impl<'a> Hosts<'a> {
 fn fill(host: &Host<'_>, count: usize) -> anyhow::Result<()> {
     let pool = host.directory.join("pool");
     fs::create_dir_all(&pool)?;
-    let mut export = Command::new(std::env::current_exe()?);
+    let mut export = Command::new(product()?);
     let exported = export.args(["graft", "export"]).arg(&pool).arg("hybla").output()?;
     ensure!(exported.status.success(), "{}", String::from_utf8_lossy(&exported.stderr));
     let text = fs::read_to_string(pool.join("hybla.toml"))?;

@@ -1,6 +1,5 @@
 //! Who can be at either end: what each program speaks, and how it is started.
 
-use std::env;
 use std::path::PathBuf;
 use std::process::{ChildStdin, Command};
 
@@ -11,6 +10,7 @@ use super::super::contender::{PORT, find};
 use super::super::process::Process;
 use super::super::site::Site;
 use super::super::watch::viewer::{LIMIT, Programs};
+use crate::program::product;
 use crate::transport::Transport;
 
 /// Of the broadcast.
@@ -124,7 +124,7 @@ impl Program {
     /// It is not here.
     pub fn find(self, browser: Option<&Programs>) -> anyhow::Result<PathBuf> {
         match self {
-            Self::Millrace => Ok(env::current_exe()?),
+            Self::Millrace => Ok(product()?),
             Self::MoqCli => find("moq"),
             Self::Chromium => Ok(browser.context("no Chromium, or no node to drive it")?.node.clone()),
             other => find(other.name()),

@@ -1,4 +1,4 @@
-//! `millrace bench matrix`: which publishers and players meet at the relay, and whether what is played is what was published.
+//! `millrace-lab bench matrix`: which publishers and players meet at the relay, and whether what is played is what was published.
 
 mod ends;
 mod media;

@@ -1,4 +1,4 @@
-//! `millrace bench thesis`: what the thesis behind this project measured, with and without the fast path: delay of the same
+//! `millrace-lab bench thesis`: what the thesis behind this project measured, with and without the fast path: delay of the same
 //! objects, system calls of the relay by name, CPU of publisher, relay and subscriber over time.
 
 mod calls;
@@ -24,6 +24,7 @@ use super::{
 };
 use crate::{
     lab::{Directions, Topology},
+    program::product,
     progress::Progress,
 };
 
@@ -168,7 +169,7 @@ impl Bench {
 
     fn publisher(&self) -> anyhow::Result<Process> {
         let route = self.site.route()?;
-        let mut command = route.publisher.command(std::env::current_exe()?);
+        let mut command = route.publisher.command(product()?);
         let arguments = format!(
             "publish --reconnect=false --generate --wait --name bench --rate-hz {FRAMES_PER_SECOND} --objects-per-group \
              {FRAMES_PER_GROUP} --duration {} --tls-disable-verify moqt://{}",
@@ -182,7 +183,7 @@ impl Bench {
         let route = self.site.route()?;
         // Of a run before this one.
         let _ = fs::remove_file(series);
-        let mut command = route.subscribers.command(std::env::current_exe()?);
+        let mut command = route.subscribers.command(product()?);
         let arguments = format!("subscribe --name bench --json --tls-disable-verify moqt://{}", route.relay);
         command.args(arguments.split_whitespace()).arg("--series").arg(series);
         Process::start("subscriber", command, self.site.directory())

@@ -1,4 +1,4 @@
-//! `millrace bench watch`: what a viewer sees in a browser, with the player that a relay's page has.
+//! `millrace-lab bench watch`: what a viewer sees in a browser, with the player that a relay's page has.
 
 pub mod clip;
 mod seen;
@@ -22,6 +22,7 @@ use super::profile::Profile;
 use super::site::{SUBSCRIBERS_LINK, Site};
 use super::table::{columns, dash, write_json};
 use super::usage::warn_if_busy;
+use crate::program::product;
 use crate::progress::Progress;
 
 #[derive(Debug, clap::Args)]
@@ -222,7 +223,7 @@ struct Broadcast {
 impl Broadcast {
     fn start(site: &Site, clip: &Arc<Clip>) -> anyhow::Result<Self> {
         let route = site.route()?;
-        let mut command = route.publisher.command(std::env::current_exe()?);
+        let mut command = route.publisher.command(product()?);
         let url = format!("moqt://{}", route.relay);
         // The same for all relays: of a later draft's publisher, moq-relay does not always pass on the catalog to the page.
         command.args(["publish", "--draft", "18", "--name", NAME, "--tls-disable-verify", &url]);

@@ -12,6 +12,7 @@ use super::super::contender::{Contender, PORT, STATUS};
 use super::super::process::Process;
 use super::super::site::Site;
 use super::seen::Seen;
+use crate::program::product;
 
 /// What drives the browser, and what looks at the page from within.
 const SCRIPTS: [(&str, &str); 3] = [
@@ -130,7 +131,7 @@ impl Served {
 
 /// By a Millrace that relays nothing.
 fn serve_page(site: &Site, page: SocketAddr) -> anyhow::Result<Process> {
-    let mut command = site.relay()?.command(env::current_exe()?);
+    let mut command = site.relay()?.command(product()?);
     command.args(["relay", "--listen", UNUSED, "--engine", "user", "--log-level", "warn"]);
     command.args(["--http", &page.to_string(), "--http-token-file", "off"]);
     Process::start("page", command, site.directory())

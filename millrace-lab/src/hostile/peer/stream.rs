@@ -61,7 +61,7 @@ impl Peer {
         let setup = Setup {
             path: is_bare.then(|| target.path.clone()),
             authority: is_bare.then(|| target.name.clone()),
-            implementation: Some("millrace lab hostile".to_owned()),
+            implementation: Some("millrace-lab lab hostile".to_owned()),
             ..Setup::default()
         };
         self.open(Kind::Data, &encoded(setup)?, false)?;

@@ -32,7 +32,7 @@ pub enum Error {
     #[error("it is no model: {0}")]
     Json(#[from] serde_json::Error),
     #[error(
-        "it is of version {0}, and this program reads {VERSION}: train it anew with `millrace graft train`"
+        "it is of version {0}, and this program reads {VERSION}: train it anew with `millrace-lab train`"
     )]
     Version(u32),
     #[error("{0}")]

@@ -76,7 +76,7 @@ pub struct Seen {
 pub enum Error {
     #[error("it has {0} bytes; up to {BYTES_MAX} are read")]
     Long(usize),
-    #[error("its first line is not that of `millrace bench graft select`: {0:?}")]
+    #[error("its first line is not that of `millrace-lab bench graft select`: {0:?}")]
     Head(String),
     #[error("line {line}: {what}")]
     Line { line: usize, what: String },

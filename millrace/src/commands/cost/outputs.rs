@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::address;
 use millrace_cost::log::Limits;
-use millrace_lab::address;
 
 use crate::cost::losses::Losses;
 use crate::cost::outputs::{Export, Log};

@@ -10,7 +10,7 @@ mod metrics;
 #[cfg(test)]
 mod tests;
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -58,6 +58,21 @@ pub struct Config {
 }
 
 impl Dashboard {
+    /// Starts one on a loopback address, for everybody of this machine.
+    ///
+    /// # Errors
+    /// There is no room for it.
+    pub fn on_loopback(memory_bytes: usize) -> Result<Self, StartError> {
+        let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        Self::start(&Config {
+            addr,
+            memory_bytes,
+            live: true,
+            access: Access::default(),
+            losses: Arc::default(),
+        })
+    }
+
     pub fn start(config: &Config) -> Result<Self, StartError> {
         let addr = config.addr;
         let runtime = tokio::runtime::Builder::new_multi_thread()

@@ -7,8 +7,8 @@ use std::{
     time::Duration,
 };
 
+use crate::address;
 use clap::ValueEnum;
-use millrace_lab::address;
 use millrace_proto::moq::{Draft, UnknownDraft};
 use millrace_transport::Dscp;
 use serde::{Deserializer, de};
@@ -51,7 +51,7 @@ impl FromStr for Seconds {
     fn from_str(text: &str) -> Result<Self, String> {
         // A year is plenty, and far from where adding it to a clock could overflow.
         const MAX: f64 = 365.0 * 86_400.0;
-        let with_unit = || millrace_lab::duration::parse(text).ok();
+        let with_unit = || crate::duration::parse(text).ok();
         let plain = text.parse().ok().filter(|seconds| (0.0..=MAX).contains(seconds));
         let time = plain.map(Duration::from_secs_f64).or_else(with_unit);
         let time = time.filter(|time| *time <= Duration::from_secs_f64(MAX));

@@ -12,6 +12,7 @@ use super::pair::{Pair, Setting, another_build, count, counted, flowing};
 use super::traffic::{Load, Traffic, all_reset, all_whole};
 use crate::bench::graft::host::{Host, LIMIT};
 use crate::bench::process::Process;
+use crate::program::product;
 
 /// Whose daemon.
 #[derive(Clone, Copy, PartialEq)]
@@ -101,7 +102,7 @@ pub fn note(pair: &Pair<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
 pub fn upgraded(case: &Case<'_>) -> anyhow::Result<Outcome> {
     let (mut outcome, kinds) = (case.outcome(), [case.kind]);
     let pair = Pair::new(&case.site, &Setting::of(&kinds))?;
-    let (old, new) = (std::env::current_exe()?, another_build(case.site.directory())?);
+    let (old, new) = (product()?, another_build(case.site.directory())?);
     let _pins = [Pins::new(&pair.client)?, Pins::new(&pair.server)?];
     let start = |host: &Host<'_>, program: &Path| {
         let pins = Pins::of(host).join("graft");

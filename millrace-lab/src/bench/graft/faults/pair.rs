@@ -14,6 +14,7 @@ use crate::bench::graft::host::{Host, wait};
 use crate::bench::process::Process;
 use crate::bench::site::{SUBSCRIBERS_LINK, Site};
 use crate::lab::{Node, Topology};
+use crate::program::product;
 
 pub const CARRIERS: u16 = 9188;
 pub const PORT: u16 = 7100;
@@ -246,6 +247,6 @@ impl Drop for Middlebox<'_> {
 /// The program itself, as another file.
 pub fn another_build(directory: &Path) -> anyhow::Result<std::path::PathBuf> {
     let path = directory.join("millrace-other");
-    std::fs::copy(std::env::current_exe()?, &path)?;
+    std::fs::copy(product()?, &path)?;
     Ok(path)
 }

@@ -1,0 +1,49 @@
+//! What `millrace-lab` owes whoever runs it.
+
+use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
+
+use millrace_testkit::cli;
+
+fn program() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_millrace-lab"))
+}
+
+#[test]
+fn help_is_as_it_was_reviewed() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/cli.txt");
+    cli::assert_as_reviewed(&file, &cli::helps(program()), "cargo test -p millrace-lab --test program");
+}
+
+#[test]
+fn whoever_reads_no_further_ends_a_command_and_breaks_nothing() {
+    let head = |args: &[&str], goes_on| {
+        let code = cli::exit_code_after_one_line(program(), args, goes_on);
+        assert!(code != Some(101), "{args:?}: {code:?}");
+    };
+    for args in [&["--help"][..], &["bench", "--help"], &["lab", "hostile", "--list"], &["lab", "status"]] {
+        head(args, false);
+    }
+    if !nix::unistd::geteuid().is_root() {
+        println!("SKIP whoever_reads_no_further_ends_a_command_and_breaks_nothing: labs need root");
+        return;
+    }
+    head(&["lab", "run", "--", "sh", "-c", "yes"], false);
+    head(&["lab", "up"], true);
+}
+
+#[test]
+fn who_has_no_rights_is_told_which() {
+    if !nix::unistd::geteuid().is_root() {
+        println!("SKIP who_has_no_rights_is_told_which: needs root, to be somebody else");
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("permissions");
+    let copy = dir.path().join("millrace-lab");
+    fs::copy(program(), &copy).expect("a copy");
+    for args in [&["lab", "up"][..], &["lab", "run", "--", "true"], &["bench", "relay"]] {
+        let (code, said) = cli::run_as_nobody(&copy, args);
+        assert_eq!(code, Some(1), "{args:?}: {said}");
+        assert!(said.contains("root") && !said.contains("libbpf"), "{args:?}: {said}");
+    }
+}
