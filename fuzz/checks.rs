@@ -25,12 +25,7 @@ use millrace_proto::{
         message::{Message as Said, Side, Statement},
         parts::{Assembly, Datagram as Piece, HEADER_BYTES as PIECE_HEADER},
         probe::{Kind, Probe},
-        select::{
-            cases::Cases,
-            features::Features,
-            model::Model,
-            runs::{self, Run},
-        },
+        select::{features::Features, model::Model},
         turns::Turns,
     },
     moq::{
@@ -184,22 +179,9 @@ fn opposite(statement: &Statement) -> Statement {
     other
 }
 
-/// Files of transfers and of models, and what is asked of these.
+/// Files of models, and what is asked of these.
 pub fn graft_select(data: &[u8]) {
     let Ok(text) = str::from_utf8(data) else { return };
-    let written = |runs: &[Run]| {
-        let lines: String = runs.iter().map(|run| run.line() + "\n").collect();
-        runs::parse(&(runs::head() + "\n" + &lines)).expect("as it was written")
-    };
-    if let Ok(read) = runs::parse(text) {
-        // Figures are written with three digits.
-        let once = written(&read);
-        assert_eq!(written(&once), once);
-        let cases = Cases::of(&once);
-        assert!(
-            cases.cases.iter().flat_map(|case| &case.utility).all(|utility| (0.0..=1.0).contains(utility))
-        );
-    }
     let features: Features = text.lines().next().unwrap_or_default().parse().unwrap_or_default();
     if let Ok(model) = Model::parse(text) {
         assert_eq!(Model::parse(&model.text().expect("it was read")).expect("it was written"), model);

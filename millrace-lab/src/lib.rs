@@ -20,6 +20,7 @@
 //! which runs as a process.
 
 pub mod bench;
+mod beside;
 pub mod hostile;
 pub mod lab;
 mod program;

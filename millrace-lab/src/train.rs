@@ -1,4 +1,16 @@
-//! `millrace-lab train`.
+//! `millrace-lab train`: a decision tree is grown from measured transfers, and judged on networks that it has not seen.
+//!
+//! | module | what it is |
+//! | --- | --- |
+//! | [`runs`] | measured transfers, as lines of a file |
+//! | [`cases`] | questions with their right answers, made of these |
+//! | [`grow`] | how a tree is grown and pruned (gain ratio, C4.5) |
+//! | [`judge`] | how good its decisions are |
+
+pub mod cases;
+pub mod grow;
+pub mod judge;
+pub mod runs;
 
 use std::{
     fmt::Write as _,
@@ -7,13 +19,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use millrace_proto::graft::select::{
-    cases::Cases,
-    grow::{self, DEPTH_MAX},
-    judge::{self, FOLDS, Report, Score},
-    model::Model,
-    runs,
-};
+use millrace_proto::graft::select::{model::Model, tree::DEPTH_MAX};
 
 use millrace::{
     file,
@@ -23,7 +29,11 @@ use millrace::{
     },
 };
 
-use crate::bench::beside::{self, Panel};
+use self::{
+    cases::Cases,
+    judge::{FOLDS, Report, Score},
+};
+use crate::beside::{self, Panel};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {

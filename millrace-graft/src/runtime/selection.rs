@@ -13,7 +13,7 @@ use std::{
 
 use millrace_bpf::graft::{Arm, CHOICES, Choice, Told, What, covers};
 use millrace_proto::graft::select::{
-    cases::{CARRIED, CARRIED_WARM},
+    arms::{CARRIED, CARRIED_WARM},
     features::{Feature, Features},
     kind::{Expected, Kinds},
     model::Model,

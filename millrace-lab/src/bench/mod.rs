@@ -2,7 +2,6 @@
 
 mod adapt;
 mod at_once;
-pub mod beside;
 mod compare;
 mod contender;
 mod cost;

@@ -4,8 +4,8 @@
 //! judged: whoever gives any of them is right. Where a value is not known, an example goes every way with the share of those that know
 //! it. Thresholds lie between two values, without the later releases' penalty for numbers.
 
-use super::features::Column;
-use super::tree::{Branch, Leaf, Node, Rank, Side, Split};
+use millrace_proto::graft::select::features::Column;
+use millrace_proto::graft::select::tree::{Branch, DEPTH_MAX, Leaf, Node, Rank, Side, Split};
 
 /// A question with its answers.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,9 +34,6 @@ impl Default for Settings {
         Self { least: 2.0, doubt: 0.69, alike: 1.0, depth: DEPTH_MAX }
     }
 }
-
-/// Deeper ones nobody reads.
-pub const DEPTH_MAX: usize = 32;
 
 /// A tree for examples, of which there may be none.
 pub fn grow(columns: &[Column], arms: &[String], examples: &[Example], settings: Settings) -> Node {

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 
 use super::cases::{Case, Cases, SEED_COLUMNS, TCP, seed_values};
-use super::features::{COLUMNS, Features};
 use super::grow::{Example, Settings, grow};
 use super::runs::Run;
-use super::tree::{Leaf, Node};
+use millrace_proto::graft::select::features::{COLUMNS, Features};
+use millrace_proto::graft::select::tree::{Leaf, Node};
 
 pub const FOLDS: usize = 5;
 /// Of a normal distribution, for 95 %.
@@ -226,9 +226,9 @@ fn classes(arms: &[String], confusion: &[Vec<usize>]) -> Vec<Class> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::features::Feature;
     use super::super::runs::tests::run;
     use super::*;
+    use millrace_proto::graft::select::features::Feature;
 
     /// On odd networks, which lose, one arm is three times as fast, on even ones the other.
     fn cases(seen: bool) -> Cases {

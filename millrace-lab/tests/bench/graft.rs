@@ -2,7 +2,7 @@
 
 use std::{fs::File, process::Command};
 
-use millrace_proto::graft::select::runs;
+use millrace_lab::train::runs;
 use nix::fcntl::{Flock, FlockArg};
 use serde_json::Value;
 

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context as _, bail, ensure};
 use millrace_proto::graft::select::{
-    cases,
+    arms,
     features::Features,
     model::{self, Decision, Model},
 };
@@ -147,7 +147,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let model = Model::parse(&read).with_context(|| path.display().to_string())?;
     let measured = why.and_then(|why| why.path).map_or_else(Features::default, |path| path.features());
     let features = measured.or(features);
-    let can = |arm: &str| cases::can_be_had_by(arm, &features);
+    let can = |arm: &str| arms::can_be_had_by(arm, &features);
     let decision = model.decide(&features, can);
     print(&if args.json {
         serde_json::to_string_pretty(&data(&features, &decision))? + "\n"

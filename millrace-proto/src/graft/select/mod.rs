@@ -4,24 +4,18 @@
 //! | --- | --- |
 //! | [`features`] | what is known of a connection before it begins |
 //! | [`profile`] | what applications want, as a cost of the times at which bytes came |
-//! | [`runs`] | measured transfers, as lines of a file |
-//! | [`cases`] | questions with their right answers, made of these |
+//! | [`arms`] | names of what is chosen among |
 //! | [`tree`] | a decision tree: how it is walked, and in words |
-//! | [`grow`] | how it is grown and pruned (gain ratio, C4.5) |
-//! | [`judge`] | how good decisions are, on networks that the training has not seen |
 //! | [`model`] | a tree as a file |
 //! | [`kind`] | what a connection is for, by earlier ones of its kind |
 //! | [`online`] | what is done where it turns out to be wrong |
 //!
-//! Why it is so: `docs/design/0023-selection.md`.
+//! A model is trained in the laboratory (`millrace-lab train`). Why it is so: `docs/design/0023-selection.md`.
 
-pub mod cases;
+pub mod arms;
 pub mod features;
-pub mod grow;
-pub mod judge;
 pub mod kind;
 pub mod model;
 pub mod online;
 pub mod profile;
-pub mod runs;
 pub mod tree;

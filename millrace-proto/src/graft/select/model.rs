@@ -5,8 +5,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use super::features::{COLUMNS, Column, Features};
-use super::grow::DEPTH_MAX;
-use super::tree::{Leaf, Node, Rank};
+use super::tree::{DEPTH_MAX, Leaf, Node, Rank};
 
 pub const VERSION: u32 = 1;
 /// Of a file.

@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use super::features::{Column, short};
 
+/// Deeper ones nobody reads.
+pub const DEPTH_MAX: usize = 32;
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub enum Node {
@@ -106,7 +109,7 @@ impl Node {
         }
     }
 
-    pub(super) fn each_leaf(&mut self, work: &mut impl FnMut(&mut Leaf)) {
+    pub fn each_leaf(&mut self, work: &mut impl FnMut(&mut Leaf)) {
         match self {
             Node::Leaf(leaf) => work(leaf),
             Node::Split(split) => {

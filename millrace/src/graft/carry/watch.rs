@@ -8,7 +8,7 @@ use std::{
 
 use millrace_bpf::{clock, graft::hook::Arrival};
 use millrace_graft::{Carried, Flow, Side};
-use millrace_proto::graft::select::{cases::CARRIED_WARM, kind::Expected};
+use millrace_proto::graft::select::{arms::CARRIED_WARM, kind::Expected};
 use parking_lot::Mutex;
 
 /// That nobody has taken yet. What begins beyond is lost, and counted; who has heard of a beginning hears of the end.

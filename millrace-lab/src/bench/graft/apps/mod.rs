@@ -22,11 +22,11 @@ use self::worse::Worse;
 use super::carrying::Carrying;
 use super::network::Network;
 use crate::bench::at_once::at_once;
-use crate::bench::beside;
 use crate::bench::process::Process;
 use crate::bench::site::{SUBSCRIBERS_LINK, Site, device};
 use crate::bench::table::write_json;
 use crate::bench::usage::warn_if_busy;
+use crate::beside;
 use crate::lab::{Directions, Node};
 use crate::progress::Progress;
 

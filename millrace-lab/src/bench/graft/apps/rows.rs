@@ -8,9 +8,9 @@ use serde_json::Value;
 
 use super::application::Came;
 use super::video::Watched;
-use crate::bench::beside::{Line, Mark, Panel};
 use crate::bench::graft::network::Network;
 use crate::bench::table::columns;
+use crate::beside::{Line, Mark, Panel};
 use crate::stats::Spread;
 
 /// An application on a network, by one way.

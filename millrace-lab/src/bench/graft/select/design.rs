@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use millrace_proto::graft::select::runs::Network;
+use crate::train::runs::Network;
 
 use crate::bench::graft::network::loss;
 

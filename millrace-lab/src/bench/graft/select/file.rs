@@ -4,8 +4,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::Path;
 
+use crate::train::runs::{self, Network, Run};
 use anyhow::{Context as _, bail, ensure};
-use millrace_proto::graft::select::runs::{self, Network, Run};
 use parking_lot::Mutex;
 
 pub struct Rows(Mutex<File>);

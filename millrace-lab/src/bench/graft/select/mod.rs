@@ -8,10 +8,10 @@ mod site;
 
 use std::path::PathBuf;
 
+use crate::train::runs::{Network, Run};
 use anyhow::{anyhow, ensure};
-use millrace_proto::graft::select::cases::{CARRIED, CARRIED_NEW, CARRIED_WARM, CARRIERS, Carrier};
+use millrace_proto::graft::select::arms::{CARRIED, CARRIED_NEW, CARRIED_WARM, CARRIERS, Carrier};
 use millrace_proto::graft::select::profile::LADDER_KIB;
-use millrace_proto::graft::select::runs::{Network, Run};
 
 use self::design::Range;
 use self::file::Rows;

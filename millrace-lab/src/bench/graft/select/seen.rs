@@ -4,9 +4,9 @@ use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::train::runs::Seen;
 use millrace_bpf::graft::Sockets;
 use millrace_proto::graft::measure::{Report, Sample};
-use millrace_proto::graft::select::runs::Seen;
 
 use crate::bench::graft::flow::Flow;
 use crate::lab::Node;

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::train::runs::{Network, Seen};
 use anyhow::{Context as _, anyhow};
-use millrace_proto::graft::select::cases::Carrier;
+use millrace_proto::graft::select::arms::Carrier;
 use millrace_proto::graft::select::profile::Came;
-use millrace_proto::graft::select::runs::{Network, Seen};
 use nix::sys::socket::{setsockopt, sockopt};
 
 use super::fetch::Got;
