@@ -74,7 +74,7 @@ impl Sequencer {
             *self = Self { open: std::mem::take(&mut self.open), late: self.late, ..Self::default() };
             self.open.retain(|(group, _), _| *group <= object.location.group);
         }
-        if !self.next.is_some_and(|next| object.location < next) {
+        if self.next.is_none_or(|next| object.location >= next) {
             // What came before it is only late.
             self.late += std::mem::take(&mut self.aside).len() as u64;
             self.waiting.insert(object.location, object.payload);
