@@ -160,6 +160,7 @@ fn those_who_ask_at_once_share_a_probe() {
         let connection = Arc::clone(&connection);
         clients.spawn(async move { connection.answers(patience, age).await })
     };
+    // exact: a probe is sent before its answer comes
     let sent = || connection.quic.stats().frame_tx.max_data;
     let before = sent();
     let patience = Duration::from_secs(5);
