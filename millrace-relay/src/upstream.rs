@@ -49,7 +49,7 @@ pub struct Upstream {
     standing_by: AtomicBool,
     /// Whether the publisher's numbering of groups is still unknown.
     unnumbered: AtomicBool,
-    /// What is known of a publisher that took over from another one, until its groups are known.
+    /// A note about a publisher that took over from another one, until its groups are known.
     returned: Mutex<Option<Returned>>,
     /// The publisher has come to where another one goes on.
     passing: Notify,
@@ -57,7 +57,7 @@ pub struct Upstream {
 
 /// A publisher that took over from another one.
 struct Returned {
-    /// Its largest object, as it says.
+    /// The largest object that the publisher says it has.
     claimed: Option<Location>,
     _unfinished: Option<Unfinished>,
 }
@@ -245,8 +245,8 @@ impl Upstream {
         }
     }
 
-    /// The publisher takes over from another one, and says that it is at `claimed`. Its first group shows how it numbers them, and
-    /// with that what becomes of the `unfinished` streams.
+    /// The publisher takes over from another one, and says that it is at `claimed`. Its first group shows how it numbers them,
+    /// and decides how the `unfinished` streams end.
     pub fn returns(&self, claimed: Option<Location>, unfinished: Option<Unfinished>) {
         *self.returned.lock() = Some(Returned { claimed, _unfinished: unfinished });
         self.unnumbered.store(true, Relaxed);

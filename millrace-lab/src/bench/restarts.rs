@@ -181,15 +181,15 @@ impl Args {
     }
 }
 
-/// The relay is told to wait for longer than it will be without a publisher.
+/// Returns the flag by which a relay keeps subscriptions for longer than their publisher is absent.
 fn linger(absent: f64) -> String {
     format!("--linger={}", (absent + 2.0).max(DEFAULT_LINGER).ceil())
 }
 
-/// Where it happens.
+/// The lab and the video of a run.
 struct Stage {
     site: Site,
-    /// What moq-pub publishes, if it does.
+    /// The video of moq-pub, if it is measured.
     clip: Option<Arc<Clip>>,
 }
 
@@ -339,7 +339,7 @@ impl Stage {
         }
     }
 
-    /// What clients of both makes are told.
+    /// Adds the arguments that clients of both makes have.
     fn broadcast(&self, command: &mut Command, scheme: &str) -> anyhow::Result<()> {
         let url = format!("{scheme}://{}:{PORT}", self.site.relay()?.addr_v4());
         command.args(["--name", viewer::NAMESPACE, "--tls-disable-verify", &url]).env("NO_COLOR", "1");

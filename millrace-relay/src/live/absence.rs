@@ -33,7 +33,7 @@ pub(super) struct Absence {
     was_upstream: bool,
     /// The owner of the track: nobody else takes over its subscriptions.
     owner: Option<Identity>,
-    /// What a silent publisher has left.
+    /// Streams that a silent publisher has not ended.
     pub(super) unfinished: Option<Unfinished>,
 }
 

@@ -14,7 +14,7 @@ use super::super::process::Process;
 use super::report::{Failure, Gap};
 
 const LOOK: Duration = Duration::from_millis(10);
-/// How long what comes twice is waited for, in fragments.
+/// Fragments that are awaited after the first one, as repetitions may follow.
 const BEHIND: usize = 30;
 
 /// A process that writes fragmented MP4 to its standard output.
@@ -31,7 +31,7 @@ pub struct Player {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Played {
     at_ns: u64,
-    /// As the encoder has numbered it (`mfhd`), which a publisher that is started again begins anew.
+    /// The encoder's number of the fragment (`mfhd`): a publisher that is started again begins with the first one.
     number: u32,
 }
 
@@ -92,7 +92,7 @@ impl Player {
         self.wait_for("no media", patience, |played| (played.last()?.number >= fragment).then_some(()))
     }
 
-    /// What it is without around an absence, that of a publisher which was started again at `back` and begins the video anew.
+    /// Waits until a publisher that was started again at `back` is seen, and returns the gap. The publisher begins with the first fragment.
     pub fn gap(&mut self, back: u64, patience: Duration) -> Result<Gap, Failure> {
         // What had been on its way was written long before: a publisher takes a while to start.
         self.wait_for("no media again", patience, |played| anew(played).map(drop))?;
@@ -102,7 +102,7 @@ impl Player {
     }
 }
 
-/// The place of the first fragment that begins the video anew.
+/// Returns the place of the first fragment of a new publisher.
 fn anew(played: &[Played]) -> Option<usize> {
     Some(played.windows(2).position(|pair| pair[1].number + 10 < pair[0].number)? + 1)
 }

@@ -1,4 +1,4 @@
-//! What the viewers saw, as a table and as JSON.
+//! Results of the viewers, as a table and as JSON.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,7 @@ use super::super::contender::Contender;
 use super::super::table::columns;
 use super::Case;
 
-/// What one viewer saw around the absence.
+/// The time that one viewer was without media.
 #[derive(Debug, Clone, Copy)]
 pub struct Gap {
     /// Time from the last object before to the first one after.
@@ -32,7 +32,7 @@ impl From<anyhow::Error> for Failure {
     }
 }
 
-/// What each viewer of one round saw, by its name.
+/// The results of one round by the viewers' names.
 pub type Round = Vec<(&'static str, Result<Gap, Failure>)>;
 
 pub struct Row {
@@ -53,7 +53,7 @@ impl Row {
         names
     }
 
-    /// What the viewer saw in each round.
+    /// Returns the results of a viewer, one a round.
     fn of(&self, viewer: &str) -> Vec<&Result<Gap, Failure>> {
         let all = self.rounds.iter().flatten().flatten();
         all.filter(|(name, _)| *name == viewer).map(|(_, seen)| seen).collect()
@@ -141,7 +141,7 @@ pub fn render(rows: &[Row]) -> String {
     columns(&lines) + &errors
 }
 
-/// By nearest rank; not a number without samples.
+/// Returns a percentile by nearest rank; not a number without samples.
 fn percentile(mut samples: Vec<f64>, percent: usize) -> f64 {
     samples.sort_unstable_by(f64::total_cmp);
     let index = (samples.len() * percent).div_ceil(100).saturating_sub(1);
