@@ -21,7 +21,7 @@ export RUSTFLAGS="--cfg fuzzing -Clinker=$CLANG -Cpasses=sancov-module -Cllvm-ar
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table
     -Cllvm-args=-sanitizer-coverage-trace-compares"
 say "building ${#targets[@]} targets"
-CARGO_TARGET_DIR=fuzz/target cargo build --release --locked --manifest-path fuzz/Cargo.toml --target "$host"
+CARGO_TARGET_DIR=fuzz/target cargo build --release --locked --manifest-path fuzz/Cargo.toml --target "$host" "${targets[@]/#/--bin=}"
 
 failed=()
 for target in "${targets[@]}"; do

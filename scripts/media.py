@@ -8,6 +8,7 @@ What cannot be made here is said with a line "SKIP: why". Each file takes some s
 """
 
 import argparse
+import platform
 import re
 import shutil
 import struct
@@ -15,6 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parent.parent
 CMAF = "cmaf+separate_moof+delay_moov+skip_trailer+frag_every_frame"
 VIDEO = {
     "h264": "-c:v libx264 -preset ultrafast -bf 2 -g 25 -keyint_min 25 -sc_threshold 0 -pix_fmt yuv420p",
@@ -286,28 +288,140 @@ def joined(maker):
     maker.keep("hls_joined", (folder / "init.mp4").read_bytes() + b"".join(path.read_bytes() for path in segments))
 
 
-def packagers(maker):
-    """Other packagers, where they are installed."""
+def several_truns(maker):
+    """Fragments whose samples are listed by two boxes, each with an offset of its own."""
+    if not maker.wants("x_two_truns"):
+        return
+    video, sound = maker.source("video", "h264base"), maker.source("sound", "aac")
+    if not video or not sound:
+        return say("SKIP: x_two_truns: ffmpeg with libx264 and aac is not here")
+    base = maker.sources / "truns.mp4"
+    if problem := ffmpeg("-i", video, "-i", sound, "-c", "copy", "-f", "mp4", "-movflags", "frag_keyframe+empty_moov+separate_moof+default_base_moof", base):
+        return say(f"SKIP: x_two_truns: {problem}")
+    split = (halved(whole) if kind == b"moof" else whole for kind, whole in boxes(base.read_bytes()))
+    maker.keep("x_two_truns", b"".join(split))
+
+
+def halved(moof):
+    """A moof with one traf and one trun, which has sizes, as one with two truns."""
+    at = find(moof, b"moof", b"traf", b"trun") - 8
+    size = struct.unpack(">I", moof[at : at + 4])[0]
+    flags, count, offset = struct.unpack(">IIi", moof[at + 8 : at + 20])
+    if count < 2 or flags & 0x201 != 0x201:
+        return moof
+    fixed = at + 20 + 4 * (flags >> 2 & 1)
+    width = 4 * sum(flags >> bit & 1 for bit in (8, 9, 10, 11))
+    size_at = 4 * (flags >> 8 & 1)
+    entries = [moof[fixed + width * n : fixed + width * (n + 1)] for n in range(count)]
+    half = count // 2
+    first_bytes = sum(struct.unpack(">I", entry[size_at : size_at + 4])[0] for entry in entries[:half])
+    # The second box has a header, a count and an offset, and no flags of a first sample.
+    more = 20
+    first = struct.pack(">IIi", flags, half, offset + more) + moof[at + 20 : fixed] + b"".join(entries[:half])
+    second = struct.pack(">IIi", flags & ~4, count - half, offset + more + first_bytes) + b"".join(entries[half:])
+    truns = box(b"trun", first) + box(b"trun", second)
+    out = bytearray(moof[:at] + truns + moof[at + size :])
+    for head in (0, find(moof, b"moof", b"traf") - 8):
+        out[head : head + 4] = struct.pack(">I", struct.unpack(">I", out[head : head + 4])[0] + more)
+    return bytes(out)
+
+
+UTC = "urn:mpeg:dash:utc:http-xsdate:2014=https://time.example"
+LIVE = "--segment_duration 1 --fragment_duration 0.25"
+RAW_KEY = "--enable_raw_key_encryption --keys label=:key_id=a7e61c373e219033c21091fa607bf3b8:key=76a6c65c5ea762046bd749a2e632ccbb"
+# Kind, codec, what else shaka-packager is told of the stream, and its options.
+SHAKA = {
+    "h264": ("video", "h264", "", LIVE),
+    "h264_no_sidx": ("video", "h264", "", f"{LIVE} --generate_sidx_in_media_segments=false"),
+    "h264_one_file": ("video", "h264", "file", LIVE),
+    "h264_low_latency": ("video", "h264base", "", f"--segment_duration 1 --low_latency_dash_mode=true --utc_timings {UTC}"),
+    "hevc": ("video", "hevc", "", LIVE),
+    "hev1": ("video", "hev1", "", LIVE),
+    "av1": ("video", "av1", "", LIVE),
+    "vp9": ("video", "vp9", "", LIVE),
+    "aac": ("audio", "aac", "lang=de", LIVE),
+    "aac_one_file": ("audio", "aac", "file", LIVE),
+    "ac3": ("audio", "ac3", "", LIVE),
+    "eac3": ("audio", "eac3", "", LIVE),
+    "opus": ("audio", "opus", "", LIVE),
+    "flac": ("audio", "flac", "", LIVE),
+    "alac": ("audio", "alac", "", LIVE),
+    "wvtt": ("text", "vtt", "lang=de", LIVE),
+    "stpp": ("text", "vtt", "lang=de,format=ttml+mp4", LIVE),
+    "cenc_h264": ("video", "h264", "", f"{LIVE} {RAW_KEY} --protection_scheme cenc --clear_lead 0"),
+    "cenc_lead": ("video", "h264", "", f"{LIVE} {RAW_KEY} --protection_scheme cenc --clear_lead 2"),
+    "cbcs_hevc": ("video", "hevc", "", f"{LIVE} {RAW_KEY} --protection_scheme cbcs --clear_lead 0"),
+    "cbcs_aac": ("audio", "aac", "", f"{LIVE} {RAW_KEY} --protection_scheme cbcs --clear_lead 0"),
+    "cens_av1": ("video", "av1", "", f"{LIVE} {RAW_KEY} --protection_scheme cens --clear_lead 0"),
+    "cbc1_h264": ("video", "h264", "", f"{LIVE} {RAW_KEY} --protection_scheme cbc1 --clear_lead 0"),
+}
+CUES = "WEBVTT\n\n" + "".join(f"00:00:0{n}.000 --> 00:00:0{n}.800\nCue {n}\n\n" for n in range(4))
+
+
+def shaka(maker):
+    """What shaka-packager writes: its segments behind their init segment, or its file."""
+    wanted = [name for name in SHAKA if maker.wants(f"shaka_{name}")]
+    if not wanted:
+        return
+    program = shaka_program()
+    if program is None:
+        return say("SKIP: shaka_*: shaka-packager is not here (scripts/setup.sh test)")
+    for name in wanted:
+        kind, codec, more, options = SHAKA[name]
+        source = shaka_source(maker, kind, codec)
+        if source is None:
+            say(f"SKIP: shaka_{name}: no {codec} in MP4")
+            continue
+        folder = maker.sources / f"shaka_{name}"
+        folder.mkdir()
+        whole = folder / "whole.mp4"
+        described = ["output=" + str(whole)] if more == "file" else [f"init_segment={folder}/init.mp4", f"segment_template={folder}/$Number$.m4s"]
+        described += [more] if more not in ("", "file") else []
+        done = run(program, ",".join([f"in={source}", f"stream={kind}", *described]), *options.split(), "--mpd_output", folder / "list.mpd")
+        segments = sorted(folder.glob("*.m4s"), key=lambda path: int(path.stem))
+        if done.returncode != 0:
+            say(f"SKIP: shaka_{name}: {done.stderr.decode(errors='replace').strip()[-200:]}")
+        elif more == "file":
+            maker.keep(f"shaka_{name}", whole.read_bytes())
+        else:
+            maker.keep(f"shaka_{name}", b"".join(path.read_bytes() for path in [folder / "init.mp4", *segments]))
+
+
+def shaka_program():
+    installed = ROOT / "target/packagers/node_modules/shaka-packager/bin"
+    machine = {"x86_64": "x64", "aarch64": "arm64"}.get(platform.machine(), "")
+    found = [*map(shutil.which, ["packager", "shaka-packager"]), installed / f"packager-linux-{machine}"]
+    return next((path for path in found if path and Path(path).is_file()), None)
+
+
+def shaka_source(maker, kind, codec):
+    """A file that it reads: MP4 that is not fragmented, or WebVTT."""
+    path = maker.sources / f"{codec}.{'vtt' if kind == 'text' else 'mp4'}"
+    if path.exists():
+        return path
+    if kind == "text":
+        path.write_text(CUES)
+        return path
+    source = maker.source("sound" if kind == "audio" else kind, codec)
+    tags = {"hevc": ["-tag:v", "hvc1"], "hev1": ["-tag:v", "hev1"]}.get(codec, [])
+    if source is None or ffmpeg("-i", source, "-c", "copy", "-strict", "-2", *tags, path):
+        return None
+    return path
+
+
+def gpac(maker):
+    """A file of MP4Box's, where it is installed."""
+    if not maker.wants("gpac_video"):
+        return
     video = maker.source("video", "h264")
-    for name, programs in [("gpac", ["MP4Box"]), ("shaka", ["packager", "shaka-packager"])]:
-        if not maker.wants(name):
-            continue
-        program = next((found for found in map(shutil.which, programs) if found), None)
-        if program is None or video is None:
-            say(f"SKIP: {name}_*: {programs[0]} is not here")
-            continue
-        source = maker.sources / f"{name}.mp4"
-        if ffmpeg("-i", video, "-c", "copy", source):
-            continue
-        target = maker.folder / f"{name}_video.mp4"
-        if name == "gpac":
-            done = run(program, "-frag", "1000", "-out", target, source)
-        else:
-            done = run(program, f"in={source},stream=video,output={target}", "--segment_duration", "1")
-        if done.returncode == 0 and target.exists():
-            maker.made += 1
-        else:
-            say(f"SKIP: {name}_video: {done.stderr.decode(errors='replace').strip()[-200:]}")
+    if not shutil.which("MP4Box") or video is None:
+        return say("SKIP: gpac_video: MP4Box or libx264 is not here")
+    source, target = maker.sources / "gpac.mp4", maker.folder / "gpac_video.mp4"
+    problem = ffmpeg("-i", video, "-c", "copy", source)
+    done = run("MP4Box", "-frag", "1000", "-out", target, source)
+    if problem or done.returncode != 0:
+        return say(f"SKIP: gpac_video: {problem or done.stderr.decode(errors='replace').strip()[-200:]}")
+    maker.made += 1
 
 
 def main():
@@ -323,7 +437,9 @@ def main():
     crossed(maker)
     surgery(maker)
     joined(maker)
-    packagers(maker)
+    several_truns(maker)
+    shaka(maker)
+    gpac(maker)
     shutil.rmtree(maker.sources)
     say(f"{maker.made} files in {arguments.dir}")
     return 0

@@ -7,6 +7,7 @@
 . "$(dirname "$0")/lib.sh"
 
 group=${1:-}
+SHAKA_TESTED=3.4.2
 SUDO=()
 if [ "$(id -u)" != 0 ]; then SUDO=(sudo -n); fi
 can_install() { have apt-get && { [ "$(id -u)" = 0 ] || sudo -n true 2>/dev/null; }; }
@@ -232,6 +233,17 @@ setup_sanitizers() {
     apt_get install "$package" >/dev/null || die "apt-get could not install $package"
 }
 
+# What scripts/media.py makes inputs with, beside ffmpeg: a program in a package of npm's.
+setup_shaka() {
+    local folder=$ROOT/target/packagers
+    [ ! -e "$folder/node_modules/shaka-packager" ] || return 0
+    have npm || return 0
+    mkdir -p "$folder"
+    say "installing: shaka-packager $SHAKA_TESTED into target/packagers"
+    npm install --prefix "$folder" --no-save --no-audit --no-fund --ignore-scripts --silent "shaka-packager@$SHAKA_TESTED" ||
+        say "SKIP: npm cannot fetch shaka-packager"
+}
+
 rust_minimum() { sed -n 's/^rust-version *= *"\(.*\)"/\1/p' Cargo.toml; }
 
 rust_is_new_enough() {
@@ -279,4 +291,5 @@ setup_rust() {
 setup_packages
 setup_clang
 [ "$group" != fuzz ] || setup_sanitizers
+[ "$group" != test ] || setup_shaka
 setup_rust

@@ -55,8 +55,8 @@ build() {
     [ -s "$out/cargo.json" ] || die "no test programs"
 }
 
-# Jobs that are no test programs. A browser that plays takes more CPU time than any test: that media of engine `user` is shown, too, is in
-# the other tier.
+# Jobs that are no test programs. A browser that plays takes more CPU time than any test: that media of engine `user` is shown, too, and each
+# codec, and publishers that come back, is in the other tier.
 jobs_test() {
     jobs=(--job docs/README.md "scripts/walk.py target/debug/millrace README.md")
     web dashboard pace relay-kernel
@@ -74,7 +74,7 @@ jobs_rest() {
         --job docs "scripts/walk.py target/debug/millrace"
         --job doc-tests "cargo test --workspace --locked --doc"
     )
-    web relay-user
+    web relay-user codecs returns
 }
 
 # The closing line of this script: how long both tiers took, the last time that they ran here.

@@ -3,7 +3,7 @@
 #
 #   scripts/web.sh build    builds web/dist anew
 #   scripts/web.sh check    says whether web/dist is what its sources give; builds to compare only if node is set up
-#   scripts/web.sh test [dashboard|pace|relay-user|relay-kernel]...     tests them in headless Chromium; screenshots in target/web
+#   scripts/web.sh test [dashboard|pace|relay-user|relay-kernel|codecs|returns]...     tests them in headless Chromium; screenshots in target/web
 #   scripts/web.sh picture   docs/dashboard.png anew: this machine for a minute, with some traffic of its own
 . "$(dirname "$0")/lib.sh"
 
@@ -82,7 +82,7 @@ test_in_browser() {
     export MILLRACE=${MILLRACE:-$ROOT/target/debug/millrace} SHOTS=$ROOT/target/web
     mkdir -p "$SHOTS"
     local part failed=0 parts=("$@")
-    [ ${#parts[@]} != 0 ] || parts=(dashboard pace relay-user relay-kernel)
+    [ ${#parts[@]} != 0 ] || parts=(dashboard pace relay-user relay-kernel codecs returns)
     for part in "${parts[@]}"; do "test_${part/-/_}" || failed=1; done
     say "screenshots: target/web"
     return "$failed"
@@ -149,6 +149,29 @@ test_relay_kernel() {
         return
     fi
     test_relay kernel "$MILLRACE-lab" lab run --subscribers 1 --emulate --
+}
+
+# Each codec that muxers put into MP4, to the player of the page.
+test_codecs() {
+    if ! have ffmpeg; then
+        say "SKIP: codecs are not shown to the relay's page: no ffmpeg"
+        return
+    fi
+    export ENGINE=user INPUTS=$SHOTS/inputs
+    rm -rf "$INPUTS"
+    scripts/media.py "$INPUTS" --only '_every$'
+    (cd web && node --test test/codecs.test.js)
+}
+
+# A publisher that is killed and started again, and what the player of the page makes of it.
+test_returns() {
+    if ! have ffmpeg; then
+        say "SKIP: no publisher comes back to the relay's page: no ffmpeg"
+        return
+    fi
+    export ENGINE=user CLIP=$SHOTS/clip-returns.mp4
+    clip "$CLIP"
+    (cd web && node --test test/returns.test.js)
 }
 
 case ${1:-} in

@@ -22,12 +22,17 @@ pub struct Sequencer {
     late: u64,
     /// The last groups whose first object came out.
     begun: VecDeque<u64>,
+    /// Objects of a group that shows a publisher which numbers anew, unless one more object comes of a newer group, whose stream has not
+    /// ended yet.
+    aside: Vec<Object>,
 }
 
 /// Groups whose beginnings are remembered, and how far behind no group comes by being late.
 const REMEMBERED: usize = 64;
 /// Groups that a track leaves out are not waited for if they are more than this.
 const JUMP: u64 = 64;
+/// Objects that are put aside at most, until a stream has ended.
+const ASIDE: usize = 256;
 
 impl Sequencer {
     /// Begins behind `last`: everything up to it came from elsewhere.
@@ -51,13 +56,17 @@ impl Sequencer {
             }
             Step::Closed { group, stream } => {
                 self.open.remove(&(group, stream));
+                if !self.has_newer() {
+                    std::mem::take(&mut self.aside).into_iter().for_each(|object| self.wait(object));
+                }
             }
             Step::Datagram(object) => self.wait(object),
         }
     }
 
     fn wait(&mut self, object: Object) {
-        if self.begins_anew(object.location) {
+        let begins_anew = self.begins_anew(object.location);
+        if begins_anew && !self.has_newer() {
             tracing::info!(
                 group = object.location.group,
                 "the publisher was restarted and numbers its groups from the beginning"
@@ -65,20 +74,35 @@ impl Sequencer {
             *self = Self { open: std::mem::take(&mut self.open), late: self.late, ..Self::default() };
             self.open.retain(|(group, _), _| *group <= object.location.group);
         }
-        match self.next.is_some_and(|next| object.location < next) {
-            true => self.late += 1,
-            false => drop(self.waiting.insert(object.location, object.payload)),
+        if self.next.is_none_or(|next| object.location >= next) {
+            // What came before it is only late.
+            self.late += std::mem::take(&mut self.aside).len() as u64;
+            self.waiting.insert(object.location, object.payload);
+        } else if self.aside.len() < ASIDE && (begins_anew || self.is_aside(object.location)) {
+            self.aside.push(object);
+        } else {
+            self.late += 1;
         }
     }
 
-    /// Whether an object shows that its publisher was started again and numbers from the beginning: a group that has begun begins
-    /// once more, or one far behind does, and nothing newer is on its way.
+    /// Whether an object may show that its publisher was started again and numbers from the beginning, as a group that has begun begins
+    /// once more, or one far behind does. It shows that if nothing newer is on its way.
     fn begins_anew(&self, location: Location) -> bool {
         let Some(next) = self.next.filter(|next| location.object == 0 && location.group < next.group) else {
             return false;
         };
-        let is_new = self.begun.contains(&location.group) || next.group - location.group > REMEMBERED as u64;
-        is_new && self.waiting.is_empty() && self.open.range((next.group, 0)..).next().is_none()
+        self.begun.contains(&location.group) || next.group - location.group > REMEMBERED as u64
+    }
+
+    /// Whether more may come of the group that the track is at, or of one behind it.
+    fn has_newer(&self) -> bool {
+        let is_open = |next: Location| self.open.range((next.group, 0)..).next().is_some();
+        !self.waiting.is_empty() || self.next.is_some_and(is_open)
+    }
+
+    /// Whether an object follows what was put aside.
+    fn is_aside(&self, location: Location) -> bool {
+        self.aside.last().is_some_and(|last| last.location < location)
     }
 
     /// Objects that came too late or twice.
@@ -240,6 +264,38 @@ mod tests {
         let mut joined = Sequencer::default();
         assert_eq!(send(&mut joined, 500, 1), ["500.0"]);
         assert_eq!(send(&mut joined, 0, 2), ["0.0"], "far behind");
+    }
+
+    /// The end of its last stream and its first new one come at the same time, and nobody says which is seen first.
+    #[test]
+    fn a_publisher_that_numbers_anew_is_followed_from_its_first_object() {
+        let begun = || {
+            let mut sequencer = Sequencer::default();
+            for group in 0..3 {
+                sequencer.push(Step::Opened { group, stream: group });
+                sequencer.push(object(group, 0, group));
+                if group < 2 {
+                    sequencer.push(Step::Closed { group, stream: group });
+                }
+            }
+            assert_eq!(drain(&mut sequencer, false).len(), 3);
+            sequencer.push(Step::Opened { group: 0, stream: 7 });
+            sequencer.push(object(0, 0, 7));
+            sequencer.push(object(0, 1, 7));
+            assert!(drain(&mut sequencer, false).is_empty());
+            sequencer
+        };
+        let mut anew = begun();
+        anew.push(Step::Closed { group: 2, stream: 2 });
+        assert_eq!(drain(&mut anew, false), ["0.0", "0.1"]);
+        anew.push(object(0, 2, 7));
+        assert_eq!(drain(&mut anew, false), ["0.2"]);
+        assert_eq!(anew.late(), 0);
+        // A copy that comes late is none.
+        let mut copy = begun();
+        copy.push(object(2, 1, 2));
+        copy.push(Step::Closed { group: 2, stream: 2 });
+        assert_eq!((drain(&mut copy, false), copy.late()), (vec!["2.1".to_owned()], 2));
     }
 
     #[test]

@@ -184,8 +184,8 @@ impl LiveTrack {
     /// opens streams only while there is no other: it cannot tell that another publisher has sent the same before.
     pub fn add_upstream(&self, upstream: Arc<Upstream>, claimed: Option<Location>, now: Instant) {
         let mut upstreams = self.upstreams.lock();
-        if self.end_absence(now) {
-            upstream.returns(claimed);
+        if let Some(absence) = self.end_absence(now) {
+            upstream.returns(claimed, absence.unfinished);
         }
         let leads = upstreams.iter().all(|other| other.is_leaving());
         upstream.set_rival(!leads);
@@ -222,7 +222,7 @@ impl LiveTrack {
         }
         let waits = ended.absent && !wait.is_zero();
         if waits {
-            self.begin_wait(upstream, ended, (now, wait));
+            self.begin_wait(upstream, None, ended, (now, wait));
         }
         *self.idle_since.lock() = now;
         *self.paused_at.lock() = ended.paused.then_some(upstream.publisher);

@@ -49,10 +49,32 @@ pub struct Upstream {
     standing_by: AtomicBool,
     /// Whether the publisher's numbering of groups is still unknown.
     unnumbered: AtomicBool,
-    /// The publisher's largest object when it took over from another one, as it says, until its groups are known.
-    returned: Mutex<Option<Option<Location>>>,
+    /// A note about a publisher that took over from another one, until its groups are known.
+    returned: Mutex<Option<Returned>>,
     /// The publisher has come to where another one goes on.
     passing: Notify,
+}
+
+/// A publisher that took over from another one.
+struct Returned {
+    /// The largest object that the publisher says it has.
+    claimed: Option<Location>,
+    _unfinished: Option<Unfinished>,
+}
+
+/// The streams of a publisher that is silent, which a publisher that comes may replace. They are reset when this is dropped.
+pub struct Unfinished(Arc<Upstream>);
+
+impl Unfinished {
+    pub fn new(silent: Arc<Upstream>) -> Self {
+        Self(silent)
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        self.0.revoke();
+    }
 }
 
 /// Where another subscription goes on.
@@ -184,10 +206,11 @@ impl Upstream {
         self.leaving.load(Relaxed)
     }
 
-    /// Asks the publisher's session for something, and reports whether anything comes of it within a while.
-    pub async fn answers(&self) -> bool {
+    /// Asks the publisher's session for something, and reports whether anything comes of it within a while. An answer that is not older than
+    /// `age`, to whichever of its tracks, is good enough.
+    pub async fn answers(&self, age: Duration) -> bool {
         match self.connection.upgrade() {
-            Some(connection) => connection.answers(RIVAL_PATIENCE).await,
+            Some(connection) => connection.answers(RIVAL_PATIENCE, age).await,
             None => false,
         }
     }
@@ -216,15 +239,16 @@ impl Upstream {
     pub fn lead(&self) {
         self.set_rival(false);
         if self.stands_by() {
-            self.returns(None);
+            self.returns(None, None);
             self.standing_by.store(false, Relaxed);
             self.ask(Ask::Forward(true));
         }
     }
 
-    /// The publisher takes over from another one, and says that it is at `claimed`. Its first group shows how it numbers them.
-    pub fn returns(&self, claimed: Option<Location>) {
-        *self.returned.lock() = Some(claimed);
+    /// The publisher takes over from another one, and says that it is at `claimed`. Its first group shows how it numbers them,
+    /// and decides how the `unfinished` streams end.
+    pub fn returns(&self, claimed: Option<Location>, unfinished: Option<Unfinished>) {
+        *self.returned.lock() = Some(Returned { claimed, _unfinished: unfinished });
         self.unnumbered.store(true, Relaxed);
     }
 
@@ -235,7 +259,7 @@ impl Upstream {
             return false;
         }
         let mut returned = self.returned.lock();
-        let decided = returned.take().is_some_and(decide);
+        let decided = returned.take().is_some_and(|returned| decide(returned.claimed));
         self.unnumbered.store(false, Relaxed);
         decided
     }

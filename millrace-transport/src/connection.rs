@@ -45,7 +45,16 @@ pub struct Connection {
     pub(crate) shared: Arc<Shared>,
     pub(crate) binding: OnceLock<Binding>,
     pub(crate) foreign: Foreign,
+    /// What the last probe has shown; locked while one is under way.
+    pub(crate) probed: tokio::sync::Mutex<Option<Probed>>,
     pub(crate) _listed: Listed,
+}
+
+/// The result of a probe.
+#[derive(Clone, Copy)]
+pub(crate) struct Probed {
+    at: Instant,
+    answered: bool,
 }
 
 impl Connection {
@@ -264,9 +273,21 @@ impl Connection {
         matches!(self.quic.close_reason(), Some(quinn::ConnectionError::Reset))
     }
 
-    /// Asks the peer for an acknowledgement, and reports whether anything comes from it within `patience`. Only time in which
-    /// packets could be read counts.
-    pub async fn answers(&self, patience: Duration) -> bool {
+    /// Asks the peer for an acknowledgement, and reports whether anything comes from it within `patience`. Those who ask at the same time
+    /// share a probe, and an answer that is not older than `age` is good enough. Only time in which packets could be read counts.
+    pub async fn answers(&self, patience: Duration, age: Duration) -> bool {
+        let asked = Instant::now();
+        let mut probed = self.probed.lock().await;
+        let is_known = |last: &Probed| last.at >= asked || last.answered && last.at + age > asked;
+        if let Some(last) = probed.filter(is_known) {
+            return last.answered;
+        }
+        let answered = self.probe(patience).await;
+        *probed = Some(Probed { at: Instant::now(), answered });
+        answered
+    }
+
+    async fn probe(&self, patience: Duration) -> bool {
         let before = self.received();
         let looks = (patience.as_nanos() / ANSWER_LOOKS.as_nanos()) as u32;
         for look in 0..looks {

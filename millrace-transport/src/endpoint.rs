@@ -358,7 +358,14 @@ impl Inner {
         }
         let listed = self.registry.place(shared.turn.number());
         let (binding, foreign) = (OnceLock::new(), Foreign::default());
-        let connection = Connection { quic, shared, binding, foreign, _listed: listed };
+        let connection = Connection {
+            quic,
+            shared,
+            binding,
+            foreign,
+            probed: tokio::sync::Mutex::default(),
+            _listed: listed,
+        };
         let connection = Arc::new(connection);
         driver::add(&self.registry, &connection);
         connection

@@ -144,7 +144,36 @@ fn peer_that_is_there_answers_and_one_that_is_gone_does_not() {
     let server = Process::start(ANYWHERE, &certificate, b"secret");
     let clients = Runtime::new().unwrap();
     let (_endpoint, connection) = clients.block_on(client(server.addr));
-    assert!(clients.block_on(connection.answers(Duration::from_secs(5))));
+    assert!(clients.block_on(connection.answers(Duration::from_secs(5), Duration::ZERO)));
     drop(server);
-    assert!(!clients.block_on(connection.answers(Duration::from_millis(300))));
+    assert!(!clients.block_on(connection.answers(Duration::from_millis(300), Duration::ZERO)));
+}
+
+/// As many tracks have it that two sessions publish.
+#[test]
+fn those_who_ask_at_once_share_a_probe() {
+    let certificate = certificate();
+    let server = Process::start(ANYWHERE, &certificate, b"secret");
+    let clients = Runtime::new().unwrap();
+    let (_endpoint, connection) = clients.block_on(client(server.addr));
+    let ask = |patience, age| {
+        let connection = Arc::clone(&connection);
+        clients.spawn(async move { connection.answers(patience, age).await })
+    };
+    // exact: a probe is sent before its answer comes
+    let sent = || connection.quic.stats().frame_tx.max_data;
+    let before = sent();
+    let patience = Duration::from_secs(5);
+    let asked: Vec<_> = (0..100).map(|_| ask(patience, Duration::ZERO)).collect();
+    asked.into_iter().for_each(|asked| assert!(clients.block_on(asked).unwrap()));
+    let probes = sent() - before;
+    assert!(probes < 20, "{probes}");
+    // An answer that is not old is good for others, until it is asked for anew.
+    drop(server);
+    assert!(clients.block_on(ask(patience, Duration::from_secs(600))).unwrap());
+    assert!(!clients.block_on(ask(Duration::from_millis(300), Duration::ZERO)).unwrap());
+    assert!(
+        !clients.block_on(ask(Duration::from_millis(300), Duration::from_secs(600))).unwrap(),
+        "no answer is none"
+    );
 }

@@ -96,8 +96,11 @@ pub enum Signal {
 }
 
 /// Signals to end that come so soon after the first express the same wish: `timeout`, `tini -g` and service managers send one to the process
-/// and one to its group. A user who insists takes longer, or tries once more.
-const ONE_WISH: Duration = Duration::from_millis(200);
+/// and one to its group, and a wrapper that got one passes it on, on a busy machine late. A user who insists takes longer, or tries once
+/// more: to end without a drain by mistake costs viewers, to wait for a third signal costs a second.
+const ONE_WISH: Duration = Duration::from_secs(1);
+/// What comes so soon after the first is no user's second one.
+const MACHINE: Duration = Duration::from_millis(100);
 
 /// SIGTERM and SIGINT. From when it is made on, none of them ends the process by itself.
 pub struct Ends {
@@ -127,8 +130,14 @@ impl Ends {
         let first = Instant::now();
         loop {
             let kind = self.next().await;
-            if first.elapsed() >= ONE_WISH {
+            let since = first.elapsed();
+            if since >= ONE_WISH {
                 return kind;
+            }
+            if since >= MACHINE {
+                info!(
+                    "a signal within a second of the first is taken for the same: send one more to end at once"
+                );
             }
         }
     }

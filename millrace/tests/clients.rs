@@ -33,11 +33,15 @@ impl Client {
         Self::of(command)
     }
 
-    fn of(mut command: Command) -> Self {
+    fn of(command: Command) -> Self {
+        Self::with_input(command, Stdio::null())
+    }
+
+    fn with_input(mut command: Command, input: Stdio) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let said = dir.path().join("stderr");
         let stderr = fs::File::create(&said).unwrap();
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
+        command.stdin(input).stdout(Stdio::null()).stderr(stderr);
         Self { process: command.spawn().unwrap(), said, _dir: dir }
     }
 
@@ -104,6 +108,18 @@ fn where_nobody_listens_is_said_at_once() {
     assert_eq!(publisher.exit_code(), Some(0));
     let mut publisher = Client::start(&[&PUBLISH[..], &["--reconnect=false", &url]].concat());
     assert_eq!(publisher.exit_code(), Some(1));
+}
+
+#[test]
+fn publisher_whose_input_is_silent_ends_when_it_is_told_to() {
+    let relay = Relay::start(tempfile::tempdir().unwrap(), &[]);
+    let mut command = millrace();
+    command.args(["publish", "--name=live", "--tls-disable-verify", &relay.url()]);
+    // The pipe stays open without a byte.
+    let mut publisher = Client::with_input(command, Stdio::piped());
+    publisher.wait_for("publishing");
+    publisher.signal(Signal::SIGTERM);
+    assert_eq!(publisher.exit_code(), Some(0));
 }
 
 /// By the idle time-outs they would be back in half a minute, and would not say what has happened.
@@ -295,8 +311,8 @@ fn both_stay_where_goaway_says_nothing_and_come_back() {
         client.wait_for("still with the peer that is going away");
         assert!(!client.said().contains("the session ended"), "{}", client.said());
     }
-    // The first ones may be the same wish.
-    let end = wait_for("the end", || {
+    // For a second it is the same wish.
+    let end = wait_for("the end of the relay", || {
         relay.signal(Signal::SIGTERM);
         relay.ended()
     });

@@ -7,13 +7,17 @@ import { type Connection, Path } from "@moq/net";
 
 import { h } from "../src/dom";
 import { bytes, list } from "./figures";
+import { hinders } from "./playable";
 
 const FIGURES_MS = 250;
 /** Time stamps that are not from a publisher's clock begin anywhere, mostly at 0. */
 const DAY_MS = 86_400_000;
 
-/** Of catalogs, in the order in which they are tried. moq-cli's MSF has numbers in it that the player does not take, and LOC it knows by hang's only. */
-const FORMATS = ["msf", "hang"] as const;
+/**
+ * Formats of catalogs, in the order in which they are tried. By MSF the player reads neither LOC, nor what a decoder of FLAC begins with,
+ * nor moq-cli's numbers, and it takes encrypted pictures for others.
+ */
+const FORMATS = ["hang", "msf"] as const;
 const AGAIN_MS = 500;
 
 const STATES = { offline: "waits for the broadcast", loading: "waits for media", live: "live" };
@@ -21,6 +25,8 @@ const STATES = { offline: "waits for the broadcast", loading: "waits for media",
 export class Player {
   readonly #watch: MoqWatch;
   readonly #place: HTMLElement;
+  /** What cannot be played of the broadcast, and why. */
+  readonly #note = h("p", { class: "note", role: "status", id: "unplayable", hidden: true });
   #shown = 0;
   #stalls = 0;
   #hasPicture = false;
@@ -35,6 +41,7 @@ export class Player {
     // Sound has to be asked for; until then browsers play nothing that has any.
     this.#watch = h("moq-watch", { muted: true, visible: "always", "catalog-format": FORMATS[0] }, canvas);
     this.#place = place;
+    place.append(this.#note);
     this.#watch.renderer.out.timestamp.subscribe((timestamp) => {
       if (timestamp === undefined) return;
       this.#shown += 1;
@@ -43,12 +50,7 @@ export class Player {
       this.#hasPicture = true;
     });
     const { active, catalog, status } = this.#watch.broadcast.out;
-    // LOC of an MSF catalog the player takes for another container, of hang's it does not.
-    catalog.subscribe((catalog) => {
-      const renditions = Object.values({ ...catalog?.video?.renditions, ...catalog?.audio?.renditions });
-      const isLoc = renditions.some(({ container }) => container.kind === "legacy");
-      if (isLoc && this.#watch.catalogFormat === "msf") this.#ask("hang");
-    });
+    catalog.subscribe((catalog) => void this.#judge(catalog));
     // The next one may have others.
     active.subscribe((broadcast) => (this.#hasCatalog &&= broadcast !== undefined));
     status.subscribe((status) => {
@@ -74,12 +76,20 @@ export class Player {
     this.#ask(FORMATS[0]);
     this.#watch.name = Path.from(name);
     // In the page it begins to connect, and to ask for what is called as it is.
-    if (!this.#watch.isConnected) this.#place.append(h("moq-watch-ui", {}, this.#watch));
+    if (!this.#watch.isConnected) this.#place.prepend(h("moq-watch-ui", {}, this.#watch));
   }
 
   #ask(format: (typeof FORMATS)[number]) {
     this.#hasCatalog = false;
     this.#watch.catalogFormat = format;
+  }
+
+  async #judge(catalog: MoqWatch["catalog"]) {
+    const why = catalog && (await hinders(this.#watch, catalog));
+    // There may be another one by now.
+    if (this.#watch.catalog !== catalog) return;
+    this.#note.hidden = !why;
+    this.#note.textContent = why ?? "";
   }
 
   #tryOther() {
@@ -99,6 +109,13 @@ export class Player {
     return Math.abs(late) < DAY_MS ? `${late.toFixed(0)} ms` : "no time stamps";
   }
 
+  #sound(): string {
+    const { audio, catalog, muted } = this.#watch;
+    const config = audio.source.out.config.peek();
+    if (config) return muted ? `${config.codec}, muted` : config.codec;
+    return catalog?.audio ? "none yet" : "none";
+  }
+
   #figures(): Record<string, string> {
     const { broadcast, video, sync } = this.#watch;
     const display = video.out.display.peek();
@@ -107,6 +124,7 @@ export class Player {
     return {
       State: STATES[broadcast.out.status.peek()],
       Picture: display ? `${display.width} × ${display.height}` : "none yet",
+      Sound: this.#sound(),
       Rendition: video.source.out.track.peek() ?? "none yet",
       "Frames shown": String(this.#shown),
       "Frames not shown": String(Math.max(0, decoded - this.#shown)),

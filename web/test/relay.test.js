@@ -1,116 +1,24 @@
 // The relay's page in a real browser, which plays live video, publishes a camera, and shows what the relay does: see `make web-test`.
 //
-// MILLRACE: the binary. CLIP: an MP4 file with H.264 and nothing else. ENGINE: the relay's. SHOTS: for screenshots. MOQ_SUB: Cloudflare's
-// player, if it is there. In a lab (LAB_ID) publisher, relay and browser are in their own namespaces; FILMED: what a camera films there, MJPEG.
+// What `harness.js` says, and: CLIP has H.264 and nothing else. MOQ_SUB: Cloudflare's player, if it is there. FILMED: what a camera films in
+// a lab, MJPEG.
 
 import assert from "node:assert/strict";
 import { createSocket } from "node:dgram";
 import { once } from "node:events";
-import { chmodSync, existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { existsSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { createInterface } from "node:readline";
-import { after, before } from "node:test";
 
-import { chromium } from "playwright-core";
+import { PORTS, TOKEN, at, catalogBy, dir, figure, figured, host, launch, moves, open, ports, publish, relay, shot } from "./harness.js";
+import { settles, start, test, until } from "./support.js";
 
-import { BOUND_MS, BROWSER, settles, start, test, until } from "./support.js";
-
-const { MILLRACE, CLIP, FILMED, ENGINE = "user", SHOTS, MOQ_SUB, CHROMIUM = "/usr/bin/chromium", LAB_ID, LAB_RELAY_V4 } = process.env;
+const { MILLRACE, FILMED, ENGINE = "user", MOQ_SUB, LAB_ID } = process.env;
 /** Less than clocks differ by that are not the same. */
 const SAME_CLOCK_MS = 60_000;
-/** Frames that make a moving picture. */
-const SOME = 30;
 
-/** One that needs no device, and that nobody is asked about. */
-const CAMERA = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"];
-
-const dir = mkdtempSync(join(tmpdir(), "millrace-relay-"));
-const TOKEN = join(dir, "token");
-const host = LAB_ID ? LAB_RELAY_V4 : "127.0.0.1";
-/** As it is in the page's address. */
-const name = LAB_ID ? host : "localhost";
-/** Nobody else is in the relay's namespace; on this machine it takes what is free. */
-const PORTS = LAB_ID ? { media: 4443, http: 9184 } : { media: 0, http: 0 };
-let browser;
-/** Of the latest relay. */
-let ports = PORTS;
-
-/** A command where the publisher, the relay or the player is. */
-function at(node, command, ...args) {
-  return LAB_ID ? ["nsenter", `--net=/run/netns/${process.env[`LAB_${node}_NETNS`]}`, "--", command, ...args] : [command, ...args];
-}
-
-/** A relay; `again`: where the last one was. `who` says who may do what. */
-async function relay({ who = ["--public"], again = false } = {}) {
-  let child;
-  // It may take a while until a port can be had again.
-  await until("a relay at these ports", async () => (child = await begin(who, again ? ports : PORTS)) !== undefined);
-  return child;
-}
-
-/** One that serves; undefined if somebody else is at its ports. */
-async function begin(who, { media, http }) {
-  const interfaces = LAB_ID ? ["--interface", "to-pub,to-sub1"] : [];
-  const options = ["--engine", ENGINE, ...interfaces, ...who, "--max-delay", "off", "--listen", `${host}:${media}`];
-  const child = start(at("RELAY", MILLRACE, "relay", ...options, "--http", `${host}:${http}`, "--http-token-file", TOKEN));
-  const port = (of) => child.lines.map((line) => Number(of.exec(line)?.[1])).find((port) => port > 0);
-  const found = () => ({ http: port(/: metrics, health and status addr=\S+:(\d+)/), media: port(/: serving addr=\S+:(\d+)/) });
-  await settles("a relay that serves", () => [found(), child.exitCode, child.lines], ([{ media }, code]) => media !== undefined || code !== null);
-  if (child.exitCode === null) {
-    ports = found();
-    return child;
-  }
-  await child.ended;
-  assert.match(child.lines.join("\n"), /in use/);
-  return undefined;
-}
-
-/** Publishes the clip over and over, in real time. */
-function publish(name = "live", ...more) {
-  const output = ["-c", "copy", "-f", "mp4", "-movflags", "cmaf+separate_moof+delay_moov+skip_trailer+frag_every_frame", "-"];
-  const source = start(["ffmpeg", "-v", "error", "-nostdin", "-re", "-stream_loop", "-1", "-i", CLIP, ...output], "ignore", "pipe");
-  const child = start(at("PUB", MILLRACE, "publish", "--name", name, ...more, "--tls-disable-verify", `moqt://${host}:${ports.media}`), "pipe");
-  source.stdout.on("error", () => {});
-  source.stdout.pipe(child.stdin);
-  return {
-    stop: async () => {
-      await source.stop("SIGKILL");
-      await child.stop();
-    },
-  };
-}
-
-/** The relay's page; errors of its code are failures. */
-async function open({ from = browser, query = `?token=${readFileSync(TOKEN, "utf8").trim()}`, tab = "", prepare = async () => {}, ...options } = {}) {
-  const context = await from.newContext({ viewport: { width: 1280, height: 900 }, ...options });
-  context.setDefaultTimeout(BOUND_MS);
-  await context.addInitScript(RECORD_MESSAGES);
-  const page = await context.newPage();
-  const wrong = [];
-  const said = [];
-  page.on("console", (message) => message.text().startsWith("Failed to load") || said.push(message.text()));
-  page.on("pageerror", (error) => wrong.push(String(error)));
-  await prepare(page);
-  await page.goto(`http://${name}:${ports.http}/${query}${tab}`);
-  page.report = async () => [await page.locator("main").innerText(), ...said.slice(-40)].join("\n");
-  return { page, wrong, close: () => context.close() };
-}
-
-/** What the page has told its user, in its order: the next message may come before anybody has looked. */
-const RECORD_MESSAGES = `
-  window.told = [];
-  new MutationObserver(() => {
-    const place = document.querySelector("#message:not([hidden])");
-    if (place?.textContent && place.textContent !== window.told.at(-1)) window.told.push(place.textContent);
-  }).observe(document, { subtree: true, childList: true, attributes: true, characterData: true });
-`;
 const told = (page) => page.evaluate(() => window.told);
-
-const figure = (page, name) => page.locator(`[data-figure="${name}"]:visible`).innerText();
-const figured = (page, name, wanted) => settles(`the figure "${name}"`, () => figure(page, name), wanted, page.report);
 const message = (page, text) => page.locator("#message:not([hidden])", { hasText: text }).waitFor();
-const shot = async (page, name) => SHOTS && page.screenshot({ path: join(SHOTS, `relay-${ENGINE}-${name}.png`), fullPage: true });
 
 async function fits(page) {
   const widths = () => page.evaluate(() => [document.documentElement.scrollWidth, window.innerWidth]);
@@ -126,49 +34,6 @@ async function status() {
   await once(child, "close");
   return JSON.parse(json);
 }
-
-/** A sum over the picture. */
-const picture = (page) =>
-  page.evaluate(() => {
-    const small = document.createElement("canvas");
-    [small.width, small.height] = [64, 36];
-    const context = small.getContext("2d");
-    context.drawImage(document.querySelector("canvas"), 0, 0, 64, 36);
-    return context.getImageData(0, 0, 64, 36).data.reduce((sum, byte) => (sum * 31 + byte) >>> 0, 0);
-  });
-
-/** Until that many more frames were shown, and the picture was more than one. */
-async function moves(page, frames = SOME) {
-  await page.locator('[data-figure="Frames shown"]').waitFor();
-  await page.locator("canvas").waitFor();
-  const shown = async () => Number(await figure(page, "Frames shown"));
-  const before = await shown();
-  const seen = new Set();
-  const look = async () => {
-    seen.add(await picture(page));
-    return { frames: (await shown()) - before, pictures: seen.size };
-  };
-  await settles(`${frames} frames that move`, look, (now) => now.frames >= frames && now.pictures > 2, page.report);
-}
-
-before(async () => {
-  if (SHOTS) mkdirSync(SHOTS, { recursive: true });
-  browser = await launch();
-});
-
-function launch(flags = []) {
-  const wrapper = join(dir, "chromium");
-  writeFileSync(wrapper, `#!/bin/sh\nexec ${at("SUB1", CHROMIUM).join(" ")} "$@"\n`);
-  chmodSync(wrapper, 0o755);
-  // Browsers connect from pages on localhost, or by https; in a lab the relay is elsewhere.
-  const secure = LAB_ID ? [`--unsafely-treat-insecure-origin-as-secure=http://${name}:${ports.http}`] : [];
-  return chromium.launch({ executablePath: wrapper, args: [...BROWSER, ...CAMERA, ...secure, ...flags], timeout: BOUND_MS });
-}
-
-after(async () => {
-  await browser?.close();
-  rmSync(dir, { recursive: true, force: true });
-});
 
 test("what is live is listed and plays, for late viewers too, and goes on after a restart of the relay", async () => {
   let server = await relay();
@@ -187,19 +52,12 @@ test("what is live is listed and plays, for late viewers too, and goes on after 
     // Both catalogs say the same; hang's has what is in the init segment a second time, for who needs that.
     const said = (key, value) => (key === "description" ? undefined : value);
     const isFrom = async (format) => {
-      const player = first.page.locator("moq-watch");
-      await player.evaluate((player, format) => {
-        window.before = player.catalog;
-        player.catalogFormat = format;
-      }, format);
-      // Not that of the other format, which may be there for a moment.
-      const video = () => player.evaluate(({ catalog }) => (catalog && catalog !== window.before ? JSON.stringify(catalog.video) : undefined));
-      const found = await settles(`a catalog by ${format}`, video, (video) => video !== undefined, first.page.report);
+      const { video } = await catalogBy(first.page, format);
       await moves(first.page, 10);
-      return JSON.stringify(JSON.parse(found), said);
+      return JSON.stringify(video, said);
     };
-    const hang = await isFrom("hang");
     const msf = await isFrom("msf");
+    const hang = await isFrom("hang");
     assert.equal(hang, msf);
 
     // The catalog was written once, long before; and those without the token see the picture, not the relay's figures.
@@ -556,12 +414,12 @@ const playsBy = (page, format) => settles("the catalog's format", () => page.loc
 
 test("a broadcast plays by the catalog that the player takes", async () => {
   const server = await relay();
-  // As moq-cli writes MSF: the player wants whole numbers.
+  // What the player cannot read of hang's.
   const prepare = (page) =>
     page.addInitScript(() => {
       const stringify = JSON.stringify;
       JSON.stringify = (value, ...rest) => {
-        if (value?.version === "draft-01") for (const track of value.tracks) track.jitter = 33.388981;
+        for (const rendition of Object.values(value?.video?.renditions ?? {})) rendition.jitter = 33.388981;
         return stringify(value, ...rest);
       };
     });
@@ -570,7 +428,7 @@ test("a broadcast plays by the catalog that the player takes", async () => {
   try {
     await broadcast(page);
     await moves(viewer.page, 10);
-    await playsBy(viewer.page, "hang");
+    await playsBy(viewer.page, "msf");
     assert.deepEqual(viewer.wrong, []);
   } finally {
     await viewer.close();
@@ -581,7 +439,7 @@ test("a broadcast plays by the catalog that the player takes", async () => {
 
 test("a broadcast of LOC plays", async () => {
   const server = await relay();
-  const publisher = publish("live", "--packaging", "loc");
+  const publisher = publish("live", { options: ["--packaging", "loc"] });
   const { page, wrong, close } = await open({ tab: "#watch/live" });
   try {
     await moves(page);

@@ -32,11 +32,11 @@ pub(super) fn name(entry: &Entry) -> Option<String> {
             let config = &mp4a.esds.es_desc.dec_config;
             match config.object_type_indication {
                 MPEG4_AUDIO => format!("mp4a.40.{}", aac(config.dec_specific.as_ref()).kind),
-                // Their object type says everything, so RFC 6381 has nothing behind it.
-                other => format!("mp4a.{other:02x}"),
+                // Their object type says everything, so RFC 6381 has nothing behind it. Browsers compare it with capitals.
+                other => format!("mp4a.{other:02X}"),
             }
         }
-        Codec::Mp3(_) => "mp4a.6b".to_owned(),
+        Codec::Mp3(_) => "mp4a.6B".to_owned(),
         Codec::Opus(_) => "opus".to_owned(),
         Codec::Flac(_) => "flac".to_owned(),
         _ if entry.kind == *b"mp4v" => mp4v(entry)?,
@@ -64,8 +64,8 @@ fn mp4v(entry: &Entry) -> Option<String> {
     let start = specific.windows(4).position(|window| window == [0, 0, 1, 0xb0]);
     let profile = start.and_then(|at| specific.get(at + 4)).filter(|_| object_type == MPEG4_VIDEO);
     Some(match profile {
-        Some(profile) => format!("mp4v.{object_type:02x}.{profile}"),
-        None => format!("mp4v.{object_type:02x}"),
+        Some(profile) => format!("mp4v.{object_type:02X}.{profile}"),
+        None => format!("mp4v.{object_type:02X}"),
     })
 }
 

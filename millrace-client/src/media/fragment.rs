@@ -1,7 +1,7 @@
 //! Movie fragments: which samples a moof has, where they are, and how they are written anew.
 //!
-//! A fragment is passed on as it is where its boxes mean the same anywhere: one track, with its time, whose samples are found from
-//! the moof. Any other is written anew, a moof and an mdat for each track and for each group.
+//! A fragment is passed on as it is where its boxes mean the same anywhere: one track, with its time, whose samples are listed once, and
+//! found from the moof. Any other is written anew, a moof and an mdat for each track and for each group.
 
 use std::ops::Range;
 
@@ -119,13 +119,18 @@ fn read_run<'a>(
     let tfdt = parts.iter().find(|child| child.kind == *b"tfdt").map(decoded::<Tfdt>).transpose()?;
     let time = tfdt.as_ref().map(|tfdt| tfdt.base_media_decode_time);
     let time = time.or_else(|| parts.iter().find_map(smooth_time)).unwrap_or(*next);
+    // Players of pages read the first list of samples alone.
+    let is_listed_once = parts.iter().filter(|child| child.kind == *b"trun").count() == 1;
     let mut run = Run {
         track: tfhd.track_id,
         description: tfhd
             .sample_description_index
             .unwrap_or(defaults.default_sample_description_index)
             .max(1),
-        is_plain: tfhd.default_base_is_moof && tfhd.base_data_offset.is_none() && tfdt.is_some(),
+        is_plain: tfhd.default_base_is_moof
+            && tfhd.base_data_offset.is_none()
+            && tfdt.is_some()
+            && is_listed_once,
         ..Run::default()
     };
     let mut cursor = Cursor { decoded: time, at: base };

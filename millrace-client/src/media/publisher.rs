@@ -10,7 +10,7 @@ use millrace_proto::moq::name::NameError;
 use millrace_proto::moq::{Properties, SubgroupId};
 use mp4_atom::FourCC;
 
-use super::boxes::{Child, MAX_BOX};
+use super::boxes::{Child, HEADER, MAX_BOX};
 use super::describe::packaging;
 use super::events::{self, Front, Mark, Timelines};
 use super::fragment::{Known, Moof, Run, Sample};
@@ -560,8 +560,9 @@ impl Fragment {
         let behind = self.at + self.moof.len() as u64;
         let (at, mdat) = data.iter().find(|(at, _)| *at == behind)?;
         let end = at + mdat.len() as u64;
-        let is_whole =
-            run.samples.iter().all(|sample| (*at..end).contains(&sample.at.start) && sample.at.end <= end);
+        // Players of pages look for the samples where the body of the mdat begins, whatever the fragment says.
+        let begins = run.samples.first().is_some_and(|first| first.at.start == at + HEADER as u64);
+        let is_whole = begins && run.samples.iter().all(|sample| sample.at.end <= end);
         let is_short = |bytes: &Bytes| bytes.first_chunk().is_some_and(|size| u32::from_be_bytes(*size) > 1);
         (run.is_plain && is_whole && is_short(&self.moof) && is_short(mdat))
             .then(|| [&self.moof[..], mdat].concat().into())

@@ -343,6 +343,7 @@ fn codecs_of_today_have_their_names() {
         (&["libx265", "-tag:v", "hev1"], "aac", ["hev1.1.6.L", "mp4a.40.2"], Some(b"hvcC")),
         (&["libsvtav1"], "libopus", ["av01.0.00M.08", "opus"], Some(b"av1C")),
         (&["libvpx-vp9"], "libopus", ["vp09.00.10.08", "opus"], None),
+        (&["libvpx-vp9"], "libmp3lame", ["vp09.00.10.08", "mp4a.6B"], None),
     ] {
         let Some(media) = encoded(video, audio) else {
             eprintln!("SKIP: ffmpeg with {} and {audio} is not here", video[0]);
@@ -472,5 +473,32 @@ fn samples_that_are_nowhere_are_an_error_that_says_the_cure() {
         let mut media = Media::new(broadcast, Packaging::Cmaf, Cut::Whole).unwrap();
         let error = feed(&mut media, &input).unwrap_err().to_string();
         assert!(error.contains("default-base-is-moof"), "{error}");
+    }
+}
+
+#[test]
+fn fragment_with_samples_where_pages_do_not_look_is_written_anew() {
+    let trun = |offset: usize, count: u8| {
+        let sizes = [0, 0, 0, 1].repeat(count.into());
+        full(b"trun", 0, 0x201, &[&[0, 0, 0, count], &(offset as u32).to_be_bytes()[..], &sizes].concat())
+    };
+    let moof = |truns: &[u8]| {
+        // No sample is marked as one to begin with, so that they stay together.
+        let tfhd = full(b"tfhd", 0, 0x02_0020, &[0, 0, 0, 1, 1, 1, 0, 0]);
+        let traf = boxed(b"traf", &[&tfhd[..], &full(b"tfdt", 1, 0, &[0; 8]), truns].concat());
+        boxed(b"moof", &[full(b"mfhd", 0, 0, &[0; 4]), traf].concat())
+    };
+    let twice = |at: usize| [trun(at, 1), trun(at + 1, 2)].concat();
+    let further = |at: usize| trun(at + 2, 3);
+    for (truns, mdat) in [(&twice as &dyn Fn(usize) -> Vec<u8>, &b"abc"[..]), (&further, b"--abc")] {
+        let body = moof(&truns(0)).len() + 8;
+        let input = [unknown_video(b"zzzz"), moof(&truns(body)), boxed(b"mdat", mdat)].concat();
+        let (broadcast, _) = publish(&input, 7);
+        let payload = objects(&broadcast, "1.m4s").pop().unwrap().1;
+        let found = Moof::decode(&mut &payload[..]).unwrap();
+        let [trun] = &found.traf[0].trun[..] else { panic!("{found:?}") };
+        let body = payload.len() - 3;
+        assert_eq!((trun.samples.len(), trun.data_offset), (3, Some(body as i32)));
+        assert_eq!(payload[body..], b"abc"[..]);
     }
 }

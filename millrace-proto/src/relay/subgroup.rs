@@ -213,6 +213,17 @@ impl Subgroup {
         self.state.read().evicted
     }
 
+    /// Ends the subgroup where it is, as nothing more of it can come from anybody. If it has whole objects, and does not say that they
+    /// are all of the group, it is complete. What its writer still adds is not kept.
+    pub fn conclude(&self, now: Instant) {
+        let mut state = self.state.write();
+        let is_whole = state.objects.last().is_some_and(|last| last.start.end() == state.len);
+        state.end_with(match is_whole && !self.header.end_of_group {
+            true => End::Fin { at: now },
+            false => End::Reset(code::Reset::CANCELLED.0),
+        });
+    }
+
     /// Notes that all subscriptions have been told how it ended.
     pub fn settle(&self) {
         self.settled.store(true, Relaxed);
@@ -224,6 +235,13 @@ impl Subgroup {
 }
 
 impl State {
+    /// Ends it, unless it has ended.
+    fn end_with(&mut self, end: End) {
+        if self.end == End::Open {
+            self.end = end;
+        }
+    }
+
     /// The last object that begins at `offset` or before.
     fn object_at(&self, offset: u64) -> Option<&Object> {
         let after = self.objects.partition_point(|object| object.start.start <= offset);
@@ -326,6 +344,9 @@ impl SubgroupWriter {
             }
         }
         let mut state = self.subgroup.state.write();
+        if state.end != End::Open {
+            return Ok(Pushed { cost: 0, ..pushed });
+        }
         let start = state.len;
         state.len += bytes.len() as u64;
         if state.evicted {
@@ -342,21 +363,18 @@ impl SubgroupWriter {
     /// It ended inside an object: the subgroup is incomplete, and the session must be closed.
     pub fn finish(self, now: Instant) -> Result<(), DecodeError> {
         self.parser.finish()?;
-        self.subgroup.state.write().end = End::Fin { at: now };
+        self.subgroup.state.write().end_with(End::Fin { at: now });
         Ok(())
     }
 
     /// The stream was reset by the publisher with `code`.
     pub fn reset(self, code: code::Reset) {
-        self.subgroup.state.write().end = End::Reset(code.0);
+        self.subgroup.state.write().end_with(End::Reset(code.0));
     }
 }
 
 impl Drop for SubgroupWriter {
     fn drop(&mut self) {
-        let mut state = self.subgroup.state.write();
-        if state.end == End::Open {
-            state.end = End::Reset(code::Reset::INTERNAL_ERROR.0);
-        }
+        self.subgroup.state.write().end_with(End::Reset(code::Reset::INTERNAL_ERROR.0));
     }
 }

@@ -313,6 +313,32 @@ fn duplicates_are_told_apart_from_second_attempts() {
 }
 
 #[test]
+fn subgroup_is_concluded_as_complete_only_if_it_may_end_there() {
+    let (track, now) = (track(), Instant::now());
+    let whole = objects(0..2, 50);
+    let (fin, reset) = (End::Fin { at: now }, End::Reset(code::Reset::CANCELLED.0));
+    let table = [
+        ("whole objects", false, &whole[..], fin),
+        ("inside an object", false, &whole[..whole.len() - 1], reset),
+        ("nothing", false, &[][..], reset),
+        ("said to end with its group", true, &whole[..], reset),
+    ];
+    for (what, end_of_group, bytes, end) in table {
+        let header = SubgroupHeader { end_of_group, ..header(3, SubgroupId::Zero) };
+        let mut writer = Subgroup::begin(header, 5);
+        push(&track, &mut writer, now, bytes);
+        let subgroup = Arc::clone(writer.subgroup());
+        subgroup.conclude(now);
+        let len = bytes.len() as u64;
+        assert_eq!(subgroup.extent(), Extent { len, end }, "{what}");
+        // Its writer does not know yet.
+        push(&track, &mut writer, now, &whole[..1]);
+        writer.reset(code::Reset::INTERNAL_ERROR);
+        assert_eq!(subgroup.extent(), Extent { len, end }, "{what}");
+    }
+}
+
+#[test]
 fn groups_older_than_the_cache_are_refused() {
     let (track, now) = (track(), Instant::now());
     for group in 3..6 {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use millrace_proto::{
     moq::{Location, code},
+    plane::source::End,
     relay::track::GROUP_SLACK,
 };
 use tracing::info;
@@ -15,8 +16,8 @@ use super::LiveTrack;
 use crate::{
     access::policy::Identity,
     outbox::Outbox,
-    subscription::Ended,
-    upstream::{Ask, Upstream},
+    subscription::{Ended, News},
+    upstream::{Ask, Unfinished, Upstream},
 };
 
 /// How long subscriptions wait at least for the publisher that takes over from a silent one.
@@ -32,6 +33,8 @@ pub(super) struct Absence {
     was_upstream: bool,
     /// The owner of the track: nobody else takes over its subscriptions.
     owner: Option<Identity>,
+    /// Streams that a silent publisher has not ended.
+    pub(super) unfinished: Option<Unfinished>,
 }
 
 /// How a publisher's group relates to the track.
@@ -65,10 +68,17 @@ impl LiveTrack {
     }
 
     /// The last publisher is gone. Called with the upstreams locked, so that no other one comes between.
-    pub(super) fn begin_wait(&self, upstream: &Upstream, ended: &Ended, (now, wait): (Instant, Duration)) {
+    pub(super) fn begin_wait(
+        &self,
+        upstream: &Upstream,
+        unfinished: Option<Unfinished>,
+        ended: &Ended,
+        (now, wait): (Instant, Duration),
+    ) {
         let was_upstream = upstream.is_of_upstream;
         let (ended, owner) = (ended.clone(), self.owner());
-        *self.absence.lock() = Some(Absence { since: now, until: now + wait, ended, was_upstream, owner });
+        let until = now + wait;
+        *self.absence.lock() = Some(Absence { since: now, until, ended, was_upstream, owner, unfinished });
     }
 
     /// Ends the wait if the track belongs to another owner by now. Returns the end of the subscriptions that have waited.
@@ -77,12 +87,12 @@ impl LiveTrack {
         self.absence.lock().take_if(|absence| absence.owner != owner).map(|absence| absence.ended)
     }
 
-    /// Ends the wait, as a publisher has come. Returns whether there was one.
-    pub(super) fn end_absence(&self, now: Instant) -> bool {
-        let Some(absence) = self.absence.lock().take() else { return false };
+    /// Ends the wait, if there is one, as a publisher has come.
+    pub(super) fn end_absence(&self, now: Instant) -> Option<Absence> {
+        let absence = self.absence.lock().take()?;
         let seconds = now.saturating_duration_since(absence.since).as_secs_f64();
         info!(track = %self.name().typed(), seconds, "another publisher has come");
-        true
+        Some(absence)
     }
 
     /// Ends the subscriptions if they have waited for a publisher for too long. Returns whether they go on waiting.
@@ -110,25 +120,25 @@ impl LiveTrack {
         }
     }
 
-    /// Takes the track from a silent publisher, for one that answers. What the silent one still sends is dropped. Subscriptions `wait`
-    /// for so long, as the other one may not have the track yet. Returns whether the silent one had the track.
+    /// Takes the track from a silent publisher, for one that answers. What the silent one still begins is dropped. Subscriptions `wait`
+    /// for so long, as the other one may not have the track yet, and so long what is unfinished stays so. Returns whether the silent
+    /// one had the track.
     pub fn supersede(&self, silent: &Upstream, wait: Duration, now: Instant) -> bool {
         let mut upstreams = self.upstreams.lock();
         let Some(place) = upstreams.iter().position(|other| std::ptr::eq(&**other, silent)) else {
             return false;
         };
-        upstreams.remove(place);
+        let unfinished = Unfinished::new(upstreams.remove(place));
         silent.withhold();
         match upstreams.first() {
             Some(first) if place == 0 => first.lead(),
             Some(_) => {}
             None => {
                 let ended = Ended::new(code::Done::INTERNAL_ERROR, "the publisher is silent");
-                self.begin_wait(silent, &ended, (now, wait.max(TAKEOVER)));
+                self.begin_wait(silent, Some(unfinished), &ended, (now, wait.max(TAKEOVER)));
             }
         }
         drop(upstreams);
-        silent.revoke();
         silent.ask(Ask::Cancel);
         true
     }
@@ -160,6 +170,7 @@ impl LiveTrack {
     /// Forgets all groups. Subscriptions go on with whatever group comes next.
     fn begin_anew(&self, now: Instant) {
         let mut outbox = Outbox::default();
+        self.conclude_groups(now, &mut outbox);
         self.cache.forget(&self.data);
         self.data.renumber();
         let subscriptions = self.subscriptions.read();
@@ -170,6 +181,22 @@ impl LiveTrack {
         }
         drop(subscriptions);
         outbox.flush();
+    }
+
+    /// Ends what the publisher before has left unfinished. Its group IDs stand for other groups from now on, so that nobody can ever
+    /// have the rest, by FETCH or from another publisher: what is whole is complete.
+    fn conclude_groups(&self, now: Instant, outbox: &mut Outbox) {
+        let groups = self.data.groups(0, u64::MAX);
+        let subscriptions = self.subscriptions.read();
+        for subgroup in groups.iter().flat_map(|(_, group)| &group.subgroups) {
+            if subgroup.extent().end != End::Open {
+                continue;
+            }
+            subgroup.conclude(now);
+            for subscription in subscriptions.iter() {
+                subscription.offer(self.number, subgroup, News::Ended(None), now, outbox);
+            }
+        }
     }
 }
 

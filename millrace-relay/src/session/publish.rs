@@ -116,7 +116,7 @@ impl Publications {
         let Ok(claim) = claim(&track, rights) else {
             return self.context.refuse(stream.send, request_error(Refusal::Taken)).await;
         };
-        let rivals = self.settle_rivals(&track).await;
+        let rivals = self.settle_rivals(&track, Duration::ZERO).await;
         if let Err(refusal) = self.prepare(&track, publish.properties, &publish.parameters)? {
             return self.context.refuse(stream.send, refusal).await;
         }
@@ -179,7 +179,7 @@ impl Publications {
         let (stream, answer) = ask(&self.context, subscribe).await?;
         match answer {
             Message::SubscribeOk(ok) => {
-                let rivals = self.settle_rivals(&track).await;
+                let rivals = self.settle_rivals(&track, Duration::ZERO).await;
                 self.adopt(track, ok, stream, (rights, rivals))
             }
             other => Err(wrong_answer(&self.context, &other)),
@@ -258,13 +258,13 @@ impl Publications {
     }
 
     /// Takes the track from other sessions of the same owner that publish it and are silent: they may be gone, and their time-out is
-    /// far away. Returns whether others are there.
-    async fn settle_rivals(&self, track: &Arc<LiveTrack>) -> bool {
+    /// far away. Returns whether others are there; that may be known for `age`.
+    async fn settle_rivals(&self, track: &Arc<LiveTrack>, age: Duration) -> bool {
         let mut asked = JoinSet::new();
         for rival in track.upstreams() {
             // One that is being left is followed to where this one goes on.
             if rival.publisher != self.context.id() && !rival.is_leaving() {
-                asked.spawn(async move { (rival.answers().await, rival) });
+                asked.spawn(async move { (rival.answers(age).await, rival) });
             }
         }
         let mut others = false;
@@ -289,7 +289,7 @@ impl Publications {
     pub async fn relieve(&self, track: &Arc<LiveTrack>) {
         let rights = self.context.authority().may_serve(track.name());
         if rights.is_ok_and(|rights| track.is_open_to(&rights.identity())) {
-            self.settle_rivals(track).await;
+            self.settle_rivals(track, Duration::ZERO).await;
         }
     }
 
@@ -551,7 +551,7 @@ impl Adopted {
         let Published { track, upstream } = &self.published;
         while self.rivals && upstream.is_rival() {
             sleep(RIVAL_LOOKS).await;
-            self.family.settle_rivals(track).await;
+            self.family.settle_rivals(track, RIVAL_LOOKS / 2).await;
         }
         std::future::pending().await
     }

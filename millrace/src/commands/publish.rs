@@ -133,7 +133,11 @@ enum StreamsPer {
 pub fn run(args: Args) -> anyhow::Result<()> {
     log::to_stderr();
     let json = args.json;
-    let report = tokio::runtime::Runtime::new()?.block_on(publish_as_asked(args))?;
+    let runtime = tokio::runtime::Runtime::new()?;
+    let report = runtime.block_on(publish_as_asked(args));
+    // Nobody waits for what reads the input: a pipe may stay open without a byte.
+    runtime.shutdown_background();
+    let report = report?;
     if json {
         print(&(serde_json::to_string(&report)? + "\n"))?;
     }

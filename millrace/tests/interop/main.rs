@@ -12,6 +12,7 @@ mod ours;
 mod players;
 mod process;
 mod relay;
+mod returns;
 #[path = "../support/site.rs"]
 mod site;
 mod suite;

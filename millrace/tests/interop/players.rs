@@ -46,7 +46,7 @@ pub fn subscribe(host: Host, url: &str, more: &[&str]) -> Process {
 }
 
 /// moq-sub keeps up to so many bytes of its output until it exits: what is behind the last byte 0x0a.
-const HELD_BACK: usize = 1024;
+pub const HELD_BACK: usize = 1024;
 
 /// What a player should write, from a fragment on.
 pub struct Playing {

@@ -4,7 +4,7 @@ use std::{net::Ipv6Addr, time::Duration};
 
 use millrace_client::session::Request;
 use millrace_proto::moq::{
-    Filter, Location, Message, Parameters, Properties, TrackName, code,
+    Filter, Location, Message, Parameters, Properties, SubgroupHeader, TrackName, code,
     message::{Publish, RequestOk, TrackStatus},
 };
 use socket2::{Domain, Protocol, Type};
@@ -195,6 +195,29 @@ async fn publisher_that_numbers_from_zero_again_begins_the_track_anew() {
     let (_late, ok) = late.subscribe(&track).await;
     assert_eq!(ok.parameters.largest_object, Some(at(1, 1)));
     expect_group(&mut late, 1).await;
+}
+
+/// A player that ends its session at a reset, as moq-sub does, goes on. So it cannot be asked for the rest, which nobody has.
+#[tokio::test]
+async fn group_left_unfinished_is_complete_once_its_publisher_numbers_anew() {
+    let relay = lingering();
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let (mut subscriber, _request, _ok, _upstream) =
+        first_subscriber(&relay, &mut publisher, &track, 1).await;
+    publish(&publisher, 1, 0).await;
+    expect_group(&mut subscriber, 0).await;
+    let open = SubgroupHeader { end_of_group: false, ..header(1, 1) };
+    let mut subgroup = publisher.subgroup(open).await;
+    subgroup.object(0, 700).await;
+    let mut broken = subscriber.next_subgroup().await;
+    assert_eq!(broken.objects(1).await, [0]);
+    silence(&publisher);
+    let (again, _requests) = come_back(&relay, &track, 5).await;
+    for group in 0..3 {
+        publish(&again, 5, group).await;
+        expect_group(&mut subscriber, group).await;
+    }
+    assert_eq!(broken.all().await, (vec![], End::Fin));
 }
 
 /// The next message on the relay's request is one that asks for objects, or for none.

@@ -1,0 +1,176 @@
+//! Results of the viewers, as a table and as JSON.
+
+use std::fmt::Write as _;
+
+use serde_json::{Value, json};
+
+use super::super::contender::Contender;
+use super::super::table::columns;
+use super::Case;
+
+/// The time that one viewer was without media.
+#[derive(Debug, Clone, Copy)]
+pub struct Gap {
+    /// Time from the last object before to the first one after.
+    pub gap_ms: f64,
+    /// Time from when the victim was started again, or the relay listened, to the first object after.
+    pub again_ms: f64,
+    pub duplicates: usize,
+}
+
+/// Why a viewer saw nothing after the absence.
+#[derive(Debug, Clone)]
+pub struct Failure {
+    /// The track or the session ended, or the viewer did.
+    pub ended: bool,
+    pub why: String,
+}
+
+impl From<anyhow::Error> for Failure {
+    fn from(error: anyhow::Error) -> Self {
+        Self { ended: false, why: format!("{error:#}") }
+    }
+}
+
+/// The results of one round by the viewers' names.
+pub type Round = Vec<(&'static str, Result<Gap, Failure>)>;
+
+pub struct Row {
+    pub relay: Contender,
+    pub case: Case,
+    /// The error is of a round in which nothing could be measured.
+    pub rounds: Vec<Result<Round, String>>,
+}
+
+impl Row {
+    fn viewers(&self) -> Vec<&'static str> {
+        let mut names = Vec::new();
+        for (name, _) in self.rounds.iter().flatten().flatten() {
+            if !names.contains(name) {
+                names.push(*name);
+            }
+        }
+        names
+    }
+
+    /// Returns the results of a viewer, one a round.
+    fn of(&self, viewer: &str) -> Vec<&Result<Gap, Failure>> {
+        let all = self.rounds.iter().flatten().flatten();
+        all.filter(|(name, _)| *name == viewer).map(|(_, seen)| seen).collect()
+    }
+
+    /// Whether anything was measured.
+    pub fn has_figures(&self) -> bool {
+        self.rounds.iter().flatten().flatten().any(|(_, seen)| seen.is_ok())
+    }
+
+    pub fn json(&self) -> Value {
+        let viewer = |name: &&'static str| {
+            let seen = self.of(name);
+            let gaps: Vec<_> = seen.iter().filter_map(|seen| seen.as_ref().ok()).collect();
+            let failures: Vec<_> = seen.iter().filter_map(|seen| seen.as_ref().err()).collect();
+            json!({
+                "viewer": name,
+                "gap_ms": gaps.iter().map(|gap| gap.gap_ms).collect::<Vec<_>>(),
+                "again_ms": gaps.iter().map(|gap| gap.again_ms).collect::<Vec<_>>(),
+                "duplicates": gaps.iter().map(|gap| gap.duplicates).sum::<usize>(),
+                "ended": failures.iter().filter(|failure| failure.ended).count(),
+                "failures": failures.iter().map(|failure| &failure.why).collect::<Vec<_>>(),
+            })
+        };
+        json!({
+            "relay": self.relay.relay(), "engine": self.relay.engine(), "case": self.case.name(),
+            "absent_s": self.case.absent, "viewers": self.viewers().iter().map(viewer).collect::<Vec<_>>(),
+            "errors": self.rounds.iter().filter_map(|round| round.as_ref().err()).collect::<Vec<_>>(),
+        })
+    }
+
+    fn line(&self, viewer: &'static str) -> Vec<String> {
+        let seen = self.of(viewer);
+        let gaps: Vec<_> = seen.iter().filter_map(|seen| seen.as_ref().ok()).collect();
+        let ended = seen.iter().filter(|seen| seen.as_ref().is_err_and(|failure| failure.ended)).count();
+        let both = |figure: &dyn Fn(&Gap) -> f64| {
+            let all: Vec<_> = gaps.iter().map(|gap| figure(gap)).collect();
+            format!("{:.0}/{:.0}", percentile(all.clone(), 50), percentile(all, 95))
+        };
+        let absent_ms = self.case.absent * 1000.0;
+        vec![
+            self.relay.label(),
+            self.case.name(),
+            viewer.to_owned(),
+            format!("{}/{}", gaps.len(), seen.len()),
+            ended.to_string(),
+            both(&|gap| gap.gap_ms - absent_ms),
+            both(&|gap| gap.again_ms),
+            gaps.iter().map(|gap| gap.duplicates).sum::<usize>().to_string(),
+        ]
+    }
+}
+
+pub fn render(rows: &[Row]) -> String {
+    let head = [
+        "relay",
+        "who dies, how long",
+        "viewer",
+        "media again",
+        "ended",
+        "gap beyond absence p50/p95 ms",
+        "after return p50/p95 ms",
+        "twice",
+    ];
+    let mut lines = vec![head.map(str::to_owned).to_vec()];
+    let mut errors = String::new();
+    for row in rows {
+        lines.extend(row.viewers().into_iter().map(|viewer| row.line(viewer)));
+        let (relay, case) = (row.relay.label(), row.case.name());
+        for round in &row.rounds {
+            let seen = match round {
+                Ok(seen) => seen,
+                Err(error) => {
+                    let _ = writeln!(errors, "{relay}, {case}: {error}");
+                    continue;
+                }
+            };
+            for (viewer, failure) in
+                seen.iter().filter_map(|(viewer, seen)| Some((viewer, seen.as_ref().err()?)))
+            {
+                let _ = writeln!(errors, "{relay}, {case}, {viewer}: {}", failure.why);
+            }
+        }
+    }
+    columns(&lines) + &errors
+}
+
+/// Returns a percentile by nearest rank; not a number without samples.
+fn percentile(mut samples: Vec<f64>, percent: usize) -> f64 {
+    samples.sort_unstable_by(f64::total_cmp);
+    let index = (samples.len() * percent).div_ceil(100).saturating_sub(1);
+    samples.get(index).copied().unwrap_or(f64::NAN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Victim;
+    use super::*;
+
+    #[test]
+    fn percentiles_are_by_nearest_rank() {
+        assert_eq!(percentile((1..=20).map(f64::from).collect(), 95), 19.0);
+        assert_eq!(percentile(vec![3.0, 1.0], 95), 3.0);
+        assert!(percentile(Vec::new(), 50).is_nan());
+    }
+
+    #[test]
+    fn a_viewer_that_ended_is_counted_beside_those_that_went_on() {
+        let case = Case { victim: Victim::MoqPub, absent: 4.0 };
+        let gap = |gap_ms| Ok(Gap { gap_ms, again_ms: 900.0, duplicates: 1 });
+        let ended = Failure { ended: true, why: "moq-sub ended".to_owned() };
+        let rounds =
+            vec![Ok(vec![("ours", gap(5000.0)), ("moq-sub", Err(ended))]), Ok(vec![("ours", gap(4500.0))])];
+        let row = Row { relay: Contender::User, case, rounds };
+        let (ours, theirs) = (row.line("ours"), row.line("moq-sub"));
+        assert_eq!(ours[3..], ["2/2", "0", "500/1000", "900/900", "2"].map(str::to_owned));
+        assert_eq!(theirs[3..5], ["0/1", "1"].map(str::to_owned));
+        assert!(render(&[row]).contains("moq-pub 4 s, moq-sub: moq-sub ended"));
+    }
+}

@@ -1,0 +1,172 @@
+// What tests of the relay's page share: a relay, publishers, and the page in a real browser.
+//
+// MILLRACE: the binary. CLIP: an MP4 file that is published unless a test names another. ENGINE: the relay's. SHOTS: for screenshots. In a
+// lab (LAB_ID) publisher, relay and browser are in their own namespaces.
+
+import assert from "node:assert/strict";
+import { chmodSync, createReadStream, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { after, before } from "node:test";
+
+import { chromium } from "playwright-core";
+
+import { BOUND_MS, BROWSER, settles, start, until } from "./support.js";
+
+const { MILLRACE, CLIP, ENGINE = "user", SHOTS, CHROMIUM = "/usr/bin/chromium", LAB_ID, LAB_RELAY_V4 } = process.env;
+/** Frames that make a moving picture. */
+const SOME = 30;
+
+/** One that needs no device, and that nobody is asked about. */
+const CAMERA = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"];
+
+export const dir = mkdtempSync(join(tmpdir(), "millrace-relay-"));
+export const TOKEN = join(dir, "token");
+export const host = LAB_ID ? LAB_RELAY_V4 : "127.0.0.1";
+/** As it is in the page's address. */
+const name = LAB_ID ? host : "localhost";
+/** Nobody else is in the relay's namespace; on this machine it takes what is free. */
+export const PORTS = LAB_ID ? { media: 4443, http: 9184 } : { media: 0, http: 0 };
+let browser;
+/** Of the latest relay. */
+export let ports = PORTS;
+
+/** A command where the publisher, the relay or the player is. */
+export function at(node, command, ...args) {
+  return LAB_ID ? ["nsenter", `--net=/run/netns/${process.env[`LAB_${node}_NETNS`]}`, "--", command, ...args] : [command, ...args];
+}
+
+/** A relay; `again`: where the last one was. `who` says who may do what. */
+export async function relay({ who = ["--public"], again = false } = {}) {
+  let child;
+  // It may take a while until a port can be had again.
+  await until("a relay at these ports", async () => (child = await begin(who, again ? ports : PORTS)) !== undefined);
+  return child;
+}
+
+/** One that serves; undefined if somebody else is at its ports. */
+async function begin(who, { media, http }) {
+  const interfaces = LAB_ID ? ["--interface", "to-pub,to-sub1"] : [];
+  const options = ["--engine", ENGINE, ...interfaces, ...who, "--max-delay", "off", "--listen", `${host}:${media}`];
+  const child = start(at("RELAY", MILLRACE, "relay", ...options, "--http", `${host}:${http}`, "--http-token-file", TOKEN));
+  const port = (of) => child.lines.map((line) => Number(of.exec(line)?.[1])).find((port) => port > 0);
+  const found = () => ({ http: port(/: metrics, health and status addr=\S+:(\d+)/), media: port(/: serving addr=\S+:(\d+)/) });
+  await settles("a relay that serves", () => [found(), child.exitCode, child.lines], ([{ media }, code]) => media !== undefined || code !== null);
+  if (child.exitCode === null) {
+    ports = found();
+    return child;
+  }
+  await child.ended;
+  assert.match(child.lines.join("\n"), /in use/);
+  return undefined;
+}
+
+/** Publishes a clip over and over, in real time; `isOnce`: as it is, and then nothing more. */
+export function publish(name = "live", { clip = CLIP, options = [], isOnce = false } = {}) {
+  const child = start(at("PUB", MILLRACE, "publish", "--name", name, ...options, "--tls-disable-verify", `moqt://${host}:${ports.media}`), "pipe");
+  if (isOnce) {
+    createReadStream(clip).pipe(child.stdin, { end: false });
+    return child;
+  }
+  // FLAC in MP4 ffmpeg calls experimental.
+  const copied = ["-map", "0", "-c", "copy", "-strict", "-2"];
+  const output = ["-f", "mp4", "-movflags", "cmaf+separate_moof+delay_moov+skip_trailer+frag_every_frame", "-"];
+  const source = start(["ffmpeg", "-v", "error", "-nostdin", "-re", "-stream_loop", "-1", "-i", clip, ...copied, ...output], "ignore", "pipe");
+  source.stdout.on("error", () => {});
+  source.stdout.pipe(child.stdin);
+  return {
+    stop: async () => {
+      await source.stop("SIGKILL");
+      await child.stop();
+    },
+  };
+}
+
+/** The relay's page. `wrong`: errors of its code; `complaints`: what it and the browser wrote to the console as errors. */
+export async function open({ from = browser, query = `?token=${readFileSync(TOKEN, "utf8").trim()}`, tab = "", prepare = async () => {}, ...options } = {}) {
+  const context = await from.newContext({ viewport: { width: 1280, height: 900 }, ...options });
+  context.setDefaultTimeout(BOUND_MS);
+  await context.addInitScript(RECORD_MESSAGES);
+  const page = await context.newPage();
+  const wrong = [];
+  const complaints = [];
+  const said = [];
+  page.on("console", (message) => {
+    if (message.text().startsWith("Failed to load")) return;
+    said.push(message.text());
+    if (message.type() === "error") complaints.push(message.text());
+  });
+  page.on("pageerror", (error) => wrong.push(String(error)));
+  await prepare(page);
+  await page.goto(`http://${name}:${ports.http}/${query}${tab}`);
+  page.report = async () => [await page.locator("main").innerText(), ...said.slice(-40)].join("\n");
+  return { page, wrong, complaints, close: () => context.close() };
+}
+
+/** What the page has told its user, in its order: the next message may come before anybody has looked. */
+const RECORD_MESSAGES = `
+  window.told = [];
+  new MutationObserver(() => {
+    const place = document.querySelector("#message:not([hidden])");
+    if (place?.textContent && place.textContent !== window.told.at(-1)) window.told.push(place.textContent);
+  }).observe(document, { subtree: true, childList: true, attributes: true, characterData: true });
+`;
+
+export const figure = (page, name) => page.locator(`[data-figure="${name}"]:visible`).innerText();
+export const figured = (page, name, wanted) => settles(`the figure "${name}"`, () => figure(page, name), wanted, page.report);
+export const shot = async (page, name) => SHOTS && page.screenshot({ path: join(SHOTS, `relay-${ENGINE}-${name}.png`), fullPage: true });
+
+/** A sum over the picture. */
+const picture = (page) =>
+  page.evaluate(() => {
+    const small = document.createElement("canvas");
+    [small.width, small.height] = [64, 36];
+    const context = small.getContext("2d");
+    context.drawImage(document.querySelector("canvas"), 0, 0, 64, 36);
+    return context.getImageData(0, 0, 64, 36).data.reduce((sum, byte) => (sum * 31 + byte) >>> 0, 0);
+  });
+
+/** Until that many more frames were shown, and the picture was more than one. */
+export async function moves(page, frames = SOME) {
+  await page.locator('[data-figure="Frames shown"]').waitFor();
+  await page.locator("canvas").waitFor();
+  const shown = async () => Number(await figure(page, "Frames shown"));
+  const before = await shown();
+  const seen = new Set();
+  const look = async () => {
+    seen.add(await picture(page));
+    return { frames: (await shown()) - before, pictures: seen.size };
+  };
+  await settles(`${frames} frames that move`, look, (now) => now.frames >= frames && now.pictures > 2, page.report);
+}
+
+/** Has the player take the catalog in this format, and returns it. */
+export async function catalogBy(page, format) {
+  const player = page.locator("moq-watch");
+  await player.evaluate((player, format) => {
+    window.before = player.catalog;
+    player.catalogFormat = format;
+  }, format);
+  // Not that of the other format, which may be there for a moment.
+  const catalog = () => player.evaluate(({ catalog }) => (catalog && catalog !== window.before ? JSON.stringify(catalog) : undefined));
+  return JSON.parse(await settles(`a catalog by ${format}`, catalog, (catalog) => catalog !== undefined, page.report));
+}
+
+before(async () => {
+  if (SHOTS) mkdirSync(SHOTS, { recursive: true });
+  browser = await launch();
+});
+
+export function launch(flags = []) {
+  const wrapper = join(dir, "chromium");
+  writeFileSync(wrapper, `#!/bin/sh\nexec ${at("SUB1", CHROMIUM).join(" ")} "$@"\n`);
+  chmodSync(wrapper, 0o755);
+  // Browsers connect from pages on localhost, or by https; in a lab the relay is elsewhere.
+  const secure = LAB_ID ? [`--unsafely-treat-insecure-origin-as-secure=http://${name}:${ports.http}`] : [];
+  return chromium.launch({ executablePath: wrapper, args: [...BROWSER, ...CAMERA, ...secure, ...flags], timeout: BOUND_MS });
+}
+
+after(async () => {
+  await browser?.close();
+  rmSync(dir, { recursive: true, force: true });
+});
