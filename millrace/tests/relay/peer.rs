@@ -25,7 +25,7 @@ use tokio::{runtime::Handle, sync::mpsc, task::JoinHandle, time::timeout};
 use super::site::{self, Host, Site, until_forwarded, wants_kernel, wants_web};
 
 /// How long anything may take before a test fails: long, since others may want the CPU.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(180);
 /// How long a test waits to see that nothing happens.
 pub const QUIET: Duration = Duration::from_millis(200);
 /// Objects of a stream that are published one by one, for the kernel engine.
