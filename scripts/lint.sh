@@ -22,6 +22,10 @@ say "arrows between crates and modules"
 scripts/layers.py --self-test
 scripts/layers.py
 
+say "sizes of crates"
+scripts/sizes.py --self-test
+scripts/sizes.py
+
 say "tests wait for what they read, and say which tier they are in"
 scripts/waits.py --self-test
 scripts/waits.py

@@ -65,7 +65,8 @@ fn accuracy_and_overhead_of_one_scenario() {
     assert_eq!(calibration.get("error"), None, "{calibration}");
     for cpu in calibration["calibration"].as_array().expect("a list") {
         let figure = |name: &str| cpu[name].as_f64().unwrap_or_else(|| panic!("{calibration}"));
-        assert!(figure("bursts_pct") > 0.0 && figure("thread_pct") > 0.0, "{calibration}");
+        // On a busy machine they may get nothing of a CPU.
+        assert!(figure("bursts_pct") >= 0.0 && figure("thread_pct") >= 0.0, "{calibration}");
         assert!(figure("ticks_pct") > 0.0 && figure("profile_busy_pct") > 0.0, "{calibration}");
     }
     for row in [accuracy, clock, array, auto, http] {

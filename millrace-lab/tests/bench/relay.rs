@@ -400,7 +400,7 @@ fn what_measures_nothing_does_not_succeed() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{arguments}: {said}");
         let last = said.lines().last().unwrap_or_default();
-        assert!(last.starts_with("millrace: no"), "{arguments}: {last}");
+        assert!(last.starts_with("millrace-lab: no"), "{arguments}: {last}");
         let steps = said.lines().filter(|line| line.contains(" done")).count();
         assert!(steps > 0 || arguments.starts_with("cost"), "{arguments}: no progress in {said}");
     }
