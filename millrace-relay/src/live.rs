@@ -336,8 +336,12 @@ impl LiveTrack {
         }
     }
 
-    /// What the cache holds of the subscription's window.
+    /// What the cache holds of the subscription's window. Nothing while the publisher has taken over from another one and has not shown
+    /// whether its groups are those.
     fn cached(&self, subscription: &Subscription) -> Vec<Group> {
+        if self.upstreams.lock().first().is_some_and(|upstream| upstream.is_unnumbered()) {
+            return Vec::new();
+        }
         let (first, last) = subscription.group_range();
         self.data.groups(first, last).into_iter().map(|(_, group)| group).collect()
     }

@@ -252,14 +252,19 @@ impl Upstream {
         self.unnumbered.store(true, Relaxed);
     }
 
+    /// Whether the publisher has taken over and has yet to show how it numbers its groups.
+    pub fn is_unnumbered(&self) -> bool {
+        self.unnumbered.load(Relaxed)
+    }
+
     /// Calls `decide` for the publisher's first group after it took over, and returns its answer. Later groups wait until that is
-    /// done.
-    pub fn number(&self, decide: impl FnOnce(Option<Location>) -> bool) -> bool {
-        if !self.unnumbered.load(Relaxed) {
-            return false;
+    /// done; they get none.
+    pub fn number(&self, decide: impl FnOnce(Option<Location>) -> bool) -> Option<bool> {
+        if !self.is_unnumbered() {
+            return None;
         }
         let mut returned = self.returned.lock();
-        let decided = returned.take().is_some_and(|returned| decide(returned.claimed));
+        let decided = returned.take().map(|returned| decide(returned.claimed));
         self.unnumbered.store(false, Relaxed);
         decided
     }

@@ -83,7 +83,7 @@ fn each_is_measured() {
     assert!(svg.contains("64 KiB, 10 ms") && svg.contains("mr_hybla"), "{svg}");
     let earlier = tempfile::NamedTempFile::with_suffix(".json").expect("a file");
     serde_json::to_writer(earlier.as_file(), &timed).expect("rows");
-    let twice = format!("fct --only-add --add {0},{0}", earlier.path().display());
+    let twice = format!("fct --only-add --add {0} --add {0}", earlier.path().display());
     let twice = rows("each_is_measured", &twice).expect("root");
     assert_eq!(twice.len(), timed.len());
     for (both, one) in twice.iter().zip(&timed) {
@@ -185,8 +185,9 @@ fn transfers_are_kept() {
     for row in &rows {
         assert!(row.came.bytes == 16 << 10 && row.came.rungs_ms[2].is_some(), "{row:?}");
         assert!(row.seen.rtt_ms.is_some_and(|ms| ms >= row.truth.rtt_ms * 0.9), "{row:?}");
-        assert!(row.seen.rate_mbit.is_some(), "{row:?}");
     }
+    // Of one that was never limited by its path no rate is seen.
+    assert!(rows.iter().any(|row| row.seen.rate_mbit.is_some()), "{rows:?}");
     let again = measure(&[]);
     assert!(String::from_utf8_lossy(&again.stderr).contains("--resume"), "it is not written over");
     std::fs::write(&csv, &text[..text.len() - 5]).expect("a row is cut");
