@@ -337,7 +337,7 @@ impl LiveTrack {
     }
 
     /// What the cache holds of the subscription's window. Nothing while the publisher has taken over from another one and has not shown
-    /// whether its groups are those.
+    /// whether its groups are those: who comes then begins with the publisher's next group.
     fn cached(&self, subscription: &Subscription) -> Vec<Group> {
         if self.upstreams.lock().first().is_some_and(|upstream| upstream.is_unnumbered()) {
             return Vec::new();

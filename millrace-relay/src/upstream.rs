@@ -258,13 +258,13 @@ impl Upstream {
     }
 
     /// Calls `decide` for the publisher's first group after it took over, and returns its answer. Later groups wait until that is
-    /// done; they get none.
-    pub fn number(&self, decide: impl FnOnce(Option<Location>) -> bool) -> Option<bool> {
+    /// done.
+    pub fn number(&self, decide: impl FnOnce(Option<Location>) -> bool) -> bool {
         if !self.is_unnumbered() {
-            return None;
+            return false;
         }
         let mut returned = self.returned.lock();
-        let decided = returned.take().map(|returned| decide(returned.claimed));
+        let decided = returned.take().is_some_and(|returned| decide(returned.claimed));
         self.unnumbered.store(false, Relaxed);
         decided
     }

@@ -156,7 +156,7 @@ impl LiveTrack {
                 return Numbering::StandsBy;
             }
         }
-        let is_anew = upstream.number(|claimed| {
+        let anew = upstream.number(|claimed| {
             let Some(last) = self.data.last_seen() else { return false };
             let is_behind = claimed.map_or(group <= last.group, |claimed: Location| claimed < last);
             if is_behind {
@@ -164,19 +164,7 @@ impl LiveTrack {
             }
             is_behind
         });
-        if is_anew == Some(false) {
-            self.offer_cached_to_all(now);
-        }
-        if is_anew == Some(true) { Numbering::Anew } else { Numbering::Follows }
-    }
-
-    /// Offers what is cached to those who came while nobody knew whether it is still of the track.
-    fn offer_cached_to_all(&self, now: Instant) {
-        let mut outbox = Outbox::default();
-        for subscription in self.subscriptions.read().iter() {
-            self.offer_cached(subscription, now, &mut outbox);
-        }
-        outbox.flush();
+        if anew { Numbering::Anew } else { Numbering::Follows }
     }
 
     /// Forgets all groups. Subscriptions go on with whatever group comes next.
