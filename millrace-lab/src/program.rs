@@ -3,25 +3,25 @@
 use std::env;
 use std::path::PathBuf;
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 
-/// Names another build of it.
+/// The environment variable that names another build of it.
 const VARIABLE: &str = "MILLRACE";
 
-/// Returns the path of `millrace`: what `MILLRACE` says, or the one beside this program.
+/// Returns the path of `millrace`: the one that `MILLRACE` names, or else the one in the directory of this program.
 ///
 /// # Errors
-/// There is none.
+/// There is no such file.
 pub fn product() -> anyhow::Result<PathBuf> {
-    if let Some(path) = env::var_os(VARIABLE) {
-        return Ok(path.into());
-    }
-    let path = env::current_exe()?.with_file_name("millrace");
-    if !path.is_file() {
-        bail!(
-            "{} is not there: build it with `cargo build -p millrace`, or say where it is with {VARIABLE}=PATH",
-            path.display()
-        );
-    }
-    path.canonicalize().with_context(|| path.display().to_string())
+    let path = match env::var_os(VARIABLE) {
+        Some(path) => path.into(),
+        None => env::current_exe()?.with_file_name("millrace"),
+    };
+    // Whole, as it may be started in another directory.
+    path.canonicalize().with_context(|| {
+        let path = path.display();
+        format!(
+            "no {path}: build it with `cargo build -p millrace`, or name another one with {VARIABLE}=PATH"
+        )
+    })
 }
