@@ -56,6 +56,8 @@ const MADE = [
  * segment (@moq/hang 0.4, `extractDescription`), and MSF has it nowhere else.
  */
 const UNREAD_BY_MSF = { flac: /description is required/ };
+/** What the player writes when it leaves a track while one of its streams begins: the relay resets that stream with CANCELLED. */
+const LEFT = /^error processing object stream RemoteError: remote error: 1\b/;
 
 /** Pitch of the tone in every input. */
 const HZ = 440;
@@ -133,7 +135,7 @@ for (const made of MADE) {
       await catalogBy(page, "msf");
       const unread = UNREAD_BY_MSF[sound];
       await plays(page, { ...decoded, sound: decoded.sound && !unread }, 10);
-      const unexpected = complaints.filter((text) => !unread?.test(text));
+      const unexpected = complaints.filter((text) => !unread?.test(text) && !LEFT.test(text));
       assert.deepEqual([...wrong, ...unexpected], []);
     } finally {
       await close();
