@@ -54,7 +54,7 @@ fuzz: setup ## fuzz every parser for TIME seconds in all (make fuzz TIME=600)
 	@scripts/fuzz.sh $(TIME)
 
 model: setup ## every interleaving of two senders that draw packet numbers (loom)
-	RUSTFLAGS="--cfg loom" cargo test -p millrace-proto --release --lib number --target-dir target/loom
+	RUSTFLAGS="--cfg loom" cargo test -p millrace-quic --release --lib number --target-dir target/loom
 
 kernels: setup ## BPF programs and forwarding on Debian's 6.1 and 6.12 (QEMU) and on the running kernel
 	@scripts/setup.sh kernels
@@ -70,7 +70,7 @@ soak: build-lab ## with each engine ten minutes of loss, reordering and churn; h
 	@scripts/soak-cost.sh
 	@scripts/soak-faults.sh
 	@scripts/walk.py target/release/millrace --whole
-	@cargo test --locked -q -p millrace-bpf --lib -- --ignored --nocapture ten_million_forged_packets
+	@cargo test --locked -q -p millrace-relay-kernel --lib -- --ignored --nocapture ten_million_forged_packets
 	@cargo test --locked -q -p millrace --test graft -- --ignored --nocapture two_hundred
 
 bench: build-lab peers ## compare relays, share a bottleneck, adapt, meet hostile clients, watch in a browser; results in target/bench*.json
@@ -111,8 +111,8 @@ GATE_VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n1
 install: build ## the binary; libraries, headers and pkg-config files of gate and grafts (PREFIX, DESTDIR)
 	cargo build --release --locked -p millrace-gate -p millrace-graft
 	install -D -m 755 target/release/millrace $(DESTDIR)$(PREFIX)/bin/millrace
-	install -D -m 644 millrace-bpf/src/bpf/graft.h $(DESTDIR)$(PREFIX)/include/millrace/graft.h
-	install -D -m 644 millrace-bpf/src/bpf/graft_packet.h $(DESTDIR)$(PREFIX)/include/millrace/graft_packet.h
+	install -D -m 644 graft/kernel/src/bpf/graft.h $(DESTDIR)$(PREFIX)/include/millrace/graft.h
+	install -D -m 644 graft/kernel/src/bpf/graft_packet.h $(DESTDIR)$(PREFIX)/include/millrace/graft_packet.h
 	$(MAKE) --no-print-directory install-gate install-graft
 
 # What is built already, in GATE_BUILD. The sonames are build.rs's.
@@ -120,7 +120,7 @@ install-gate install-graft: install-%:
 	install -D -m 755 $(GATE_BUILD)/libmillrace_$*.so $(DESTDIR)$(PREFIX)/lib/libmillrace_$*.so.$(GATE_VERSION)
 	ln -sf libmillrace_$*.so.$(GATE_VERSION) $(DESTDIR)$(PREFIX)/lib/libmillrace_$*.so.0
 	ln -sf libmillrace_$*.so.0 $(DESTDIR)$(PREFIX)/lib/libmillrace_$*.so
-	install -D -m 644 millrace-$*/include/millrace_$*.h $(DESTDIR)$(PREFIX)/include/millrace_$*.h
+	install -D -m 644 $*/include/millrace_$*.h $(DESTDIR)$(PREFIX)/include/millrace_$*.h
 	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig
-	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(GATE_VERSION)|' millrace-$*/millrace-$*.pc.in \
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(GATE_VERSION)|' $*/millrace-$*.pc.in \
 		>$(DESTDIR)$(PREFIX)/lib/pkgconfig/millrace-$*.pc

@@ -3,13 +3,15 @@
 
 use std::{env, fs, path::PathBuf, process::Command};
 
-const SOURCE: &str = "../millrace-bpf/src/bpf";
+const SOURCE: &str = "../graft/kernel/src/bpf";
 const SANITIZERS: &str = "address,undefined";
 /// What names of targets that need them begin with.
 const KERNEL: &str = "kernel_";
 
 fn main() {
-    println!("cargo::rerun-if-changed={SOURCE}");
+    for path in HEADERS.iter().chain([&SOURCE]) {
+        println!("cargo::rerun-if-changed={path}");
+    }
     println!("cargo::rerun-if-changed=fuzz_targets");
     println!("cargo::rerun-if-env-changed=CLANG");
     let clang = env::var("CLANG").unwrap_or_else(|_| "clang".to_owned());
@@ -17,7 +19,8 @@ fn main() {
     let status = Command::new(&clang)
         .args(["-g", "-O1", "-std=gnu11", "-fPIC", "-fno-sanitize-recover=all"])
         .arg(format!("-fsanitize=fuzzer-no-link,{SANITIZERS}"))
-        .args(["-c", &format!("{SOURCE}/parsers.native.c"), "-o"])
+        .args(HEADERS.map(|folder| format!("-I{folder}")))
+        .args(["-c", SOURCE, "-o"])
         .arg(&object)
         .status();
     assert!(status.is_ok_and(|status| status.success()), "{clang} cannot compile the parsers");

@@ -7,41 +7,38 @@
 use std::{ops::RangeInclusive, time::Duration};
 
 use bytes::{Bytes, BytesMut};
-use millrace_proto::{
-    fanout::{
-        message::{Answer, REQUEST_BYTES, Request},
-        reception::Reception,
-        rtcp,
-        rtp::Packet,
+use millrace_fanout::{
+    message::{Answer, REQUEST_BYTES, Request},
+    reception::Reception,
+    rtcp,
+    rtp::Packet,
+};
+use millrace_graft_proto::{
+    carry::{
+        WINDOW_MAX,
+        frame::{Decoder, Frame as Carried},
+        ledger::{Incoming, Outgoing},
     },
-    graft::{
-        carry::{
-            WINDOW_MAX,
-            frame::{Decoder, Frame as Carried},
-            ledger::{Incoming, Outgoing},
-        },
-        evidence,
-        judge::{Wants, judge},
-        message::{Message as Said, Side, Statement},
-        parts::{Assembly, Datagram as Piece, HEADER_BYTES as PIECE_HEADER},
-        probe::{Kind, Probe},
-        select::{features::Features, model::Model},
-        turns::Turns,
-    },
-    moq::{
-        DecodeError, Draft, FetchEncoder, FetchItem, GroupOrder, Location, Message, ObjectParser,
-        StreamHeader,
-        data::{Datagram, FetchParser, Status, encode_fetch_header, encode_object_header},
-        loc,
-    },
-    quic::{
-        ack::NumberMap,
-        capsule::{Capsules, Closed, MAX_REASON, Malformed},
-        frame::{self, Frame, Walker},
-        params::{Params, cap_initial_max_data},
-        varint,
-        webtransport::{Begins, Binding},
-    },
+    evidence,
+    judge::{Wants, judge},
+    message::{Message as Said, Side, Statement},
+    parts::{Assembly, Datagram as Piece, HEADER_BYTES as PIECE_HEADER},
+    probe::{Kind, Probe},
+    select::{features::Features, model::Model},
+    turns::Turns,
+};
+use millrace_moq::{
+    DecodeError, Draft, FetchEncoder, FetchItem, GroupOrder, Location, Message, ObjectParser, StreamHeader,
+    data::{Datagram, FetchParser, Status, encode_fetch_header, encode_object_header},
+    loc,
+};
+use millrace_quic::{
+    ack::NumberMap,
+    capsule::{Capsules, Closed, MAX_REASON, Malformed},
+    frame::{self, Frame, Walker},
+    params::{Params, cap_initial_max_data},
+    varint,
+    webtransport::{Begins, Binding},
 };
 
 type Check = fn(&[u8]);

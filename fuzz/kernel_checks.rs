@@ -1,8 +1,8 @@
 //! What must hold for any bytes that the kernel programs' parsers see: their C source, compiled natively
-//! (`millrace-bpf/src/bpf/parsers.native.c`), accepts and extracts exactly what Rust does.
+//! (`testkit/parsers/src/bpf/parsers.native.c`), accepts and extracts exactly what Rust does.
 #![allow(dead_code, unused_imports, reason = "each target uses one of these")]
 
-use millrace_proto::quic::{
+use millrace_quic::{
     frame::{Frame, Walker},
     keys::{Secret, Suite},
     packet,

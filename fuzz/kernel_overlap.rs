@@ -6,12 +6,10 @@ use std::{
     sync::{LazyLock, Mutex, PoisonError},
 };
 
-use millrace_proto::{
-    moq::{Status, data::encode_object_header},
-    quic::{
-        frame::{self, Frame, Walker},
-        received::{ReceivedStreams, Repeat, Taken, cut},
-    },
+use millrace_moq::{Status, data::encode_object_header};
+use millrace_quic::{
+    frame::{self, Frame, Walker},
+    received::{ReceivedStreams, Repeat, Taken, cut},
 };
 
 use super::subgroup::{Parser, State};

@@ -1,6 +1,6 @@
-//! The headers of RTP and RTCP: `rtp.h` against `millrace_proto::fanout::rtp`.
+//! The headers of RTP and RTCP: `rtp.h` against `millrace_fanout::rtp`.
 
-use millrace_proto::fanout::rtp::Packet;
+use millrace_fanout::rtp::Packet;
 
 /// `struct rtp_packet`.
 #[repr(C)]

@@ -1,6 +1,6 @@
 //! Subgroup streams: `subgroup.h` against `moq::data`.
 
-use millrace_proto::moq::{
+use millrace_moq::{
     ObjectParser, Position, StreamHeader, SubgroupId,
     data::{Field, StreamHeader::Subgroup},
     vi64,

@@ -1,6 +1,6 @@
 //! What is in front of a WebTransport session's streams and datagrams: `web.h` against `quic::webtransport`.
 
-use millrace_proto::quic::webtransport::{Begins, Binding};
+use millrace_quic::webtransport::{Begins, Binding};
 
 /// `FRAMES_MAX` of frames.h.
 const FRAMES_MAX: usize = 2048;

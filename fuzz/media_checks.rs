@@ -9,7 +9,7 @@ use millrace_client::{
     broadcast::{Broadcast, History},
     media::{Cut, Media, Packaging, feed, playable},
 };
-use millrace_proto::moq::{GroupOrder, Location, Namespace};
+use millrace_moq::{GroupOrder, Location, Namespace};
 
 /// The first byte says how it is packaged; an MP4 file follows.
 pub fn media_input(data: &[u8]) {

@@ -2,7 +2,7 @@
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use coset::{CoseMac0Builder, HeaderBuilder, TaggedCborSerializable, iana};
-use millrace_proto::moq::{
+use millrace_moq::{
     Namespace,
     param::Token,
     token::{Credential, Form, Registered},

@@ -1,6 +1,9 @@
+//! Compiles `src/bpf`, and gives the shared library its name.
+//!
 //! The shared library's name, by which programs find it at run time. Its number is `MILLRACE_GATE_ABI` of the header.
 
 fn main() {
+    millrace_kernel_build::main();
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libmillrace_gate.so.0");
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs what needs the kernel on other kernels than the running one: Debian's, booted by QEMU with nothing but an
-# initrd. The test programs of millrace-bpf (every BPF object loads; the packet and crypto tables), a relay with
+# initrd. The test programs of the crates with BPF programs (every BPF object loads; the packet and crypto tables), a relay with
 # engine `kernel` between a publisher and a subscriber, and connections carried by QUIC, TCP, MPTCP and SCTP. Prints a table; fails if anything in it failed.
 #
 #   scripts/kernels.sh [KERNEL...]     6.1, 6.12 (Debian 12 and 13), host (the running one); default: all
@@ -93,18 +93,20 @@ archive() { (cd "$1" && find . | cpio -o -H newc -R 0:0 --quiet); }
 
 # The test programs by name, and the binary, without their debug information.
 build() {
-    local name program
+    local crate name program
     say "building"
     cargo build --locked -q -p millrace -p millrace-lab
     rm -rf "$tests"
     mkdir -p "$tests"
-    cargo test --locked -q -p millrace-bpf --test '*' --no-run --message-format=json |
-        sed -n 's/.*"kind":\["test"\].*"name":"\([^"]*\)","src_path".*"executable":"\([^"]*\)".*/\1 \2/p' \
+    cargo test --locked -q -p millrace-kernel -p millrace-relay-kernel -p millrace-fanout -p millrace-gate -p millrace-cost \
+        -p millrace-graft-kernel -p millrace-lab-kernel --test '*' --no-run --message-format=json |
+        sed -n 's/.*#\(millrace[a-z-]*\)@.*"kind":\["test"\].*"name":"\([^"]*\)","src_path".*"executable":"\([^"]*\)".*/\1 \2 \3/p' \
         >"$dir/programs"
-    # `parsers` needs no kernel, but the fixtures.
-    while read -r name program; do
+    while read -r crate name program; do
         case " ${KERNELS_TESTS:-$name} " in *" $name "*) ;; *) continue ;; esac
-        [ "$name" = parsers ] || strip --strip-debug -o "$tests/$name" "$program"
+        # What runs daemons or examples beside it is for this machine.
+        case $name in examples | live | library | tracked | observer | programs | breakdown) continue ;; esac
+        strip --strip-debug -o "$tests/${crate#millrace-}-$name" "$program"
     done <"$dir/programs"
     [ -n "$(ls "$tests")" ] || die "no test programs"
     for program in millrace millrace-lab; do strip --strip-debug -o "$dir/$program" "target/debug/$program"; done

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Fails when an arrow points back: between crates, or between modules of one crate.
 
-Crates may use those that stand before them in ORDER, and nothing else of the workspace. Modules with the same parent may
+Crates may use what LAYOUT says, and nothing else of the workspace. Modules with the same parent may
 use each other, but not in a circle; a module and its own children may. Tests (`#[cfg(test)]`, tests.rs, *_tests.rs,
 tests/) are left out: they may use anything.
 
@@ -13,22 +13,56 @@ import sys
 import tempfile
 from pathlib import Path
 
-# Crates of one row do not use each other.
-ORDER = [
-    ["millrace-proto", "millrace-testkit"],
-    ["millrace-bpf", "millrace-webtransport"],
-    ["millrace-transport"],
-    ["millrace-relay", "millrace-client", "millrace-gate", "millrace-cost", "millrace-graft"],
-    ["millrace"],
-    ["millrace-lab"],
+# Folder, crate, and what it may use. What a crate uses stands above it. docs/design/0037-layout.md says why it is cut like this.
+LAYOUT = [
+    ("base", "millrace-base", ""),
+    ("testkit", "millrace-testkit", ""),
+    ("kernel/build", "millrace-kernel-build", ""),
+    ("kernel", "millrace-kernel", "kernel-build"),
+    ("quic", "millrace-quic", ""),
+    ("quic/congestion", "millrace-congestion", "quic"),
+    ("quic/webtransport", "millrace-webtransport", "quic"),
+    ("moq", "millrace-moq", "quic"),
+    ("moq/client", "millrace-client", "base quic congestion webtransport moq"),
+    ("quic/transport", "millrace-transport", "quic webtransport moq"),
+    ("daemon", "millrace-daemon", "base"),
+    ("relay", "millrace-relay", "base quic webtransport moq transport"),
+    ("relay/kernel", "millrace-relay-kernel", "kernel-build kernel quic moq transport"),
+    ("gate", "millrace-gate", "kernel-build kernel"),
+    ("fanout", "millrace-fanout", "base kernel-build kernel"),
+    ("cost", "millrace-cost", "kernel-build kernel"),
+    ("graft/proto", "millrace-graft-proto", "quic"),
+    ("graft/kernel", "millrace-graft-kernel", "kernel-build kernel"),
+    ("graft", "millrace-graft", "base kernel graft-proto graft-kernel"),
+    ("gate/daemon", "millrace-gate-daemon", "kernel daemon gate"),
+    # Its gate is the one in the relay's own process.
+    ("relay/daemon", "millrace-relay-daemon", "base kernel quic moq transport daemon relay relay-kernel gate gate-daemon"),
+    ("fanout/daemon", "millrace-fanout-daemon", "kernel daemon fanout"),
+    ("cost/daemon", "millrace-cost-daemon", "daemon cost"),
+    ("graft/daemon", "millrace-graft-daemon", "base kernel congestion daemon graft-proto graft-kernel graft"),
+    (
+        "millrace",
+        "millrace",
+        "kernel moq client daemon relay gate cost graft graft-proto graft-kernel "
+        "relay-daemon gate-daemon fanout-daemon cost-daemon graft-daemon",
+    ),
+    ("lab/kernel", "millrace-lab-kernel", "kernel-build kernel"),
+    (
+        "lab",
+        "millrace-lab",
+        "kernel quic moq client daemon relay gate fanout cost graft graft-proto graft-kernel cost-daemon millrace lab-kernel",
+    ),
+    ("testkit/parsers", "millrace-parsers", "kernel-build kernel"),
 ]
-# For tests alone: those of the product run in networks of the laboratory.
-FOR_TESTS = {"millrace": {"millrace-lab"}}
-# Of what stands before them: servers and observers other than the relay are to be usable without it.
-NEVER = {
-    "millrace-gate": {"millrace-transport"},
-    "millrace-cost": {"millrace-transport"},
-    "millrace-graft": {"millrace-transport"},
+# What tests may use besides: the product's run in networks of the laboratory; a program is tested beside another one on its interface.
+FOR_TESTS = {
+    "millrace": "base quic webtransport fanout lab",
+    "millrace-relay-kernel": "gate lab-kernel",
+    "millrace-gate": "base fanout",
+    "millrace-fanout": "quic relay-kernel",
+    "millrace-cost": "gate lab-kernel",
+    "millrace-graft-kernel": "gate",
+    "millrace-parsers": "base quic moq fanout graft-proto",
 }
 # Circles that are allowed: (crate, modules): reason.
 EXCEPTIONS = {}
@@ -38,39 +72,53 @@ def main():
     if sys.argv[1:] == ["--self-test"]:
         return self_test()
     root = Path(__file__).resolve().parent.parent
-    found = check(root, [crate for row in ORDER for crate in row])
+    found = unlisted(root) + check(root, LAYOUT)
     for line in found:
         print(line, file=sys.stderr)
     return 1 if found else 0
 
 
-def check(root, crates):
+def unlisted(root):
+    """Folders that have a crate and do not stand in LAYOUT, and rows of LAYOUT that use what stands below them."""
+    known = {folder for folder, _, _ in LAYOUT}
+    members = re.search(r"members = \[(.*?)\]", (root / "Cargo.toml").read_text(), re.S)[1]
+    found = [f"Cargo.toml: {folder} has no row in LAYOUT of scripts/layers.py" for folder in re.findall(r'"(.+?)"', members) if folder not in known]
+    above = set()
+    for _, crate, uses in LAYOUT:
+        found += [f"scripts/layers.py: {other} stands below {crate}, which uses it" for other in sorted(names(uses) - above)]
+        above.add(crate)
+    return found
+
+
+def names(uses):
+    """Crates by the words that LAYOUT has for them."""
+    return {use if use == "millrace" else f"millrace-{use}" for use in uses.split()}
+
+
+def check(root, layout):
     found = []
-    for crate in crates:
-        found += wrong_dependencies(root, crate)
-        found += circles(root, crate)
+    known = {crate for _, crate, _ in layout}
+    for folder, crate, uses in layout:
+        found += wrong_dependencies(root, folder, crate, names(uses), known)
+        found += circles(root / folder, crate, root)
     return found
 
 
 # --- crates
 
 
-def wrong_dependencies(root, crate):
-    row = next(at for at, row in enumerate(ORDER) if crate in row)
-    allowed = {other for before in ORDER[:row] for other in before} - NEVER.get(crate, set())
-    allowed_in_tests = allowed | FOR_TESTS.get(crate, set())
-    used, used_in_tests = dependencies((root / crate / "Cargo.toml").read_text())
+def wrong_dependencies(root, folder, crate, allowed, known):
+    in_tests = allowed | names(FOR_TESTS.get(crate, "")) | {crate, "millrace-testkit"}
+    used, used_in_tests = dependencies((root / folder / "Cargo.toml").read_text(), known)
     return [
-        f"{crate}/Cargo.toml: {crate} does not use {other}: see ORDER in scripts/layers.py"
-        for other in sorted((used - allowed) | (used_in_tests - allowed_in_tests))
-        if other != crate
+        f"{folder}/Cargo.toml: {crate} does not use {other}: see LAYOUT in scripts/layers.py"
+        for other in sorted((used - allowed) | (used_in_tests - in_tests))
     ]
 
 
-def dependencies(manifest):
+def dependencies(manifest, known):
     """The workspace's crates that a manifest names, and those that it names for tests. These count too: a test of a lower crate that needs a
     higher one belongs there."""
-    known = {crate for row in ORDER for crate in row}
     used, for_tests, inside = set(), set(), None
     for line in manifest.splitlines():
         if header := re.match(r"\s*\[(.+?)\]\s*(#.*)?$", line):
@@ -97,8 +145,8 @@ class Module:
         self.uses = []  # (path, line)
 
 
-def circles(root, crate):
-    modules = read(root, crate)
+def circles(folder, crate, root):
+    modules = read(folder)
     arrows = {}  # parent -> {(from, to): example}
     for path, module in modules.items():
         for used, line in module.uses:
@@ -151,9 +199,9 @@ def components(arrows):
     return found
 
 
-def read(root, crate):
+def read(folder):
     modules = {}
-    source = root / crate / "src"
+    source = folder / "src"
     for file in sorted(source.rglob("*.rs")):
         inside = file.relative_to(source).with_suffix("").parts
         if is_test(inside) or inside == ("main",) or inside[0] == "bin":
@@ -380,30 +428,30 @@ def through(modules, at, rest, depth):
 # --- self-test
 
 TREE = {
-    "millrace-proto/Cargo.toml": "[dependencies]\nmillrace-bpf.workspace = true\nbytes = '1'\n",
-    "millrace-proto/src/lib.rs": "mod a; mod b; mod c; pub mod d;\npub use c::Thing;\n",
+    "rules/Cargo.toml": "[dependencies]\nmillrace-kernel.workspace = true\nbytes = '1'\n",
+    "rules/src/lib.rs": "mod a; mod b; mod c; pub mod d;\npub use c::Thing;\n",
     # a -> b by a nested use, b -> a by a re-export of its parent and by a path in code.
-    "millrace-proto/src/a.rs": "use crate::{b::{self, X}, d};\npub struct Y;\n",
-    "millrace-proto/src/b.rs": "pub struct X;\nfn f(_: super::a::Y) -> impl Sized + use<> {}\n",
+    "rules/src/a.rs": "use crate::{b::{self, X}, d};\npub struct Y;\n",
+    "rules/src/b.rs": "pub struct X;\nfn f(_: super::a::Y) -> impl Sized + use<> {}\n",
     # c -> d is through what d's parent re-exports; d's child may use d, and names in comments and strings are none.
-    "millrace-proto/src/c.rs": 'use crate::d::inner::Deep;\npub struct Thing; // crate::a\nconst S: &str = r#"super::b"#;\n',
-    "millrace-proto/src/d/mod.rs": "pub mod inner;\npub struct Top;\n"
+    "rules/src/c.rs": 'use crate::d::inner::Deep;\npub struct Thing; // crate::a\nconst S: &str = r#"super::b"#;\n',
+    "rules/src/d/mod.rs": "pub mod inner;\npub struct Top;\n"
     "#[cfg(test)]\nmod tests { use crate::Thing; use crate::a::Y; }\n",
-    "millrace-proto/src/d/inner.rs": "use super::Top;\npub struct Deep(Top);\n#[cfg(test)]\nuse crate::c::Thing;\n",
-    "millrace-proto/src/d/inner_tests.rs": "use crate::c::Thing;\n",
-    "millrace-bpf/Cargo.toml": "[dependencies]\nmillrace-proto = { path = '../millrace-proto' }\n",
+    "rules/src/d/inner.rs": "use super::Top;\npub struct Deep(Top);\n#[cfg(test)]\nuse crate::c::Thing;\n",
+    "rules/src/d/inner_tests.rs": "use crate::c::Thing;\n",
+    "kernel/Cargo.toml": "[dependencies]\nmillrace-rules = { path = '../rules' }\n",
     "millrace/Cargo.toml": "[dependencies.millrace-lab]\nworkspace = true\n[dev-dependencies]\nmillrace-lab.workspace = true\n",
     "millrace/src/lib.rs": "",
-    "millrace-bpf/src/lib.rs": "mod one;\nmod two;\nuse two::Two;\n",
-    "millrace-bpf/src/one.rs": "use super::Two;\n",
-    "millrace-bpf/src/two.rs": "pub struct Two;\n",
+    "kernel/src/lib.rs": "mod one;\nmod two;\nuse two::Two;\n",
+    "kernel/src/one.rs": "use super::Two;\n",
+    "kernel/src/two.rs": "pub struct Two;\n",
 }
 WANTED = [
-    "millrace-proto/Cargo.toml: millrace-proto does not use millrace-bpf: see ORDER in scripts/layers.py",
-    "millrace_proto: modules in a circle: a, b",
-    "    a -> b: millrace-proto/src/a.rs:1: crate::b",
-    "    b -> a: millrace-proto/src/b.rs:2: super::a::Y",
-    "millrace/Cargo.toml: millrace does not use millrace-lab: see ORDER in scripts/layers.py",
+    "rules/Cargo.toml: millrace-rules does not use millrace-kernel: see LAYOUT in scripts/layers.py",
+    "millrace_rules: modules in a circle: a, b",
+    "    a -> b: rules/src/a.rs:1: crate::b",
+    "    b -> a: rules/src/b.rs:2: super::a::Y",
+    "millrace/Cargo.toml: millrace does not use millrace-lab: see LAYOUT in scripts/layers.py",
 ]
 
 
@@ -414,7 +462,10 @@ def self_test():
             file = root / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
-        found = check(root, ["millrace-proto", "millrace-bpf", "millrace"])
+        layout = [("rules", "millrace-rules", ""), ("kernel", "millrace-kernel", "rules"), ("millrace", "millrace", "kernel"), ("lab", "millrace-lab", "")]
+        (root / "lab").mkdir()
+        (root / "lab/Cargo.toml").write_text("")
+        found = check(root, layout)
     if found != WANTED:
         print("found:", *found, "wanted:", *WANTED, sep="\n", file=sys.stderr)
         return 1

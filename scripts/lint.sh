@@ -5,7 +5,7 @@
 say "cargo fmt"
 cargo fmt --all --check
 
-mapfile -t sources < <(find millrace-bpf/src/bpf -name '*.[ch]' 2>/dev/null | sort)
+mapfile -t sources < <(git ls-files -- '*/src/bpf/*.[ch]')
 if [ ${#sources[@]} -gt 0 ]; then
     if format=$(clang_tool clang-format); then
         say "$format"
@@ -29,16 +29,16 @@ scripts/sizes.py
 say "tests wait for what they read, and say which tier they are in"
 scripts/waits.py --self-test
 scripts/waits.py
-unsaid=$(grep -rnE --include='*.rs' '#\[ignore' millrace* | grep -vE '#\[ignore = "(test-all|soak|helper): ') || true
+unsaid=$(grep -nE '#\[ignore' $(git ls-files -- '*.rs') | grep -vE '#\[ignore = "(test-all|soak|helper): ') || true
 [ -z "$unsaid" ] || die "these do not say whether they are for make test-all, make soak, or a helper: $unsaid"
 
 say "promises of SECURITY.md have tests"
 scripts/promises.py --self-test
 scripts/promises.py
 
-say "transport and relay without the kernel need no clang"
-tree=$(cargo tree --quiet --locked -p millrace-transport -p millrace-relay --no-default-features -e normal,build --prefix none)
-! grep -E '^(millrace-bpf|libbpf)' <<<"$tree" || die "without features they depend on what needs clang"
+say "transport, relay and client need no clang"
+tree=$(cargo tree --quiet --locked -p millrace-transport -p millrace-relay -p millrace-client -e normal,build --prefix none)
+! grep -E '^(millrace-kernel|libbpf)' <<<"$tree" || die "they depend on what needs clang"
 
 say "web/dist is up to date"
 scripts/web.sh check

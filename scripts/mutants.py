@@ -24,14 +24,14 @@ ROWS = ROOT / "target/mutants.jsonl"
 # Where the code of each product stands, and which of millrace's test programs are about it.
 PRODUCTS = {
     "relay": (
-        ["millrace-relay/src/**/*.rs", "millrace-transport/src/**/*.rs", "millrace-proto/src/plane/**/*.rs", "millrace/src/relay/**/*.rs"],
+        ["relay/src/**/*.rs", "quic/transport/src/**/*.rs", "quic/src/plane/**/*.rs", "relay/daemon/src/**/*.rs"],
         ["relay", "kernel_relay", "kernel", "operate"],
     ),
-    "gate": (["millrace-gate/src/**/*.rs", "millrace/src/gate/**/*.rs", "millrace-bpf/src/gate/**/*.rs"], ["gate"]),
-    "cost": (["millrace-cost/src/**/*.rs", "millrace/src/cost/**/*.rs"], ["cost"]),
-    "graft": (["millrace-graft/src/**/*.rs", "millrace-proto/src/graft/**/*.rs", "millrace/src/graft/**/*.rs"], ["graft"]),
+    "gate": (["gate/src/**/*.rs", "gate/daemon/src/**/*.rs"], ["gate"]),
+    "cost": (["cost/src/**/*.rs", "cost/daemon/src/**/*.rs"], ["cost"]),
+    "graft": (["graft/src/**/*.rs", "graft/proto/src/**/*.rs", "graft/daemon/src/**/*.rs"], ["graft"]),
     "fanout": (
-        ["millrace-proto/src/fanout/**/*.rs", "millrace/src/fanout/**/*.rs", "millrace-bpf/src/fanout/**/*.rs", "millrace-bpf/src/fanout.rs"],
+        ["fanout/src/**/*.rs", "fanout/daemon/src/**/*.rs"],
         ["fanout"],
     ),
 }

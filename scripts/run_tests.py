@@ -103,12 +103,18 @@ def programs():
         if message.get("reason") != "compiler-artifact" or not message["executable"] or not message["profile"]["test"]:
             continue
         target, directory = message["target"], Path(message["manifest_path"]).parent
-        kind, crate = target["kind"][0], directory.name
+        kind, crate = target["kind"][0], package(message["package_id"])
         select = {"test": ["--test", target["name"]], "bin": ["--bin", target["name"]], "example": ["--example", target["name"]]}
         title = crate if kind not in select else f"{crate}/{kind}s/{target['name']}"
         source = Path(target["src_path"])
         found.append(Program(title, message["executable"], crate, str(directory), select.get(kind, ["--lib"]), source))
     return found
+
+
+def package(package_id):
+    """The package's name in what cargo calls it: `path+file:///DIRECTORY#NAME@VERSION`, or without the name where the directory has it."""
+    url, _, rest = package_id.partition("#")
+    return rest.partition("@")[0] if "@" in rest else Path(url).name
 
 
 def listed(program, *more):

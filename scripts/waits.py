@@ -6,7 +6,7 @@ helper: `wait_for`, `wait_until`, `async_wait_for` and `async_wait_until` of mil
 build on them, `waitFor...` and `until` in the browser's tests, `wait_for` in scripts. Any other read, and any sleep, needs a
 comment `exact: WHY` on its line or on the line above: why the state cannot change any more, or what the pause itself is for.
 
-Left out is millrace-proto, which has no clock and no I/O, so nothing there comes about by itself.
+Left out is quic/src and moq/src, which have no clock and no I/O, so nothing there comes about by itself.
 
     scripts/waits.py [--self-test] [FILE...]
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # The waiting helpers themselves, and what reads no state of what is tested.
 RUNNERS = ("scripts/run_tests.py", "scripts/setup.sh")
-LEFT_OUT = ("millrace-proto/", "millrace-testkit/", "scripts/waits.py", "web/dist/", "web/node_modules/")
+LEFT_OUT = ("quic/src/", "moq/src/", "moq/tests/", "testkit/", "scripts/waits.py", "web/dist/", "web/node_modules/")
 
 SLEEP = r"(?<![\w.])(?:(?:std::)?thread::|(?:tokio::)?time::)?sleep\((?!\))"
 # What reads a state, by the kind of file. `()` alone: a status of a command takes none either, see COMMAND.

@@ -532,7 +532,7 @@ ip addr add 2001:db8::1/64 dev eth0 nodad
 # A player that has seen enough after a second, and no window.
 printf '#!/bin/sh\\nexec ffmpeg -v error -i - -frames:v 30 -f null -\\n' >bin/ffplay && chmod +x bin/ffplay
 printf '#!/bin/sh\\nname=$1; shift; exec ip netns exec $name "$@"\\n' >bin/at && chmod +x bin/at
-ln -s ROOT/millrace-bpf ROOT/scripts ROOT/docs .
+ln -s ROOT/graft ROOT/scripts ROOT/docs .
 pwd
 """
 

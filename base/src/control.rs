@@ -4,9 +4,8 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg,
@@ -15,8 +14,8 @@ use rustix::net::{
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::Error;
-use super::wire::RECORD_MAX;
+/// Longest record, bytes.
+pub const RECORD_MAX: usize = 4096;
 
 /// Descriptors in a record.
 const DESCRIPTORS_MAX: usize = 4;
@@ -151,35 +150,26 @@ impl AsFd for Control {
     }
 }
 
-/// Until there is something.
-pub(super) fn wait(descriptor: impl AsFd, what: PollFlags, until: Option<Instant>) -> Result<(), Error> {
-    wait_any(&mut [PollFd::new(&descriptor, what)], until)
-}
-
-/// The same of several.
-pub(super) fn wait_any(wanted: &mut [PollFd<'_>], until: Option<Instant>) -> Result<(), Error> {
-    let left = match until.map(|until| until.saturating_duration_since(Instant::now())) {
-        Some(Duration::ZERO) => return Err(Error::TimedOut),
-        left => left,
-    };
-    let timeout = left.and_then(|left| Timespec::try_from(left).ok());
-    match poll(wanted, timeout.as_ref()) {
-        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-        Err(error) => Err(Error::Socket(error.into())),
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::wire::{Request, Why, Word};
+    use serde::Deserialize;
+
     use super::*;
+
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    #[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
+    enum Word {
+        Listening,
+        Refused { reason: String },
+        Finish { messages: u64 },
+    }
 
     #[test]
     fn records_come_with_their_descriptors() {
         let (one, other) = Control::pair().expect("a pair");
         let (lent, _kept) = Control::pair().expect("a pair");
         assert!(matches!(other.receive::<Word>(), Received::Nothing));
-        let said = Word::Refused { why: Why::Busy, reason: "later".to_owned() };
+        let said = Word::Refused { reason: "later".to_owned() };
         one.send(&said, &[lent.as_fd(), lent.as_fd()]).expect("sent");
         one.send(&Word::Listening, &[]).expect("sent");
         let Received::Record(word, descriptors) = other.receive::<Word>() else { panic!("a record") };
@@ -196,11 +186,11 @@ mod tests {
     fn what_was_said_before_the_end_is_heard() {
         let (one, other) = Control::pair().expect("a pair");
         other.send(&Word::Listening, &[]).expect("sent");
-        one.send(&Request::Finish { messages: 7 }, &[]).expect("sent");
+        one.send(&Word::Finish { messages: 7 }, &[]).expect("sent");
         drop(one);
-        let heard = other.receive::<Request>();
-        assert!(matches!(heard, Received::Record(Request::Finish { messages: 7 }, _)), "{heard:?}");
-        assert!(matches!(other.receive::<Request>(), Received::End));
+        let heard = other.receive::<Word>();
+        assert!(matches!(heard, Received::Record(Word::Finish { messages: 7 }, _)), "{heard:?}");
+        assert!(matches!(other.receive::<Word>(), Received::End));
     }
 
     #[test]
@@ -212,9 +202,9 @@ mod tests {
             [b"{", b"[1]", b"\xff\xfe", b"{\"do\":\"open\"}", b"{\"do\":\"finish\",\"messages\":-1}", &long];
         for record in table {
             send(&one, record, SendFlags::empty()).expect("sent");
-            assert!(matches!(other.receive::<Request>(), Received::Malformed(_)), "{record:?}");
+            assert!(matches!(other.receive::<Word>(), Received::Malformed(_)), "{record:?}");
         }
-        assert!(matches!(other.receive::<Request>(), Received::Nothing));
+        assert!(matches!(other.receive::<Word>(), Received::Nothing));
         // Who does not read holds nobody up.
         let refused = (0..100_000).find_map(|_| one.send(&Word::Listening, &[]).err());
         assert_eq!(refused.map(|error| error.kind()), Some(io::ErrorKind::WouldBlock));

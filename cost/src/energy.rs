@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{fs, io};
 
-use millrace_bpf::energy::Counter;
+use millrace_kernel::energy::Counter;
 
 use crate::report::{Energy, EnergyDomain};
 

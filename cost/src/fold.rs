@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::io;
 
-use millrace_bpf::programs::Functions;
+use millrace_kernel::programs::Functions;
 
 use crate::report::{Event, Function, OTHER, OtherFunctions, Stack, Stacks};
 use crate::symbols::Symbols;

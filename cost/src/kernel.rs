@@ -23,13 +23,12 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use libbpf_rs::{Link, MapCore, MapFlags};
-
-use crate::Error;
-use crate::intf::Plain;
-use crate::memory::Table;
-use crate::object::{Loaded, embedded};
 use buffer::Buffer;
+use libbpf_rs::{Link, MapCore, MapFlags};
+use millrace_kernel::Error;
+use millrace_kernel::intf::Plain;
+use millrace_kernel::memory::Table;
+use millrace_kernel::object::{Loaded, embedded};
 use points::{Kernel, Point, Tracepoint, events_of};
 
 pub use attach::Missing;

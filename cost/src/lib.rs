@@ -21,6 +21,7 @@ mod energy;
 pub mod export;
 mod flame;
 mod fold;
+pub mod kernel;
 pub mod log;
 pub mod merge;
 mod observer;

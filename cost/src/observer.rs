@@ -9,8 +9,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use millrace_bpf::cost::{self, CallTimes, Cost, Record, Totals, Transport};
-use millrace_bpf::programs::Statistics;
+use millrace_kernel::programs::Statistics;
+
+use crate::kernel::{self, CallTimes, Cost, Record, Totals, Transport};
 
 use crate::arguments;
 use crate::cgroups::Cgroups;
@@ -416,7 +417,7 @@ impl Observer {
 
     fn sampled_processes(&self, samples: &Samples) -> Vec<Taken> {
         let taken = |(task, counts): (&Task, &[u64; 3])| {
-            let name = task.name.map_or_else(String::new, |name| cost::name(&name));
+            let name = task.name.map_or_else(String::new, |name| kernel::name(&name));
             Taken::sampled(task.pid, task.cgroup, name, counts.map(|taken| self.sampled_ns(taken)))
         };
         samples.tasks.iter().map(taken).collect()
@@ -451,9 +452,9 @@ fn load(config: &Config) -> Result<Cost, Error> {
     let watch = !config.profile.is_empty();
     // User stacks come on top.
     let bytes_per_hz = if watch { 2 * BUFFER_BYTES_PER_HZ } else { BUFFER_BYTES_PER_HZ };
-    Ok(Cost::load(&cost::Config {
+    Ok(Cost::load(&kernel::Config {
         events: config.mode == Mode::Events,
-        method: config.method.map(cost::Method::from),
+        method: config.method.map(kernel::Method::from),
         transport: if config.ring_buffer { Transport::RingBuffer } else { Transport::DoubleBuffer },
         buffer_bytes: config.frequency_hz.saturating_mul(bytes_per_hz),
         watch,
@@ -471,14 +472,14 @@ fn statistics(config: &Config, missing: &mut Vec<Missing>) -> Option<Statistics>
 }
 
 /// Whether some way of it is; events that have no ways are measured always.
-fn is_timed(event: cost::Event, missing: &[cost::Missing]) -> bool {
-    let mut ways = cost::WAYS.iter().filter(|way| way.event == event).peekable();
+fn is_timed(event: kernel::Event, missing: &[kernel::Missing]) -> bool {
+    let mut ways = kernel::WAYS.iter().filter(|way| way.event == event).peekable();
     ways.peek().is_none() || ways.any(|way| missing.iter().all(|missing| missing.what != way.name))
 }
 
 /// What timing at system calls does not see, and why it is not done at functions.
 fn missing_by_method(cost: &Cost) -> Vec<Missing> {
-    if cost.method() != Some(cost::Method::SystemCalls) {
+    if cost.method() != Some(kernel::Method::SystemCalls) {
         return Vec::new();
     }
     let refused = cost.refused().and_then(|reason| reason.lines().next()).map(|reason| Missing {
@@ -649,15 +650,15 @@ mod tests {
     use super::*;
     use crate::samples::report;
 
-    fn missing(ways: impl Iterator<Item = &'static cost::Way>) -> Vec<cost::Missing> {
-        ways.map(|way| cost::Missing { event: way.event, what: way.name, reason: String::new() }).collect()
+    fn missing(ways: impl Iterator<Item = &'static kernel::Way>) -> Vec<kernel::Missing> {
+        ways.map(|way| kernel::Missing { event: way.event, what: way.name, reason: String::new() }).collect()
     }
 
     #[test]
     fn an_event_without_any_way_is_not_timed() {
-        let sends = || cost::WAYS.iter().filter(|way| way.event == cost::Event::Send);
+        let sends = || kernel::WAYS.iter().filter(|way| way.event == kernel::Event::Send);
         let (all, but_one) = (missing(sends()), missing(sends().skip(1)));
-        let measured = |missing: &[cost::Missing]| {
+        let measured = |missing: &[kernel::Missing]| {
             Event::ALL.into_iter().filter(|event| is_timed((*event).into(), missing)).collect::<Vec<_>>()
         };
         assert_eq!(measured(&all), [Event::NetRx, Event::NetTx, Event::Receive, Event::IoUring]);

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::{fs, io};
 
-use millrace_bpf::programs::Function;
+use millrace_kernel::programs::Function;
 
 use crate::taxonomy::PROGRAM;
 

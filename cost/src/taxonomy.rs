@@ -362,7 +362,7 @@ mod tests {
     /// The rules name each of them: other programs may begin with the same word.
     #[test]
     fn the_observers_programs_are_the_observer() {
-        let programs = millrace_bpf::cost::programs().expect("the object opens");
+        let programs = crate::kernel::programs().expect("the object opens");
         assert!(programs.len() > 64, "{programs:?}");
         for program in programs {
             assert!(owner(&[&format!("{PROGRAM}{program}")]).observer, "{program}");

@@ -1,8 +1,6 @@
 //! Each part of the stack is called what it is, for packets that go through it. Needs root, `ip` and `nft`.
 
-#[path = "../../millrace-bpf/tests/support/net.rs"]
-mod net;
-
+use millrace_testkit::net;
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, UdpSocket};
 use std::process::Command;
@@ -11,10 +9,10 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use millrace_bpf::gate::{self, Gate};
-use millrace_bpf::xdp::Mode;
 use millrace_cost::report::{Event, Report};
 use millrace_cost::{Config, Observer};
+use millrace_gate::kernel::{self as gate, Gate};
+use millrace_kernel::xdp::Mode;
 use net::{Network, address, ifindex, inside, ip, root};
 
 const PERIOD: Duration = Duration::from_millis(300);

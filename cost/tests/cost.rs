@@ -10,8 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use libbpf_rs::query::ProgInfoIter;
-use millrace_bpf::cost::{Config, Cost, Event, Method, Missing, Sockets, Totals, Transport, WAYS};
-use millrace_bpf::programs::{Function, Functions, Statistics};
+use millrace_cost::kernel::{Config, Cost, Event, Method, Missing, Sockets, Totals, Transport, WAYS};
+use millrace_kernel::programs::{Function, Functions, Statistics};
 use millrace_testkit::{wait_for, wait_until};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::time::{ClockId, clock_gettime};

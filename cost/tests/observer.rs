@@ -143,7 +143,7 @@ fn the_observer_shows_its_own_cost() {
 #[test]
 fn the_observer_is_in_no_event() {
     let Some(_alone) = alone("the_observer_is_in_no_event") else { return };
-    let own: BTreeSet<String> = millrace_bpf::cost::programs()
+    let own: BTreeSet<String> = millrace_cost::kernel::programs()
         .expect("the object opens")
         .into_iter()
         .map(|program| format!("bpf:{program}"))

@@ -4,9 +4,9 @@ use std::net::UdpSocket;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use millrace_bpf::probe::{self, Probe};
 use millrace_cost::report::Report;
 use millrace_cost::{Config, Observer};
+use millrace_lab_kernel::probe::{self, Probe};
 use millrace_testkit::wait_for;
 use nix::sched::{CloneFlags, unshare};
 

@@ -101,7 +101,7 @@ fn end(mut threads: Vec<JoinHandle<()>>) {
 mod tests {
     use std::os::fd::{AsFd as _, OwnedFd};
 
-    use millrace_graft::message::{control::Control, wire::Request};
+    use millrace_base::control::Control;
     use millrace_testkit::{lingering, wait_for};
 
     use super::*;
@@ -114,7 +114,7 @@ mod tests {
         for _ in 0..3 {
             let (theirs, own) = Control::pair().unwrap();
             let (near, far) = lingering();
-            theirs.send(&Request::Finish { messages: 1 }, &[near.as_fd()]).unwrap();
+            theirs.send(&1, &[near.as_fd()]).unwrap();
             // What is in the record is the last descriptor: this one would linger else.
             drop(near);
             closer.close(OwnedFd::from(own));

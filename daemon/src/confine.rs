@@ -30,7 +30,7 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow};
-use millrace_graft::message::control::{Control, Received};
+use millrace_base::control::{Control, Received};
 use nix::{
     mount::{MsFlags, mount},
     poll::{PollFd, PollFlags, PollTimeout, poll},

@@ -3,8 +3,11 @@
 pub mod access;
 pub mod asset;
 mod crowd;
+mod fetch;
 pub mod push;
 pub mod token;
+
+pub use fetch::fetch;
 
 use std::{
     convert::Infallible,
@@ -221,12 +224,11 @@ pub fn metrics(text: Result<String, fmt::Error>) -> Response {
 
 #[cfg(test)]
 mod tests {
+    use axum::body::Bytes;
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _},
         time::timeout,
     };
-
-    use axum::body::Bytes;
 
     use super::*;
 

@@ -19,7 +19,7 @@ use std::{
 };
 
 use clap::ValueEnum;
-use millrace_relay::LogLimit;
+use millrace_base::LogLimit;
 use tracing::Dispatch;
 use tracing_subscriber::{EnvFilter, fmt::MakeWriter, layer::SubscriberExt, util::SubscriberInitExt};
 

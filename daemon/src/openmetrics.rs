@@ -97,6 +97,51 @@ impl Out<'_> {
         self.counters(name, help, counts.iter().map(|(value, count)| ([(label, value.as_str())], *count)))
     }
 
+    /// Quantiles of values, if there are any.
+    pub fn quantiles(
+        &mut self,
+        name: &str,
+        help: &str,
+        values: impl Iterator<Item = f64>,
+        quantiles: [f64; 3],
+    ) -> fmt::Result {
+        let mut values: Vec<_> = values.collect();
+        values.sort_by(f64::total_cmp);
+        self.labelled(name, help, MetricType::Gauge, |family| {
+            quantiles.into_iter().try_for_each(|quantile| {
+                let index = (quantile * values.len().saturating_sub(1) as f64).round() as usize;
+                let Some(value) = values.get(index) else { return Ok(()) };
+                ConstGauge::new(*value).encode(family.encode_family(&[("quantile", quantile.to_string())])?)
+            })
+        })
+    }
+
+    /// Counters by outcome, if there are any.
+    pub fn by_outcome(
+        &mut self,
+        name: &str,
+        help: &str,
+        counts: &Option<BTreeMap<String, u64>>,
+    ) -> fmt::Result {
+        let Some(counts) = counts else { return Ok(()) };
+        self.counts(name, help, "outcome", counts)
+    }
+
+    /// Gauges by table.
+    pub fn by_table<'a>(
+        &mut self,
+        name: &str,
+        help: &str,
+        mut values: impl Iterator<Item = (&'a str, u64)>,
+    ) -> fmt::Result {
+        self.labelled(name, help, MetricType::Gauge, |family| {
+            values.try_for_each(|(table, value)| {
+                let value = i64::try_from(value).unwrap_or(i64::MAX);
+                ConstGauge::new(value).encode(family.encode_family(&[("table", table)])?)
+            })
+        })
+    }
+
     pub fn labelled(
         &mut self,
         name: &str,

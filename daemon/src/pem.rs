@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use millrace_proto::pem::{Wanted, fault, unusable_key};
+use millrace_base::pem::{Wanted, fault, unusable_key};
 use rustls::{
     RootCertStore,
     crypto::ring::{self, sign::any_supported_type},

@@ -29,13 +29,13 @@ pub use outcome::{Counters, FurtherRun, LegOutcome, Outcome};
 pub use stream::{Cap, Leg, Media, Report, Stream};
 pub use trace::{Event, Tracing, What};
 
-use crate::Error;
-use crate::clock;
-use crate::fan::{self, Attachments};
-use crate::intf::Plain;
-use crate::object::{Loaded, embedded, write};
-use crate::stack;
-use crate::tc::Mechanism;
+use millrace_kernel::Error;
+use millrace_kernel::clock;
+use millrace_kernel::fan::{self, Attachments};
+use millrace_kernel::intf::Plain;
+use millrace_kernel::object::{Loaded, embedded, write};
+use millrace_kernel::stack;
+use millrace_kernel::tc::Mechanism;
 use rows::{Row, Rows};
 use stream::Tables;
 
@@ -134,7 +134,7 @@ impl Fanout {
 
     /// Fans out what arrives on an Ethernet interface of the calling thread's network namespace, with its routes.
     ///
-    /// Switches the forwarding flag of the loopback interface on, as [`Relay::attach`](crate::relay::Relay::attach) does.
+    /// Switches the forwarding flag of the loopback interface on, as [`Relay::attach`](millrace_relay_kernel::program::Relay::attach) does.
     pub fn attach(&self, ifindex: i32) -> Result<Mechanism, Error> {
         let ethernet = stack::has_ethernet(ifindex)
             .map_err(|source| Error::Read { what: "the interfaces", source: source.into() })?;

@@ -5,6 +5,7 @@
 //! does ([`breaker`], RFC 8083). [`reception`] is the other side: what a receiver that is no RTP endpoint itself reports.
 
 pub mod breaker;
+pub mod kernel;
 pub mod message;
 pub mod receivers;
 pub mod reception;

@@ -6,12 +6,13 @@ use std::{
     time::Duration,
 };
 
+use millrace_base::networks::{Network, levels};
+
 use super::{
     breaker::{self, Breaker, Heard, Sent, Trip},
     message::{Answer, Ask, Refusal, Request, Say},
     token::Mint,
 };
-use crate::networks::{Network, levels};
 
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {

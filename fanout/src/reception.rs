@@ -97,7 +97,7 @@ pub fn round_trip(block: &Block, passed_us: u32, now_us: u32) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fanout::rtcp::walk;
+    use crate::rtcp::walk;
 
     const NOW: Duration = Duration::from_secs(100);
 

@@ -1,16 +1,15 @@
 //! Ways to go on with a fan-out that is too large for one run of the relay program, measured against each other:
 //!
-//! `cargo test -p millrace-bpf --test fanout -- --ignored --nocapture`, as root on a machine that does nothing else.
+//! `cargo test -p millrace-fanout --test fanout -- --ignored --nocapture`, as root on a machine that does nothing else.
 //!
 //! CPU 0 has the publisher and so the program; CPU 1 has the receiver. A bystander's packets are steered to CPU 0 a
 //! moment after each of the publisher's: how long they take says how long CPU 0 is kept from other work.
 
-#[path = "support/net.rs"]
-mod net;
-#[path = "support/quic.rs"]
+#[path = "../../relay/kernel/tests/support/quic.rs"]
 #[allow(dead_code)]
 mod quic;
 
+use millrace_testkit::net;
 use std::io::IoSlice;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
@@ -19,9 +18,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use fastrand::Rng;
-use millrace_bpf::crypto::QuicKeys;
-use millrace_bpf::relay::{Compute, Config, Downstream, Egress, Forwarded, Path, Position, Relay, Want};
-use millrace_proto::quic::keys::Suite;
+use millrace_kernel::crypto::QuicKeys;
+use millrace_quic::keys::Suite;
+use millrace_relay_kernel::program::{
+    Compute, Config, Downstream, Egress, Forwarded, Path, Position, Relay, Want,
+};
 use net::{Network, address, inside};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::socket::{MsgFlags, MultiHeaders, SockaddrStorage, sendmmsg};

@@ -1,18 +1,16 @@
 //! RTP through the fan-out, from a sender over real interfaces to receivers: what arrives is what was sent, byte for byte and in
 //! order, with checksums that are right. Needs root.
 
-#[path = "support/net.rs"]
-mod net;
-
+use millrace_testkit::net;
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_bpf::clock::monotonic_ns;
-use millrace_bpf::fanout::{
+use millrace_fanout::kernel::{
     Cap, Config, Counters, Fanout, FurtherRun, Leg, LegOutcome, Outcome, Ssrc, Stream, StreamConfig,
 };
+use millrace_kernel::clock::monotonic_ns;
 use millrace_testkit::wait_until;
 use net::{Capture, Network, RawSender, address, inside, root};
 

@@ -13,10 +13,9 @@ use std::{
     ptr, slice,
 };
 
-use millrace_bpf::{
-    gate::{Counter, Entry, Pass, Prefix, Rule},
-    xdp::Mode,
-};
+use millrace_kernel::{prefix::Prefix, xdp::Mode};
+
+use crate::kernel::{Counter, Entry, Pass, Rule};
 use nix::{libc, sys::socket::SockaddrLike, sys::socket::SockaddrStorage};
 
 use crate::{Error, Gate, Policy, Scope, policy};
@@ -65,7 +64,7 @@ impl Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        use millrace_bpf::Error as Kernel;
+        use millrace_kernel::Error as Kernel;
         let status = match &error {
             Error::NoScope { .. } | Error::Interface { .. } => Status::NotFound,
             Error::Load | Error::Kernel(Kernel::Rules(_)) => Status::Policy,

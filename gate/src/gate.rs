@@ -9,12 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_bpf::{
-    gate::{
-        Client, Config, Entry, Listing, Prefix, Rules, Sample, Statistics, Table, Trace, Tracer,
-        rules::INTERFACE, token,
-    },
-    xdp::Mode,
+use millrace_kernel::{prefix::Prefix, xdp::Mode};
+
+use crate::kernel::{
+    Client, Config, Entry, Listing, Rules, Sample, Statistics, Table, Trace, Tracer, rules::INTERFACE, token,
 };
 use nix::sys::signal::{SigSet, SigmaskHow};
 

@@ -6,12 +6,14 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use millrace_bpf::{
-    gate::{
-        self as kernel, Config, Live, Rule, Rules, rules,
+use millrace_kernel::xdp::Mode;
+
+use crate::{
+    kernel,
+    kernel::{
+        Config, Live, Rule, Rules, rules,
         token::{self, Key, Token},
     },
-    xdp::Mode,
 };
 
 use crate::{Error, Policy, interfaces::Interfaces, policy::TokenKeys};
@@ -58,7 +60,7 @@ impl Inner {
 
     /// Makes tokens with a new key after each two lifetimes; the key before is accepted for as long again, so no token
     /// that was given out is lost. Keys of a file are its owner's business.
-    fn rotate_own_key(&self, now: Instant) -> Result<(), millrace_bpf::Error> {
+    fn rotate_own_key(&self, now: Instant) -> Result<(), millrace_kernel::Error> {
         let rules = self.kernel.rules();
         let retry =
             rules.scopes.iter().filter(|scope| scope.policy.modes.get(Rule::Retry) != rules::Mode::Off);
@@ -68,7 +70,7 @@ impl Inner {
         if known.is_some() || now.saturating_duration_since(*rotated) < 2 * lifetime {
             return Ok(());
         }
-        let key = Key::random().map_err(|source| millrace_bpf::Error::Random { source })?;
+        let key = Key::random().map_err(|source| millrace_kernel::Error::Random { source })?;
         self.kernel.rotate_token_key(key)?;
         *rotated = now;
         Ok(())
@@ -96,7 +98,7 @@ impl Inner {
     }
 
     /// The keys of a file that is named no more are accepted until the gate has made two of its own.
-    fn own_token_keys(&self) -> Result<(), millrace_bpf::Error> {
+    fn own_token_keys(&self) -> Result<(), millrace_kernel::Error> {
         let mut known = lock(&self.token_keys);
         if known.is_some() {
             self.slot_of_new_key()?;
@@ -108,7 +110,7 @@ impl Inner {
 
     /// Brings both keys into their slots. The kernel puts a new key into the slot that is not in use, so that one new
     /// key beside the one in use takes one step, which costs no token.
-    fn set_token_keys(&self, wanted: &TokenKeys) -> Result<(), millrace_bpf::Error> {
+    fn set_token_keys(&self, wanted: &TokenKeys) -> Result<(), millrace_kernel::Error> {
         let mut known = lock(&self.token_keys);
         if known.as_ref() == Some(wanted) {
             return Ok(());
@@ -127,8 +129,8 @@ impl Inner {
         Ok(())
     }
 
-    fn slot_of_new_key(&self) -> Result<Option<usize>, millrace_bpf::Error> {
-        let key = Key::random().map_err(|source| millrace_bpf::Error::Random { source })?;
+    fn slot_of_new_key(&self) -> Result<Option<usize>, millrace_kernel::Error> {
+        let key = Key::random().map_err(|source| millrace_kernel::Error::Random { source })?;
         self.kernel.rotate_token_key(key.clone())?;
         let keys = self.kernel.token_keys();
         Ok((0..2).find(|slot| keys.get(*slot) == Some(&key)))

@@ -6,7 +6,9 @@
 
 use std::{fs::File, io, os::unix::fs::MetadataExt as _};
 
-use millrace_bpf::{gate as kernel, xdp::Mode};
+use millrace_kernel::xdp::Mode;
+
+use crate::kernel;
 use nix::{
     net::if_::{if_indextoname, if_nametoindex},
     sched::{CloneFlags, setns},
@@ -161,7 +163,12 @@ fn hidden_tags(gate: &kernel::Gate, index: i32) -> Option<String> {
 }
 
 /// Answers first: a connection whose answers were missed is not known.
-fn attach(gate: &kernel::Gate, index: i32, wanted: Mode, watch: bool) -> Result<Mode, millrace_bpf::Error> {
+fn attach(
+    gate: &kernel::Gate,
+    index: i32,
+    wanted: Mode,
+    watch: bool,
+) -> Result<Mode, millrace_kernel::Error> {
     if watch {
         gate.watch(index)?;
     }
@@ -179,7 +186,7 @@ fn attach_again(
     index: i32,
     wanted: Mode,
     watch: bool,
-) -> Result<Mode, millrace_bpf::Error> {
+) -> Result<Mode, millrace_kernel::Error> {
     if gate.is_attached(index) {
         return gate.watch(index).map(|()| interface.mode);
     }

@@ -10,7 +10,6 @@
 
 mod intf;
 mod maps;
-mod prefix;
 mod reason;
 mod rests;
 pub mod rules;
@@ -25,20 +24,20 @@ use std::time::Duration;
 
 use libbpf_rs::{MapCore, ProgramInput, RingBufferBuilder};
 
-pub use prefix::{ParseError, Prefix};
+pub use millrace_kernel::prefix::{ParseError, Prefix};
 pub use reason::{Event, Kind, Pass, Reason, Rule};
 pub use rules::{Counting, Entry, Live, Modes, Place, Policy, Rate, Rates, Rules, VERSION_1, VERSION_2};
 pub use scope::Scope;
 pub use trace::{Trace, Traced, Tracer};
 
-use crate::Error;
-use crate::clock;
-use crate::intf::Plain;
-use crate::object::{Loaded, embedded};
-pub use crate::tc::Position;
-use crate::tc::{self, Hook};
-use crate::{stack, xdp};
 use maps::Maps;
+use millrace_kernel::Error;
+use millrace_kernel::clock;
+use millrace_kernel::intf::Plain;
+use millrace_kernel::object::{Loaded, embedded};
+pub use millrace_kernel::tc::Position;
+use millrace_kernel::tc::{self, Hook};
+use millrace_kernel::{stack, xdp};
 use settings::Settings;
 
 const OBJECT: &str = "gate.bpf.o";
@@ -528,7 +527,10 @@ impl Config {
         let of_family = |prefixes: &[u8], mapping: u8| {
             let mut levels = [intf::Level::default(); intf::LEVELS];
             for ((to, prefix), times) in levels.iter_mut().zip(prefixes).zip(times) {
-                *to = intf::Level { mask: prefix::bits(mapping + prefix).to_be_bytes(), times };
+                *to = intf::Level {
+                    mask: millrace_kernel::prefix::bits(mapping + prefix).to_be_bytes(),
+                    times,
+                };
             }
             levels
         };
@@ -571,7 +573,7 @@ fn drain(map: &dyn MapCore, mut each: impl FnMut(intf::Sample)) -> Result<(), Er
 /// `None`: made by a program that knows other reasons.
 fn sample(raw: intf::Sample, names: &[String]) -> Option<Sample> {
     let address = |bytes, port: [u8; 2]| -> SocketAddr {
-        let address: IpAddr = prefix::unmapped(bytes);
+        let address: IpAddr = millrace_kernel::prefix::unmapped(bytes);
         SocketAddr::new(address, u16::from_be_bytes(port))
     };
     let version = u32::from_be_bytes(raw.version);

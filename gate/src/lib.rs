@@ -32,17 +32,19 @@ mod gate;
 pub mod hex;
 mod inner;
 mod interfaces;
+pub mod kernel;
 pub mod policy;
 mod scope;
 pub mod status;
 
+pub use crate::kernel::{
+    Client, Config, Counter, Entry, Event, Kind, Listing, Pass, Reason, Rule, Sample, ScopeStatistics,
+    Statistics, Table, Trace, Traced, Tracer, rules, token,
+};
 pub use gate::Gate;
 pub use interfaces::Interface;
-pub use millrace_bpf::{
-    gate::{
-        Client, Config, Counter, Entry, Event, Kind, Listing, ParseError, Pass, Prefix, Reason, Rule, Sample,
-        ScopeStatistics, Statistics, Table, Trace, Traced, Tracer, rules, token,
-    },
+pub use millrace_kernel::{
+    prefix::{ParseError, Prefix},
     xdp::Mode,
 };
 pub use policy::Policy;
@@ -54,7 +56,7 @@ pub enum Error {
     #[error("there is no interface {name}: {source}")]
     Interface { name: String, r#source: nix::Error },
     #[error("interface {name}: {source}")]
-    Attach { name: String, r#source: millrace_bpf::Error },
+    Attach { name: String, r#source: millrace_kernel::Error },
     #[error("interface {0} is guarded by this gate already: name it once")]
     Twice(String),
     #[error("the network namespace of interfaces cannot be entered: {0}")]
@@ -68,5 +70,5 @@ pub enum Error {
     #[error("cannot start a thread: {0}")]
     Thread(std::io::Error),
     #[error(transparent)]
-    Kernel(#[from] millrace_bpf::Error),
+    Kernel(#[from] millrace_kernel::Error),
 }

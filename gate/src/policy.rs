@@ -8,8 +8,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use millrace_bpf::gate::{
-    Config, Entry, Modes, Prefix, Rule, Rules, rules,
+use millrace_kernel::prefix::Prefix;
+
+use crate::kernel::{
+    Config, Entry, Modes, Rule, Rules, rules,
     token::{self, Key},
 };
 

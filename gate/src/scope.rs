@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use millrace_bpf::gate::{self as kernel, token};
+use crate::kernel::{self as kernel, token};
 
 use crate::{
     Error,

@@ -5,7 +5,7 @@ use std::{
     net::IpAddr,
 };
 
-use millrace_proto::graft::{
+use millrace_graft_proto::{
     evidence::{self, Downgrade},
     message::{Connection, Host, Reason, Statement, Verdict},
 };
@@ -334,8 +334,9 @@ impl Entry {
 
 #[cfg(test)]
 mod tests {
+    use millrace_graft_proto::message::{Outcome, Side};
+
     use super::*;
-    use millrace_proto::graft::message::{Outcome, Side};
 
     fn table() -> Agreements {
         let mut table = Agreements::default();

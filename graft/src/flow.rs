@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use millrace_proto::graft::select::kind::{self, Expected, Kind};
+use millrace_graft_proto::select::kind::{self, Expected, Kind};
 
 use crate::Side;
 

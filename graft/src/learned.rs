@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use millrace_proto::graft::select::{
+use millrace_graft_proto::select::{
     kind::{self, Kind, Kinds, Saw},
     online::Place,
 };
@@ -144,7 +144,7 @@ fn failed(path: &Path, error: impl ToString) -> Error {
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
-    use millrace_proto::graft::select::{kind::Named, profile::Profile};
+    use millrace_graft_proto::select::{kind::Named, profile::Profile};
 
     use super::*;
     use crate::settings::Cgroup;

@@ -94,5 +94,5 @@ pub enum Error {
     #[error("graft {name} is used by {user}")]
     Used { name: String, user: String },
     #[error(transparent)]
-    Kernel(#[from] millrace_bpf::graft::Error),
+    Kernel(#[from] millrace_graft_kernel::Error),
 }

@@ -88,8 +88,12 @@ impl Manifest {
             text.bytes()
                 .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-_".contains(&byte))
         };
-        if self.abi != millrace_bpf::graft::ABI {
-            return Err(format!("abi {} is not {}, which is known here", self.abi, millrace_bpf::graft::ABI));
+        if self.abi != millrace_graft_kernel::ABI {
+            return Err(format!(
+                "abi {} is not {}, which is known here",
+                self.abi,
+                millrace_graft_kernel::ABI
+            ));
         }
         if self.name.is_empty() || self.name.len() > NAME_MAX || !plain(&self.name) {
             return Err(format!("name is at most {NAME_MAX} small letters, digits, - and _"));

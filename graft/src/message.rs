@@ -22,13 +22,13 @@
 //! **When the daemon is gone** the session is over, and nothing more is sent: before each datagram the connection to the daemon is looked at, and
 //! the daemon's keeper ends the socket itself. `docs/messages.md` is the guide; the design is in `docs/design/0022-messages.md`.
 
-pub mod control;
 mod ffi;
 mod inbox;
 mod listener;
 mod preconnection;
 mod session;
 mod stream;
+mod waiting;
 pub mod want;
 pub mod wire;
 

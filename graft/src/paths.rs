@@ -5,8 +5,8 @@ use std::{
     net::IpAddr,
 };
 
-use millrace_bpf::graft::Socket;
-use millrace_proto::graft::{
+use millrace_graft_kernel::Socket;
+use millrace_graft_proto::{
     measure::Report,
     select::features::{Feature, Features},
 };

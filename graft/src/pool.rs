@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use millrace_bpf::graft::{Object, SHIPPED};
+use millrace_graft_kernel::{Object, SHIPPED};
 
 use crate::{Error, Identity, Manifest, identity::Key, manifest::Joint};
 
@@ -148,7 +148,7 @@ impl Graft {
         let defaults = object.parameters().iter().map(|it| (it.name.clone(), it.default)).collect();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let manifest = Manifest {
-            abi: millrace_bpf::graft::ABI,
+            abi: millrace_graft_kernel::ABI,
             object: name.clone(),
             name,
             sha256: None,

@@ -9,14 +9,13 @@ use std::{
     time::Instant,
 };
 
-use millrace_bpf::{
-    clock,
-    graft::{self as kernel, Change, Changed, Control, Outcome, Pins, Shared, Sockets, Tcp, Timing, What},
-};
-use millrace_proto::graft::{
+use millrace_graft_kernel as kernel;
+use millrace_graft_kernel::{Change, Changed, Control, Outcome, Pins, Shared, Sockets, Tcp, Timing, What};
+use millrace_graft_proto::{
     measure::Report,
     select::kind::{Kinds, number_of},
 };
+use millrace_kernel::clock;
 
 pub use self::agreement::{Own, Session};
 use self::{

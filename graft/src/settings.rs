@@ -8,14 +8,13 @@ use std::{
     sync::Arc,
 };
 
-use millrace_bpf::{
-    gate::{ParseError, Prefix},
-    graft::{self as kernel, RULES, hook::Lead},
-};
-use millrace_proto::graft::select::{
+use millrace_graft_kernel as kernel;
+use millrace_graft_kernel::{RULES, hook::Lead};
+use millrace_graft_proto::select::{
     model::{self, Model},
     profile::Profile,
 };
+use millrace_kernel::prefix::{ParseError, Prefix};
 use serde::{Deserialize, Serialize};
 
 pub use self::{

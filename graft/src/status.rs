@@ -6,8 +6,8 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-pub use millrace_proto::graft::message::{Host, Nat, Verdict};
-use millrace_proto::graft::select::{
+pub use millrace_graft_proto::message::{Host, Nat, Verdict};
+use millrace_graft_proto::select::{
     kind::{Expected, Kind},
     online,
 };

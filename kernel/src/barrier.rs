@@ -16,7 +16,7 @@ const HAS_RUN: u32 = 2;
 /// What a program at TC is run with: an Ethernet header.
 const FRAME: [u8; 14] = [0; 14];
 
-pub(crate) struct Barrier {
+pub struct Barrier {
     barrier: MapHandle,
     nothing: MapHandle,
     /// Waits so far.
@@ -27,7 +27,7 @@ pub(crate) struct Barrier {
 
 /// A moment, told by the first wait that begins after it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Moment(u64);
+pub struct Moment(u64);
 
 impl Barrier {
     /// # Errors
@@ -119,7 +119,7 @@ mod tests {
             println!("SKIP one_wait_serves_all_moments_before_it: needs root");
             return;
         }
-        let mut object = embedded!("relay.bpf.o").open().expect("open").load().expect("loaded");
+        let mut object = embedded!("kernel_test.bpf.o").open().expect("open").load().expect("loaded");
         let barrier = Barrier::new(&mut object).expect("the kernel waits");
         let before = [barrier.now(), barrier.now()];
         assert!(before.iter().all(|moment| !barrier.is_over(*moment)));
@@ -138,7 +138,7 @@ mod tests {
             println!("SKIP what_does_not_wait_for_runs_is_no_barrier: needs root");
             return;
         }
-        let mut object = embedded!("relay.bpf.o").open().expect("open").load().expect("loaded");
+        let mut object = embedded!("kernel_test.bpf.o").open().expect("open").load().expect("loaded");
         for _ in 0..20 {
             Barrier::new(&mut object).expect("the kernel waits");
         }

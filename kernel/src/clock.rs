@@ -11,12 +11,12 @@ pub fn monotonic_ns() -> u64 {
 }
 
 /// The same, so much later.
-pub(crate) fn in_future(time: Duration) -> u64 {
+pub fn in_future(time: Duration) -> u64 {
     monotonic_ns().saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
 }
 
 /// Nanoseconds of `CLOCK_MONOTONIC_COARSE`, the same clock as of the last tick (`bpf_ktime_get_coarse_ns`).
-pub(crate) fn coarse_ns() -> u64 {
+pub fn coarse_ns() -> u64 {
     read(ClockId::CLOCK_MONOTONIC_COARSE)
 }
 

@@ -37,7 +37,7 @@ impl std::fmt::Debug for QuicKeys {
 
 impl QuicKeys {
     /// What is where there are none.
-    pub(crate) const NONE: Self = Self { suite: 0, iv: [0; 12], material: [0; MATERIAL_WORDS] };
+    pub const NONE: Self = Self { suite: 0, iv: [0; 12], material: [0; MATERIAL_WORDS] };
 
     /// TLS_CHACHA20_POLY1305_SHA256: the secrets expanded with "quic key", "quic iv" and "quic hp".
     pub fn chacha20_poly1305(key: &[u8; 32], iv: &[u8; 12], header: &[u8; 32]) -> Self {
@@ -66,7 +66,7 @@ impl QuicKeys {
 
 /// All that depends on key and packet number alone: `struct quic_keystream`.
 #[repr(C)]
-pub(crate) struct Keystream {
+pub struct Keystream {
     /// ChaCha20-Poly1305: the block of counter 0. AES-128-GCM: the encrypted counter block 1 in the first 16 bytes; the
     /// rest is not used.
     pub once: [u8; 64],
@@ -76,7 +76,7 @@ pub(crate) struct Keystream {
 
 /// What AES-128-GCM needs that encrypts nothing under one key and nonce: GHASH's tables, and the block that masks the
 /// tag. As the kernel reads them.
-pub(crate) fn gcm_constants(key: &[u8; 16], nonce: &[u8; 12]) -> Vec<u8> {
+pub fn gcm_constants(key: &[u8; 16], nonce: &[u8; 12]) -> Vec<u8> {
     let schedule = expand(key);
     let rows = ghash_rows(u128::from_be_bytes(encrypt(&schedule, [0; 16])));
     let words = rows.into_iter().flatten().flat_map(|element| [(element >> 64) as u64, element as u64]);

@@ -34,7 +34,7 @@ impl Counter {
 }
 
 /// Of all processes on `cpu`.
-pub(crate) fn perf_event_open(attr: &perf_event_attr, cpu: u32) -> io::Result<OwnedFd> {
+pub fn perf_event_open(attr: &perf_event_attr, cpu: u32) -> io::Result<OwnedFd> {
     let (all_processes, no_group) = (-1, -1);
     // SAFETY: `attr` says its size, and outlives the call.
     let fd = unsafe {

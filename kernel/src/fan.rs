@@ -39,7 +39,7 @@ impl NetPath {
 }
 
 /// Family and address, as programs have it: IPv4 in the first 4 bytes.
-pub(crate) fn bytes(ip: IpAddr) -> (u8, [u8; 16]) {
+pub fn bytes(ip: IpAddr) -> (u8, [u8; 16]) {
     match ip.to_canonical() {
         IpAddr::V4(ip) => {
             let mut bytes = [0; 16];
@@ -52,7 +52,7 @@ pub(crate) fn bytes(ip: IpAddr) -> (u8, [u8; 16]) {
 
 /// A program's attachments, by interface.
 #[derive(Default)]
-pub(crate) struct Attachments(Mutex<HashMap<i32, Attachment>>);
+pub struct Attachments(Mutex<HashMap<i32, Attachment>>);
 
 impl Attachments {
     /// To TC ingress, before all others. Routes can be looked up from then on.
@@ -112,8 +112,7 @@ mod tests {
 
     #[test]
     fn mirrors_match_btf() {
-        crate::intf::assert_layouts("relay.bpf.o", &[NetPath::LAYOUT]);
-        crate::intf::assert_layouts("fanout.bpf.o", &[NetPath::LAYOUT]);
+        crate::intf::assert_layouts(env!("OUT_DIR"), "kernel_test.bpf.o", &[NetPath::LAYOUT]);
     }
 
     #[test]

@@ -18,10 +18,10 @@ static NOTHING: AtomicI32 = AtomicI32::new(NONE);
 const NONE: i32 = -1;
 
 /// Keeps a link from children until it is dropped. To be dropped before the link is closed.
-pub(crate) struct Kept(Option<&'static AtomicI32>);
+pub struct Kept(Option<&'static AtomicI32>);
 
 /// More links than there is room for are not kept, which only matters if there are children.
-pub(crate) fn keep_from_children(link: &impl AsFd) -> Kept {
+pub fn keep_from_children(link: &impl AsFd) -> Kept {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let nothing = File::open("/dev/null").map_or(NONE, IntoRawFd::into_raw_fd);

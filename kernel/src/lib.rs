@@ -1,107 +1,77 @@
-//! Millrace's kernel edge: BPF programs in C, and typed handles to them in Rust.
+//! Millrace's kernel edge: what the BPF programs of all products need, in Rust and as headers in C.
 //!
-//! This crate alone needs clang and libbpf. What a program decides is in C, in `src/bpf`; what Rust does is load it, attach
-//! it, and keep its maps. No protocol is spoken here: that is `millrace-proto`, which this crate does not depend on but to
-//! test against.
+//! The programs themselves are in the crates of their products, each with a typed handle that loads it, attaches it, and keeps its maps.
+//! What a program decides is in C. `millrace-kernel-build` compiles it, and finds the headers here, in `src/bpf`: `net.h` reads and
+//! writes Ethernet, IP and UDP, `aead.h` and `quic_packet.h` protect packets, `fan.h` copies for many, `util.h` has what all use.
 //!
 //! # What is here
 //!
-//! Each noun is one object, `src/bpf/NOUN.bpf.c`, and one handle that owns it:
-//!
-//! | object | hook | handle | does |
-//! | --- | --- | --- | --- |
-//! | `relay` | TC ingress | [`relay::Relay`] | forwards media from a publisher's packets to its subscribers |
-//! | `fanout` | TC ingress | [`fanout::Fanout`] | sends a sender's RTP to many receivers |
-//! | `gate` | XDP, TC egress | [`gate::Gate`] | admits or drops QUIC traffic in front of a server |
-//! | `graft_tcp`, `graft_sockets` | sock_ops, TCP iterator | [`graft::Tcp`], [`graft::Sockets`] | agree with peers in TCP options, set and read sockets |
-//! | `graft_hybla`, `graft_westwood`, `graft_longhaul`, `graft_pcc` | struct_ops | [`graft::Control`] | congestion controls, of the pool that is shipped |
-//! | `graft_hook` | cgroup connect and names, sock_ops | [`graft::hook::Hook`] | leads connections to a broker that carries them, and shows true addresses |
-//! | `joint` | XDP, TC both ways | [`graft::joint::Joints`] | frames datagrams of sessions, and has their functions run |
-//! | `seal` | as `joint` | [`graft::joint::Joints`] | its stages that seal and open, loaded with the first sealed session |
-//! | `function_number`, `function_order`, `function_repair` | as `joint` | [`graft::joint::Function`] | functions on packets, of the pool that is shipped |
-//! | `root` | XDP | none | shares an interface between gate and joints |
-//! | `cost` | tracepoints, functions, perf events | [`cost::Cost`] | times networking and samples its stacks |
-//! | `probe` | TC, both ways | [`probe::Probe`] | stamps the packets that pass an interface |
-//! | `flood` | XDP | [`flood::Flood`] | sends Initials from forged addresses, to measure the gate |
-//! | `softirqs`, `syscalls`, `idle` | tracepoints | [`softirqs::Softirqs`], [`syscalls::Syscalls`], [`idle::Idle`] | time or count one thing each |
-//! | `crypto_test` | none | none | runs the packet protection of the relay for `tests/crypto` |
-//!
-//! From the bottom up, the layers of one noun:
-//!
-//! 1. `bpf/NOUN_intf.h` has the structures that both sides share, `NOUN/intf.rs` their mirrors in Rust. A test compares
-//!    size, offset and name of each field with the object's BTF. The small programs share `bpf/intf.h` and `intf.rs`.
-//! 2. `bpf/NOUN.bpf.c` has the programs, called `NOUN_HOOK`, and the one place where a reason becomes a verdict. Headers
-//!    beside it have the rest by topic. `bpf/net.h` reads and writes Ethernet, IP and UDP, `bpf/fan.h` copies for many, `bpf/util.h` has what all use.
-//! 3. `NOUN.rs` has the handle: a configuration, `load`, `attach`, what to change while it runs, and counters.
-//!
-//! What handles need of the kernel is in modules of its own: [`tc`] and [`xdp`] attach, [`xsk`] makes rings of AF_XDP and reads them, `object` opens and loads, `memory`
-//! maps arrays and ring buffers into this process, `barrier` waits for program runs to end. [`programs`] tells the run
-//! times of any program, [`clock`] and [`energy`] read clocks and counters.
+//! | module | what it is |
+//! | --- | --- |
+//! | [`object`] | opens and loads the embedded objects |
+//! | [`memory`] | maps arrays and ring buffers into this process |
+//! | [`intf`] | structures that C and Rust share, and the test that compares them with BTF |
+//! | [`tc`], [`xdp`] | attach programs to interfaces; gate and grafts share one at XDP |
+//! | [`fan`] | attachments and paths of programs that copy packets to many |
+//! | [`barrier`] | waits for program runs to end |
+//! | [`crypto`] | keys of packet protection, as programs have them |
+//! | [`programs`] | run times of any program |
+//! | [`neighbour`], [`netfilter`], [`qdisc`], [`stack`] | asks the kernel by netlink: next hops, firewall rules, queueing, what lies below an interface |
+//! | [`clock`], [`energy`] | clocks and counters of energy |
+//! | [`prefix`] | networks as users write them |
+//! | [`sctp`], [`udp`], [`unix`], [`xsk`] | sockets that no crate wraps |
 //!
 //! # How long things live
 //!
-//! `build.rs` compiles the objects, and they are embedded: nothing is read from disk at run time but grafts, and nothing is
-//! pinned.
-//! Dropping a handle detaches its programs. When the process is killed, the kernel does, save for clsact filters on kernels
-//! without TCX, and congestion controls on those without links for them, which the next start removes.
+//! Objects are embedded: nothing is read from disk at run time but grafts, and nothing is pinned. Dropping a handle detaches its programs.
+//! When the process is killed, the kernel does, save for clsact filters on kernels without TCX, and congestion controls on those without
+//! links for them, which the next start removes.
 //!
 //! # What is `unsafe`
 //!
-//! * `memory`, `relay`, `cost::buffer`, `xsk::reader`: maps that are mapped into this process, which the kernel changes at the same time.
-//!   All of it is atomic, or in an `UnsafeCell` with one writer. `Shared` is the promise that a type is made of such.
-//! * `usrsctp`: a C library that is loaded at run time, by a process of its own.
-//! * `intf`, `crypto`: structures as bytes and back. `Plain` is the promise that all bytes are values, and none is padding.
-//! * `tc`, `udp`, `xdp`, `xsk`, `raw`, `fork`, `programs`, `energy`, `gate::maps`, `graft`, `cost::{aio, uring}`: system calls, and functions of
-//!   libbpf, that no crate wraps.
-//! * `ndpi`: a library in C that is opened at run time. It is here since this is where `unsafe` is, and knows nothing of the kernel.
+//! * [`memory`]: maps that are mapped into this process, which the kernel changes at the same time. All of it is atomic, or in an
+//!   `UnsafeCell` with one writer. [`memory::Shared`] is the promise that a type is made of such.
+//! * [`intf`], [`crypto`]: structures as bytes and back. [`intf::Plain`] is the promise that all bytes are values, and none is padding.
+//! * [`tc`], [`udp`], [`xdp`], [`xsk`], [`raw`], [`fork`], [`programs`], [`energy`]: system calls, and functions of libbpf, that no crate wraps.
 //!
 //! # To add a program
 //!
-//! 1. Write `bpf/NOUN.bpf.c`. `build.rs` finds it, and `tests/load.rs` loads it into the running kernel.
+//! 1. Write `src/bpf/NOUN.bpf.c` in its product's crate. The build script finds it, and `tests/load.rs` loads it into the running kernel.
 //! 2. Give it one `const volatile struct NOUN_config config` in `.rodata.config`, with units in the names of its fields.
-//! 3. Mirror each structure with `mirror!`, or with `shared!` if it is mapped, and list it in the test `mirrors_match_btf`.
-//! 4. Write the handle in `NOUN.rs`: `embedded!("NOUN.bpf.o")`, `configure`, the sizes of maps, `load`.
-//! 5. Test it by tables over `BPF_PROG_TEST_RUN`. A parser also compiles natively: `parsers.native.c` has it compared with
-//!    one in Rust, on fixtures, random bytes and in `fuzz/`.
+//! 3. Mirror each structure with [`mirror!`], or with [`shared!`] if it is mapped, and list it in the test `mirrors_match_btf`.
+//! 4. Write the handle: [`embedded!`], `configure`, the sizes of maps, `load`.
+//! 5. Test it by tables over `BPF_PROG_TEST_RUN`. A parser also compiles natively: `testkit/parsers` has it compared with one in Rust, on
+//!    fixtures, random bytes and in `fuzz/`.
 
 #![warn(clippy::undocumented_unsafe_blocks)]
 
-mod barrier;
+pub mod barrier;
 pub mod clock;
-pub mod cost;
 pub mod crypto;
 pub mod energy;
-mod error;
-mod fan;
-pub mod fanout;
-pub mod flood;
-mod fork;
-pub mod gate;
-pub mod graft;
-mod hook;
-pub mod icmp;
-pub mod idle;
-mod intf;
-mod memory;
-pub mod ndpi;
+pub mod error;
+pub mod fan;
+pub mod fork;
+pub mod hook;
+pub mod intf;
+pub mod memory;
 pub mod neighbour;
 pub mod netfilter;
-mod netlink;
-mod object;
-pub mod probe;
+pub mod netlink;
+pub mod object;
+mod outcome;
+pub mod prefix;
 pub mod programs;
 pub mod qdisc;
-mod raw;
-pub mod relay;
+pub mod raw;
 pub mod sctp;
-mod siphash;
-pub mod softirqs;
-mod stack;
-pub mod syscalls;
+pub mod siphash;
+pub mod stack;
 pub mod tc;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod udp;
 pub mod unix;
-pub mod usrsctp;
 pub mod xdp;
 pub mod xsk;
 

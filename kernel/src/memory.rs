@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use nix::libc;
 
 /// A shared mapping; unmapped when dropped.
-pub(crate) struct Mapping {
+pub struct Mapping {
     start: NonNull<u8>,
     bytes: usize,
 }
@@ -65,13 +65,13 @@ fn page_bytes() -> usize {
 ///
 /// # Safety
 /// As said; the layout is that of the map's value, its size a multiple of 8 without implicit padding.
-pub(crate) unsafe trait Shared {}
+pub unsafe trait Shared {}
 
 // SAFETY: it is atomic, and 8 bytes.
 unsafe impl Shared for AtomicU64 {}
 
 /// An mmapable array.
-pub(crate) struct Table<T> {
+pub struct Table<T> {
     mapping: Mapping,
     len: NonZero<u32>,
     kind: std::marker::PhantomData<T>,
@@ -89,6 +89,7 @@ impl<T: Shared> Table<T> {
         Ok(Self { mapping: Mapping::new(fd, bytes, 0, true)?, len, kind: std::marker::PhantomData })
     }
 
+    #[allow(clippy::len_without_is_empty, reason = "no array of the kernel is empty")]
     pub fn len(&self) -> u32 {
         self.len.get()
     }
@@ -120,7 +121,7 @@ fn settled(length: &AtomicU32) -> u32 {
 
 /// The reading end of a ring buffer (`BPF_MAP_TYPE_RINGBUF`): records in the order in which they were
 /// reserved. Reading makes no system call.
-pub(crate) struct Ring {
+pub struct Ring {
     /// One page with the position up to which records were read.
     consumer: Mapping,
     /// One page with the position up to which records were reserved, then the data twice in a row, so that

@@ -11,25 +11,25 @@ const NLM_F_REQUEST_DUMP: u16 = 0x301;
 const NLM_F_REQUEST: u16 = 0x1;
 const NLM_F_REQUEST_ACK: u16 = 0x5;
 /// It must not be there yet.
-pub(crate) const CREATE: u16 = 0x600;
+pub const CREATE: u16 = 0x600;
 /// Whether or not it is there.
-pub(crate) const REPLACE: u16 = 0x500;
+pub const REPLACE: u16 = 0x500;
 const NLMSG_DONE: u16 = 3;
-pub(crate) const NLMSG_ERROR: u16 = 2;
+pub const NLMSG_ERROR: u16 = 2;
 const HEADER: usize = 16;
 
 // linux/rtnetlink.h
-pub(crate) const RTM_NEWROUTE: u16 = 24;
-pub(crate) const RTM_GETROUTE: u16 = 26;
-pub(crate) const RTA_OIF: u16 = 4;
+pub const RTM_NEWROUTE: u16 = 24;
+pub const RTM_GETROUTE: u16 = 26;
+pub const RTA_OIF: u16 = 4;
 
 /// Asks for everything of a kind, and hands over the bodies of answers of kind `wanted`.
-pub(crate) fn dump(kind: u16, body: &[u8], wanted: u16, each: impl FnMut(&[u8])) -> io::Result<()> {
+pub fn dump(kind: u16, body: &[u8], wanted: u16, each: impl FnMut(&[u8])) -> io::Result<()> {
     dump_by(SockProtocol::NetlinkRoute, kind, body, wanted, each)
 }
 
 /// The same of another part of the kernel.
-pub(crate) fn dump_by(
+pub fn dump_by(
     protocol: SockProtocol,
     kind: u16,
     body: &[u8],
@@ -53,12 +53,12 @@ pub(crate) fn dump_by(
 }
 
 /// Asks for one thing; returns the body of the answer, which has to be of kind `wanted`.
-pub(crate) fn get(kind: u16, body: &[u8], wanted: u16) -> io::Result<Vec<u8>> {
+pub fn get(kind: u16, body: &[u8], wanted: u16) -> io::Result<Vec<u8>> {
     get_by(SockProtocol::NetlinkRoute, kind, body, wanted)
 }
 
 /// The same of another part of the kernel.
-pub(crate) fn get_by(protocol: SockProtocol, kind: u16, body: &[u8], wanted: u16) -> io::Result<Vec<u8>> {
+pub fn get_by(protocol: SockProtocol, kind: u16, body: &[u8], wanted: u16) -> io::Result<Vec<u8>> {
     let socket = ask(protocol, kind, NLM_F_REQUEST, body)?;
     match answer(&socket, &mut [0; 4096])? {
         (kind, body) if kind == wanted => Ok(body.to_vec()),
@@ -68,7 +68,7 @@ pub(crate) fn get_by(protocol: SockProtocol, kind: u16, body: &[u8], wanted: u16
 }
 
 /// Has something changed, and waits until it is. `flags`: 0, [`CREATE`] or [`REPLACE`].
-pub(crate) fn change(kind: u16, flags: u16, body: &[u8]) -> io::Result<()> {
+pub fn change(kind: u16, flags: u16, body: &[u8]) -> io::Result<()> {
     let socket = ask(SockProtocol::NetlinkRoute, kind, NLM_F_REQUEST_ACK | flags, body)?;
     match answer(&socket, &mut [0; 4096])? {
         (NLMSG_ERROR, body) if body.starts_with(&[0; 4]) => Ok(()),
@@ -95,13 +95,13 @@ fn ask(protocol: SockProtocol, kind: u16, flags: u16, body: &[u8]) -> io::Result
     Ok(socket)
 }
 
-pub(crate) fn error(body: &[u8]) -> io::Error {
+pub fn error(body: &[u8]) -> io::Error {
     let code = body.first_chunk().map_or(0, |code| i32::from_ne_bytes(*code));
     io::Error::from_raw_os_error(-code)
 }
 
 /// An attribute with its head, as long as it has to be.
-pub(crate) fn attribute_of(kind: u16, value: &[u8]) -> Vec<u8> {
+pub fn attribute_of(kind: u16, value: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     bytes.extend((4 + value.len() as u16).to_ne_bytes());
     bytes.extend(kind.to_ne_bytes());
@@ -111,14 +111,14 @@ pub(crate) fn attribute_of(kind: u16, value: &[u8]) -> Vec<u8> {
 }
 
 /// As attributes have an address, and packets.
-pub(crate) fn octets(address: IpAddr) -> Vec<u8> {
+pub fn octets(address: IpAddr) -> Vec<u8> {
     match address {
         IpAddr::V4(address) => address.octets().to_vec(),
         IpAddr::V6(address) => address.octets().to_vec(),
     }
 }
 
-pub(crate) fn next_message<'a>(messages: &mut &'a [u8]) -> Option<(u16, &'a [u8])> {
+pub fn next_message<'a>(messages: &mut &'a [u8]) -> Option<(u16, &'a [u8])> {
     let len = u32::from_ne_bytes(*messages.first_chunk()?) as usize;
     let kind = u16::from_ne_bytes(*messages.get(4..)?.first_chunk()?);
     let body = messages.get(HEADER..len)?;
@@ -127,7 +127,7 @@ pub(crate) fn next_message<'a>(messages: &mut &'a [u8]) -> Option<(u16, &'a [u8]
 }
 
 /// Kinds of attributes and their values, up to one that is cut off.
-pub(crate) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+pub fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     // The upper two bits are flags.
     const TYPE: u16 = 0x3fff;
     std::iter::from_fn(move || {
@@ -140,6 +140,6 @@ pub(crate) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])>
 }
 
 /// The value of the first attribute of a kind.
-pub(crate) fn attribute(bytes: &[u8], wanted: u16) -> Option<&[u8]> {
+pub fn attribute(bytes: &[u8], wanted: u16) -> Option<&[u8]> {
     attributes(bytes).find_map(|(kind, value)| (kind == wanted).then_some(value))
 }

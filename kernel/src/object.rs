@@ -17,9 +17,10 @@ use crate::memory::{Shared, Table};
 
 /// libelf wants the image aligned, which `include_bytes!` alone does not promise.
 #[repr(C, align(8))]
-pub(crate) struct Image<Bytes: ?Sized>(pub Bytes);
+pub struct Image<Bytes: ?Sized>(pub Bytes);
 
-/// The compiled object `$name`, as build.rs left it.
+/// The compiled object `$name`, as the build script of the calling crate left it.
+#[macro_export]
 macro_rules! embedded {
     ($name:literal) => {{
         static IMAGE: &$crate::object::Image<[u8]> =
@@ -27,22 +28,22 @@ macro_rules! embedded {
         $crate::object::Embedded { name: $name, image: &IMAGE.0 }
     }};
 }
-pub(crate) use embedded;
+pub use crate::embedded;
 
 #[derive(Clone, Copy)]
-pub(crate) struct Embedded {
+pub struct Embedded {
     pub name: &'static str,
     pub image: &'static [u8],
 }
 
 /// An object that is open and may still be configured.
-pub(crate) struct Open {
+pub struct Open {
     name: &'static str,
     object: OpenObject,
 }
 
 /// A loaded object.
-pub(crate) struct Loaded {
+pub struct Loaded {
     name: &'static str,
     object: libbpf_rs::Object,
 }
@@ -99,7 +100,7 @@ impl Open {
     }
 
     /// What fourth arguments a program gives to a helper, as far as they are constants.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     pub fn fourth_arguments(&self, program: &str, helper: i32) -> Vec<Option<i32>> {
         const CALL: u8 = 0x85;
         const MOVE_CONSTANT: u8 = 0xb7;
@@ -177,7 +178,7 @@ impl Loaded {
 }
 
 /// Writes an entry of the map that errors call `what`.
-pub(crate) fn write(map: &MapHandle, what: &'static str, key: &[u8], value: &[u8]) -> Result<(), Error> {
+pub fn write(map: &MapHandle, what: &'static str, key: &[u8], value: &[u8]) -> Result<(), Error> {
     map.update(key, value, MapFlags::ANY).map_err(|source| Error::Write { what, source })
 }
 
@@ -188,7 +189,7 @@ thread_local! {
 }
 
 /// libbpf would print to stderr; the end of it, which holds the verifier's reason, goes into the error.
-pub(crate) fn capture_log() {
+pub fn capture_log() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         set_print(Some((PrintLevel::Warn, |_, message| LOG.with_borrow_mut(|log| append(log, &message)))));
@@ -203,6 +204,6 @@ fn append(log: &mut String, message: &str) {
     }
 }
 
-pub(crate) fn take_log() -> String {
+pub fn take_log() -> String {
     LOG.take()
 }

@@ -36,12 +36,12 @@ impl Prefix {
     }
 
     /// Itself, and all prefixes that it is in, one bit shorter each.
-    pub(super) fn and_shorter(self) -> impl Iterator<Item = Self> {
+    pub fn and_shorter(self) -> impl Iterator<Item = Self> {
         (0..=self.len).rev().filter_map(move |len| Self::new(self.address, len))
     }
 
     /// From [`raw`](Self::raw).
-    pub(super) fn from_raw(address: [u8; 16], len: u8, is_v6: bool) -> Self {
+    pub fn from_raw(address: [u8; 16], len: u8, is_v6: bool) -> Self {
         match Ipv6Addr::from(address) {
             address if is_v6 => Self { address: address.into(), len },
             address => Self { address: address.to_canonical(), len: len - 96 },
@@ -49,7 +49,7 @@ impl Prefix {
     }
 
     /// As the program has it: the mapped address, and the length with the mapping's.
-    pub(super) fn raw(&self) -> ([u8; 16], u8) {
+    pub fn raw(&self) -> ([u8; 16], u8) {
         (mapped(self.address), mapped_len(self.address, self.len))
     }
 }
@@ -104,24 +104,24 @@ fn mapped_len(address: IpAddr, len: u8) -> u8 {
 }
 
 /// IPv4 as `::ffff:a.b.c.d`.
-pub(super) fn mapped(address: IpAddr) -> [u8; 16] {
+pub fn mapped(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
         IpAddr::V6(address) => address.octets(),
     }
 }
 
-pub(super) fn unmapped(bytes: [u8; 16]) -> IpAddr {
+pub fn unmapped(bytes: [u8; 16]) -> IpAddr {
     Ipv6Addr::from(bytes).to_canonical()
 }
 
 /// Clears the bits behind the first `len`.
-pub(super) fn mask(bytes: [u8; 16], len: u8) -> [u8; 16] {
+pub fn mask(bytes: [u8; 16], len: u8) -> [u8; 16] {
     (u128::from_be_bytes(bytes) & bits(len)).to_be_bytes()
 }
 
 /// `len` bits set, from the top.
-pub(super) fn bits(len: u8) -> u128 {
+pub fn bits(len: u8) -> u128 {
     u128::MAX.checked_shl(128 - u32::from(len)).unwrap_or(0)
 }
 

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use crate::intf::Plain;
 
 /// libbpf returns the negated error number.
-pub(crate) fn check(result: i32) -> io::Result<()> {
+pub fn check(result: i32) -> io::Result<()> {
     if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(()) }
 }
 
@@ -16,7 +16,7 @@ pub(crate) fn check(result: i32) -> io::Result<()> {
 ///
 /// # Safety
 /// The call made it, and nothing else owns it.
-pub(crate) unsafe fn owned(result: i32) -> io::Result<OwnedFd> {
+pub unsafe fn owned(result: i32) -> io::Result<OwnedFd> {
     check(result)?;
     // SAFETY: no error, so a descriptor; it is the caller's to give away.
     Ok(unsafe { OwnedFd::from_raw_fd(result) })
@@ -24,13 +24,13 @@ pub(crate) unsafe fn owned(result: i32) -> io::Result<OwnedFd> {
 
 /// Detaches what a link attached. Closing the link alone is not enough: a child that another thread is about to start
 /// holds the descriptor until it executes its program. An interface that is gone took the link along, which is an error.
-pub(crate) fn detach(link: impl AsFd) -> io::Result<()> {
+pub fn detach(link: impl AsFd) -> io::Result<()> {
     // SAFETY: the descriptor is open; no pointers are passed.
     check(unsafe { libbpf_sys::bpf_link_detach(link.as_fd().as_raw_fd()) })
 }
 
 /// Runs a `syscall` program on its argument.
-pub(crate) fn run<T: Plain>(program: impl AsFd, call: &mut T) -> io::Result<()> {
+pub fn run<T: Plain>(program: impl AsFd, call: &mut T) -> io::Result<()> {
     let mut options = libbpf_sys::bpf_test_run_opts {
         sz: size_of::<libbpf_sys::bpf_test_run_opts>() as libbpf_sys::size_t,
         ctx_in: std::ptr::from_mut(call).cast(),

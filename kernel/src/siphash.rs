@@ -1,7 +1,7 @@
 //! SipHash (Aumasson, Bernstein: "SipHash: a fast short-input PRF"), as `bpf/siphash.h` has it.
 
 /// SipHash-2-4 with 128 bits of output.
-pub(crate) fn siphash128([low, high]: [u64; 2], message: &[u8]) -> [u8; 16] {
+pub fn siphash128([low, high]: [u64; 2], message: &[u8]) -> [u8; 16] {
     let mut state = [
         low ^ 0x736f_6d65_7073_6575,
         high ^ 0x646f_7261_6e64_6f6d ^ 0xee,
@@ -40,7 +40,7 @@ fn rounds([a, b, c, d]: &mut [u64; 4], count: usize) {
 }
 
 /// Up to 8 bytes, little endian.
-pub(crate) fn word(bytes: &[u8]) -> u64 {
+pub fn word(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte))
 }
 

@@ -70,14 +70,14 @@ struct Link {
 }
 
 /// The kind of an interface of the calling thread's namespace, if it is stacked on others.
-pub(crate) fn kind(ifindex: i32) -> io::Result<Option<String>> {
+pub fn kind(ifindex: i32) -> io::Result<Option<String>> {
     let is_meant = |link: &Link| link.ifindex == ifindex && STACKED.contains(&link.kind.as_str());
     Ok(links()?.into_iter().find(is_meant).map(|link| link.kind))
 }
 
 /// How frames of an interface begin.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Begin {
+pub enum Begin {
     Ethernet,
     /// With the IP header.
     Ip,
@@ -94,7 +94,7 @@ pub(crate) enum Begin {
 ///
 /// # Errors
 /// There is no such interface, or it cannot be asked for.
-pub(crate) fn begin(ifindex: i32) -> io::Result<Begin> {
+pub fn begin(ifindex: i32) -> io::Result<Begin> {
     let link = links()?.into_iter().find(|link| link.ifindex == ifindex);
     link.map(|link| link.begin()).ok_or_else(|| Errno::ENODEV.into())
 }
@@ -103,7 +103,7 @@ pub(crate) fn begin(ifindex: i32) -> io::Result<Begin> {
 ///
 /// # Errors
 /// There is no such interface, or it cannot be asked for.
-pub(crate) fn has_ethernet(ifindex: i32) -> io::Result<bool> {
+pub fn has_ethernet(ifindex: i32) -> io::Result<bool> {
     let link = links()?.into_iter().find(|link| link.ifindex == ifindex).ok_or(Errno::ENODEV)?;
     Ok(matches!(link.hardware, ARPHRD_ETHER | ARPHRD_LOOPBACK))
 }
@@ -121,7 +121,7 @@ impl Link {
 
 /// Whether an interface of the calling thread's namespace has VLANs on it, in the same namespace, whose tags its driver takes
 /// off before an XDP program sees the packets.
-pub(crate) fn hides_tags(ifindex: i32) -> io::Result<bool> {
+pub fn hides_tags(ifindex: i32) -> io::Result<bool> {
     let is_on_it = |link: &Link| link.kind == "vlan" && link.lower == ifindex;
     Ok(links()?.iter().any(is_on_it) && strips_tags(ifindex)?)
 }

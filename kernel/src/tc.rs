@@ -40,7 +40,7 @@ enum Inner {
 impl Attachment {
     /// Attaches to an interface of the calling thread's network namespace. `mechanism` `None` takes TCX
     /// where the kernel has it.
-    pub(crate) fn new(
+    pub fn new(
         program: &ProgramMut<'_>,
         ifindex: i32,
         hook: Hook,

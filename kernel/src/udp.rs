@@ -19,14 +19,14 @@ pub fn end_for_all(socket: impl AsFd) -> io::Result<()> {
 }
 
 /// Nothing that comes is received.
-pub(crate) fn drop_all(socket: impl AsFd) -> io::Result<()> {
+pub fn drop_all(socket: impl AsFd) -> io::Result<()> {
     let nothing = libc::sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: 0 };
     let mut filters = [nothing];
     let program = libc::sock_fprog { len: 1, filter: filters.as_mut_ptr() };
     set(&socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
 }
 
-pub(crate) fn set<T>(socket: impl AsFd, level: libc::c_int, name: libc::c_int, value: &T) -> io::Result<()> {
+pub fn set<T>(socket: impl AsFd, level: libc::c_int, name: libc::c_int, value: &T) -> io::Result<()> {
     let bytes = size_of::<T>() as libc::socklen_t;
     // SAFETY: the descriptor is open, and `value` has as many bytes as is said; what a filter points to outlives the call.
     let set = unsafe {

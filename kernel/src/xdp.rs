@@ -3,7 +3,7 @@
 
 #![allow(unsafe_code)]
 
-pub(crate) mod root;
+pub mod root;
 mod shared;
 
 use std::io;

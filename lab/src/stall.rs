@@ -10,9 +10,9 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use millrace_bpf::sctp;
 use millrace_client::tls::Trust;
 use millrace_graft::settings::Kind;
+use millrace_kernel::sctp;
 use quinn::crypto::rustls::QuicClientConfig;
 use quinn::{AsyncUdpSocket, Endpoint, EndpointConfig, Runtime as _, TokioRuntime, UdpPoller, udp};
 use socket2::{Domain, Protocol, Socket, Type};

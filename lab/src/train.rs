@@ -19,15 +19,14 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use millrace_proto::graft::select::{model::Model, tree::DEPTH_MAX};
-
-use millrace::{
+use millrace_daemon::{
     file,
     render::{
         Fit::{self, Name, Text, Whole},
         line, print, table, width,
     },
 };
+use millrace_graft_proto::select::{model::Model, tree::DEPTH_MAX};
 
 use self::{
     cases::Cases,

@@ -6,8 +6,8 @@ use std::{
     process::{Command, Output},
 };
 
+use millrace_graft_proto::select::profile::Came;
 use millrace_lab::train::runs::{Network, Run, Seen, head};
-use millrace_proto::graft::select::profile::Came;
 use serde_json::Value;
 
 /// Runs `train`, which is the lab's, or a command of the product.

@@ -8,13 +8,11 @@ use std::{
 };
 
 use clap::Parser;
+use millrace_daemon::log;
 
-use crate::{
-    commands::{
-        parse::{Refused, parse},
-        privilege::{self, Needs},
-    },
-    log,
+use crate::commands::{
+    parse::{Refused, parse},
+    privilege::{self, Needs},
 };
 
 /// What clap exits with.

@@ -15,8 +15,8 @@ use std::{
     time::Duration,
 };
 
-use millrace::confine::{Bounds, CPU_IDLE, Confined, Hello, enter, hello, say};
-use millrace_graft::message::control::{Control, Received};
+use millrace_base::control::{Control, Received};
+use millrace_daemon::confine::{Bounds, CPU_IDLE, Confined, Hello, enter, hello, say};
 use millrace_testkit::wait_for;
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},

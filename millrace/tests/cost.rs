@@ -12,8 +12,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 
-use millrace::relay::status::fetch;
 use millrace_cost::report::{Event, Report, VERSION};
+use millrace_daemon::http::fetch;
 use millrace_testkit::{BOUND, show_log_on_panic, wait_until};
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::signal::{Signal, kill};

@@ -103,7 +103,7 @@ fn ffmpeg(args: &[&str], file: &Path) -> bool {
 }
 
 fn kept(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../millrace-client/tests/media").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../moq/client/tests/media").join(name)
 }
 
 const CMAF: [&str; 4] =

@@ -12,7 +12,7 @@ use std::{
     sync::Arc,
 };
 
-use millrace::relay::status::{Status, Upstream};
+use millrace_relay_daemon::status::{Status, Upstream};
 use millrace_testkit::{show_log_on_panic, wait_until};
 use nix::sys::signal::Signal;
 use process::{Relay, millrace, wait_for};

@@ -225,11 +225,11 @@ fn put(out: &mut Writer<'_>, fields: &[u64]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::moq::Draft;
+    use crate::Draft;
 
     const START: Location = Location::new(128, 3);
 
-    fn encode(draft: Draft, filter: Filter) -> Result<Vec<u8>, crate::moq::EncodeError> {
+    fn encode(draft: Draft, filter: Filter) -> Result<Vec<u8>, crate::EncodeError> {
         let mut bytes = Vec::new();
         let mut out = Writer::new(draft, &mut bytes);
         filter.encode(&mut out);
@@ -297,7 +297,7 @@ mod tests {
         ];
         for (draft, bytes) in table {
             let error = decode(draft, bytes).unwrap_err();
-            assert_eq!(error.code, crate::moq::code::Session::PROTOCOL_VIOLATION, "{draft} {bytes:x?}");
+            assert_eq!(error.code, crate::code::Session::PROTOCOL_VIOLATION, "{draft} {bytes:x?}");
         }
     }
 

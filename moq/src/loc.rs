@@ -4,10 +4,9 @@
 //! end; players do (`@moq/loc` 0.2, `moq-loc` 0.2), and this is what they read: a length in front, and integers of QUIC rather than vi64.
 
 use bytes::Bytes;
+use millrace_quic::cursor::Cursor;
+use millrace_quic::varint;
 use thiserror::Error;
-
-use crate::quic::cursor::Cursor;
-use crate::quic::varint;
 
 const TIMESCALE: u64 = 0x08;
 const VIDEO_CONFIG: u64 = 0x0d;

@@ -398,7 +398,7 @@ mod tests {
         fn wire_round_trip(name in track_name()) {
             let mut out = Vec::new();
             name.encode(&mut out);
-            let mut input = Reader::new(crate::moq::Draft::NEWEST, out.into());
+            let mut input = Reader::new(crate::Draft::NEWEST, out.into());
             prop_assert_eq!(TrackName::decode(&mut input), Ok(name));
             prop_assert!(input.is_empty());
         }

@@ -444,7 +444,7 @@ impl Value<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::moq::code::Session;
+    use crate::code::Session;
 
     fn decode(bytes: &[u8], allowed: Scope) -> Result<Parameters, DecodeError> {
         decode_in(Draft::D18, bytes, allowed)
@@ -457,7 +457,7 @@ mod tests {
         Ok(parameters)
     }
 
-    fn encode_in(draft: Draft, parameters: &Parameters) -> Result<Vec<u8>, crate::moq::EncodeError> {
+    fn encode_in(draft: Draft, parameters: &Parameters) -> Result<Vec<u8>, crate::EncodeError> {
         let mut bytes = Vec::new();
         let mut out = Writer::new(draft, &mut bytes);
         parameters.encode(&mut out);
@@ -623,14 +623,14 @@ mod tests {
             assert_eq!(error.code, Session::PROTOCOL_VIOLATION, "{bytes:x?}");
         }
         let mut overflow = vec![2, 0x32, 0];
-        crate::moq::vi64::encode(u64::MAX, &mut overflow);
+        crate::vi64::encode(u64::MAX, &mut overflow);
         assert!(decode(&overflow, Scope::SUBSCRIBE).is_err());
     }
 
     #[test]
     fn a_count_without_parameters_fails_without_allocating_for_it() {
         let mut bytes = Vec::new();
-        crate::moq::vi64::encode(u64::MAX, &mut bytes);
+        crate::vi64::encode(u64::MAX, &mut bytes);
         assert!(decode(&bytes, Scope::SUBSCRIBE).is_err());
     }
 }

@@ -261,7 +261,7 @@ pub fn subgroup_timeouts(block: &[u8]) -> (Option<u64>, Option<u64>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::moq::code::Session;
+    use crate::code::Session;
     use proptest::collection::vec;
     use proptest::prelude::*;
 

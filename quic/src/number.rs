@@ -181,7 +181,7 @@ mod tests {
     }
 }
 
-/// Every interleaving, by `RUSTFLAGS="--cfg loom" cargo test -p millrace-proto --release --lib number`.
+/// Every interleaving, by `RUSTFLAGS="--cfg loom" cargo test -p millrace-quic --release --lib number`.
 #[cfg(all(test, loom))]
 mod model {
     use loom::{sync::Arc, thread};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use millrace_proto::moq::msf::Catalog;
+use millrace_moq::msf::Catalog;
 use parking_lot::Mutex;
 
 /// The newest version of a catalog that was read, so that it is parsed once for all who ask; `None` in it if it is no catalog.

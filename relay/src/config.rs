@@ -2,13 +2,11 @@
 
 use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 
-use millrace_proto::{
-    moq::{
-        Draft,
-        message::Setup,
-        token::{Credential, Form},
-    },
-    relay::cache,
+use millrace_moq::{
+    Draft,
+    message::Setup,
+    token::{Credential, Form},
+    tracks::cache,
 };
 use url::{Position, Url};
 

@@ -2,7 +2,7 @@
 
 use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 
-use millrace_proto::moq::Namespace;
+use millrace_moq::Namespace;
 use parking_lot::RwLock;
 
 use crate::access::pattern::Pattern;

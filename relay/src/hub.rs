@@ -15,10 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_proto::{
-    moq::{Namespace, TrackName, code, message::RequestError},
-    relay::cache::Cache,
-};
+use millrace_moq::{Namespace, TrackName, code, message::RequestError, tracks::cache::Cache};
 use parking_lot::{Mutex, RwLock};
 use tokio::{
     sync::mpsc,

@@ -1,8 +1,8 @@
 //! Which renditions can stand for a track: what the relay is set to.
 
-use millrace_proto::{
-    moq::TrackName,
-    relay::adapt::{Ladder, Rung},
+use millrace_moq::{
+    TrackName,
+    tracks::adapt::{Ladder, Rung},
 };
 
 use crate::access::pattern::Pattern;
@@ -56,7 +56,7 @@ impl LadderRule {
 
 #[cfg(test)]
 mod tests {
-    use millrace_proto::moq::Namespace;
+    use millrace_moq::Namespace;
 
     use super::*;
 

@@ -24,7 +24,7 @@
 //! | [`access`] | who may do what: rules, tokens, certificates, budgets |
 //! | `engine`, `config`, `admission` | what a relay is started with: [`Engine`], [`Config`], [`Admission`] |
 //!
-//! Below this crate, `millrace-transport` has the QUIC connections and sends the packets, and `millrace-proto` has
+//! Below this crate, `millrace-transport` has the QUIC connections and sends the packets, and `millrace-quic` and `millrace-moq` have
 //! the messages, the cache and the decisions that need neither sockets nor a clock.
 //!
 //! # The life of an object
@@ -111,7 +111,6 @@ mod hub;
 mod incomplete;
 mod ladders;
 mod live;
-mod log_limit;
 mod outbox;
 mod reconnect;
 mod report;
@@ -129,5 +128,5 @@ pub use config::{Config, Origins, Upstream, has_user, is_of_a_relay};
 pub use delays::{DelayRule, Delays};
 pub use engine::Engine;
 pub use ladders::{Adaptive, LadderRule};
-pub use log_limit::LogLimit;
+pub use millrace_base::LogLimit;
 pub use server::{Bound, Server, outgoing_sockets};

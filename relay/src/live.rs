@@ -10,9 +10,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_proto::{
-    moq::{Location, Status, TrackName, code},
-    relay::{
+use millrace_moq::{
+    Location, Status, TrackName, code,
+    tracks::{
         account::Account,
         cache::Cache,
         malformed::Malformed,
@@ -20,6 +20,7 @@ use millrace_proto::{
         track::{DatagramObject, Duplicate, Group, SUBGROUP_COST, Track},
     },
 };
+use millrace_transport::offload::{Ingress, Openings};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Notify, watch};
 use tracing::info;
@@ -34,7 +35,6 @@ use super::{
     subscription::{Ended, News, Subscription, TrackRef},
     upstream::{Ask, Upstream},
 };
-use millrace_transport::offload::{Ingress, Openings};
 
 /// A track with its publishers and subscriptions.
 pub struct LiveTrack {

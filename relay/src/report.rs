@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_proto::{plane::downstream, quic::keys::Suite};
+use millrace_quic::{keys::Suite, plane::downstream};
 use millrace_transport::{
     Endpoint, Windows,
     offload::{ConnectionStatus, Interface, KeystreamUse},

@@ -12,13 +12,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_proto::{
-    moq::{Draft, code, message::Setup},
-    plane::downstream,
-    relay::{RESET_CODES, cache::Cache},
+use millrace_base::short;
+use millrace_moq::{
+    Draft, code,
+    message::Setup,
+    tracks::{RESET_CODES, cache::Cache},
 };
-use millrace_transport::{self as transport, BindError, Connection, Endpoint, Incoming, PathChange, Share};
-use millrace_webtransport::{self as webtransport, Terms, Tunnel};
+use millrace_quic::plane::downstream;
+use millrace_transport as transport;
+use millrace_transport::{BindError, Connection, Endpoint, Incoming, PathChange, Share};
+use millrace_webtransport as webtransport;
+use millrace_webtransport::{Terms, Tunnel};
 use parking_lot::Mutex;
 use rustls::{RootCertStore, sign::CertifiedKey};
 use tokio::{
@@ -32,7 +36,6 @@ use crate::{
     Admission, Config, Delays, Engine,
     access::{Access, unproven},
     hub::{Hub, Limits},
-    log_limit::short,
     reconnect::Pauses,
     report::{Past, Sources},
     session::Session,

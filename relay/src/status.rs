@@ -1,13 +1,9 @@
-//! What a running relay says about itself, and how it is asked over HTTP.
+//! What a running relay says about itself.
 
 use std::{
     collections::BTreeMap,
-    io::{Read as _, Write as _},
-    net::{IpAddr, SocketAddr, TcpStream},
-    time::Duration,
+    net::{IpAddr, SocketAddr},
 };
-
-use anyhow::Context as _;
 
 use serde::{Deserialize, Serialize};
 
@@ -416,18 +412,4 @@ pub struct Totals {
     pub log_lines_suppressed: u64,
     /// Log lines lost to a slow or full disk.
     pub log_lines_dropped: u64,
-}
-
-/// GET over HTTP/1.0, so that the answer ends with the connection: status code and body.
-pub fn fetch(addr: SocketAddr, path: &str, token: Option<&str>) -> anyhow::Result<(u16, String)> {
-    const TIMEOUT: Duration = Duration::from_secs(5);
-    let mut stream = TcpStream::connect_timeout(&addr, TIMEOUT)?;
-    stream.set_read_timeout(Some(TIMEOUT))?;
-    let token = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
-    write!(stream, "GET {path} HTTP/1.0\r\nHost: {addr}\r\n{token}\r\n")?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    let (head, body) = answer.split_once("\r\n\r\n").context("not an HTTP answer")?;
-    let code = head.split(' ').nth(1).and_then(|code| code.parse().ok()).context("not an HTTP answer")?;
-    Ok((code, body.to_owned()))
 }

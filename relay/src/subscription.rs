@@ -10,19 +10,19 @@ use std::{
 };
 
 use bytes::Bytes;
-use millrace_proto::{
-    moq::{Datagram, Filter, GroupOrder, Location, code},
-    plane::{
-        downstream::{Asked, Event, EventKind, Label, NewDatagram, NewStream, Priority, StreamKey},
-        source::End,
-    },
-    relay::{
+use millrace_moq::{
+    Datagram, Filter, GroupOrder, Location, code,
+    tracks::{
         adapt::Choice,
         filter::Window,
         subgroup::Subgroup,
         track::{DatagramObject, GROUP_SLACK, Track},
         view::View,
     },
+};
+use millrace_quic::plane::{
+    downstream::{Asked, Event, EventKind, Label, NewDatagram, NewStream, Priority, StreamKey},
+    source::End,
 };
 use millrace_transport::{
     Connection,

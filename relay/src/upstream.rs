@@ -8,14 +8,13 @@ use std::{
     time::Duration,
 };
 
-use millrace_proto::moq::Location;
-use parking_lot::Mutex;
-use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
-
+use millrace_moq::Location;
 use millrace_transport::{
     Connection,
     offload::{Ingress, Made, Openings},
 };
+use parking_lot::Mutex;
+use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
 
 /// A publisher that is silent for so long, although it was asked for something, is taken for gone if there is another one.
 pub const RIVAL_PATIENCE: Duration = Duration::from_millis(500);

@@ -10,7 +10,7 @@ use std::{
 };
 
 use bytes::BytesMut;
-use millrace_proto::moq::{
+use millrace_moq::{
     DecodeError, Draft, EncodeError, Message, code,
     message::{GoAway, RequestUpdate},
 };

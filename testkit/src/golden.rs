@@ -1,12 +1,13 @@
-//! What is printed, as files that reviews show: `MILLRACE_GOLDEN=write cargo test -p millrace --lib` writes them anew.
+//! What daemons print, as files that reviews show.
 
 use std::path::Path;
 
-use millrace_testkit::cli;
+use crate::cli;
 
-/// Compares with `tests/golden/tables/NAME.txt`.
+/// Compares with `tests/golden/NAME.txt` of the crate in `folder`, which is `env!("CARGO_MANIFEST_DIR")` for the calling one.
+/// `MILLRACE_GOLDEN=write` writes the file anew.
 #[track_caller]
-pub(crate) fn assert_as_reviewed(name: &str, now: &str) {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/tables/{name}.txt"));
-    cli::assert_as_reviewed(&file, now, "cargo test -p millrace --lib");
+pub fn assert_as_reviewed(folder: &str, name: &str, now: &str) {
+    let file = Path::new(folder).join(format!("tests/golden/{name}.txt"));
+    cli::assert_as_reviewed(&file, now, &format!("cargo test --lib, in {folder}"));
 }

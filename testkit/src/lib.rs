@@ -13,9 +13,13 @@ use std::{
 };
 
 pub mod cli;
+pub mod documented;
+pub mod golden;
 #[cfg(feature = "tokio")]
 mod in_runtime;
 mod lingering;
+#[cfg(feature = "net")]
+pub mod net;
 #[cfg(feature = "tokio")]
 pub use in_runtime::{async_wait_for, async_wait_until};
 pub use lingering::{LINGER, lingering};

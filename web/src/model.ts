@@ -1,4 +1,4 @@
-// What the server sends: see millrace-cost/src/report.rs, which says what each field means.
+// What the server sends: see cost/src/report.rs, which says what each field means.
 
 export const EVENTS = ["net_rx", "net_tx", "send", "receive", "io_uring"] as const;
 export type EventName = (typeof EVENTS)[number];

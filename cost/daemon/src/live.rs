@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use millrace_cost::arguments;
 use millrace_cost::report::Report;
+use millrace_daemon::render;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
 
@@ -15,7 +16,6 @@ use super::signals::Signals;
 use super::table::{Cell, Table};
 use super::text::{self, cut};
 use super::trend::{Picture, Trend};
-use crate::render;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {

@@ -12,12 +12,12 @@ use millrace_cost::export;
 use millrace_cost::log::{Limits, Writer};
 use millrace_cost::merge::Merge;
 use millrace_cost::report::Report;
+use millrace_daemon::render;
 use nix::unistd::{AccessFlags, access};
 
 use super::losses::Losses;
 use super::sink::Sink;
 use super::text;
-use crate::render;
 
 /// A report per line.
 pub struct JsonLines {

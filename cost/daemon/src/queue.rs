@@ -82,7 +82,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::cost::text::tests::example;
+    use crate::text::tests::example;
 
     /// Takes a report when it is let, and says which.
     struct Gated {

@@ -2,10 +2,9 @@
 
 use std::cmp::Ordering;
 
-use crate::columns::{Side, aligned};
 use millrace_cost::arguments::printable;
-
-use crate::render::short_span;
+use millrace_daemon::columns::{Side, aligned};
+use millrace_daemon::render::short_span;
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum Cell {

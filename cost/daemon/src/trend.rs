@@ -138,7 +138,7 @@ fn bar(share: f64) -> char {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cost::text::tests::example;
+    use crate::text::tests::example;
 
     /// A second each.
     fn after(shares: impl IntoIterator<Item = f64>) -> Picture {

@@ -3,11 +3,12 @@
 use std::io;
 use std::sync::atomic::Ordering;
 
+use millrace_kernel::Error;
+
 use super::config::{Event, Method};
 use super::sockets::{self, Sockets};
 use super::ways::{WAYS, Way};
 use super::{Cost, load};
-use crate::Error;
 
 /// A way to send or to receive, or an event, that is not timed on this kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,12 +6,13 @@ use std::num::NonZero;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use millrace_kernel::Error;
+use millrace_kernel::intf::Plain;
+use millrace_kernel::memory::{Mapping, Ring, Table};
+use millrace_kernel::object::Loaded;
+
 use super::config::{Event, Transport};
 use super::intf;
-use crate::Error;
-use crate::intf::Plain;
-use crate::memory::{Mapping, Ring, Table};
-use crate::object::Loaded;
 
 /// A sampled stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,9 +4,10 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
+use millrace_kernel::intf::{mirror, shared};
+use millrace_kernel::memory::Shared;
+
 use super::calls::Table;
-use crate::intf::{mirror, shared};
-use crate::memory::Shared;
 
 pub(crate) const EVENTS: usize = 8;
 /// `COST_SOFTIRQ`: softirqs that are not networking.
@@ -74,12 +75,14 @@ mirror!(Process = "cost_process" { ns: [u64; EVENTS], calls: [u64; EVENTS], pid:
 
 #[cfg(test)]
 mod tests {
+    use millrace_kernel::intf::assert_layouts;
+
     use super::*;
-    use crate::intf::assert_layouts;
 
     #[test]
     fn mirrors_match_btf() {
         assert_layouts(
+            env!("OUT_DIR"),
             "cost.bpf.o",
             &[
                 Config::LAYOUT,

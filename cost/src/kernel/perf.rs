@@ -5,11 +5,9 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use libbpf_sys::{PERF_COUNT_SW_CPU_CLOCK, PERF_TYPE_SOFTWARE, perf_event_attr};
-
+use millrace_kernel::energy::perf_event_open;
 use nix::sched::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 use nix::unistd::Pid;
-
-use crate::energy::perf_event_open;
 
 /// Fires about `hz` times a second on `cpu`, whatever runs there, idle or not, until it is closed. Programs on it run in an
 /// interrupt; without one it does nothing but interrupt.

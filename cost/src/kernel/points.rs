@@ -101,7 +101,7 @@ pub(super) fn events_of(points: &[Point]) -> [u8; intf::POINTS] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cost::intf::POINTS;
+    use crate::kernel::intf::POINTS;
 
     #[test]
     fn every_function_has_a_pair_of_programs() {

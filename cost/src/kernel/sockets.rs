@@ -14,8 +14,8 @@ use nix::sys::socket::{
 use nix::sys::uio::{readv, writev};
 use nix::unistd::{pipe, read, write};
 
+use super::aio::{self, Aio};
 use super::uring::{Request, Uring};
-use super::{aio, aio::Aio};
 
 pub(super) const BYTES: [u8; 8] = *b"millrace";
 

@@ -6,9 +6,8 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use millrace_kernel::memory::Mapping;
 use nix::libc;
-
-use crate::memory::Mapping;
 
 /// What to do with a connected socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use millrace_bpf::cost::{CallTimes, Totals, interrupt_time};
+use crate::kernel::{CallTimes, Totals, interrupt_time};
 
 use super::of;
 use crate::choice::{Budget, Choice, Step, TRIAL};

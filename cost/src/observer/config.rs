@@ -12,7 +12,7 @@ use crate::taxonomy::Taxonomy;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]
-    Kernel(#[from] millrace_bpf::Error),
+    Kernel(#[from] millrace_kernel::Error),
     #[error("cannot read the kernel's symbols: {0}")]
     Symbols(io::Error),
     #[error("cannot read /proc/stat: {0}")]

@@ -1,22 +1,22 @@
 //! What the kernel side and reports call the same things.
 
-use millrace_bpf::cost;
+use crate::kernel;
 
 use crate::report::{Event, Method, Missing};
 
-impl From<cost::Event> for Event {
-    fn from(event: cost::Event) -> Self {
+impl From<kernel::Event> for Event {
+    fn from(event: kernel::Event) -> Self {
         match event {
-            cost::Event::NetRx => Self::NetRx,
-            cost::Event::NetTx => Self::NetTx,
-            cost::Event::Send => Self::Send,
-            cost::Event::Receive => Self::Receive,
-            cost::Event::IoUring => Self::IoUring,
+            kernel::Event::NetRx => Self::NetRx,
+            kernel::Event::NetTx => Self::NetTx,
+            kernel::Event::Send => Self::Send,
+            kernel::Event::Receive => Self::Receive,
+            kernel::Event::IoUring => Self::IoUring,
         }
     }
 }
 
-impl From<Event> for cost::Event {
+impl From<Event> for kernel::Event {
     fn from(event: Event) -> Self {
         match event {
             Event::NetRx => Self::NetRx,
@@ -28,16 +28,16 @@ impl From<Event> for cost::Event {
     }
 }
 
-impl From<cost::Method> for Method {
-    fn from(method: cost::Method) -> Self {
+impl From<kernel::Method> for Method {
+    fn from(method: kernel::Method) -> Self {
         match method {
-            cost::Method::Functions => Self::Functions,
-            cost::Method::SystemCalls => Self::SystemCalls,
+            kernel::Method::Functions => Self::Functions,
+            kernel::Method::SystemCalls => Self::SystemCalls,
         }
     }
 }
 
-impl From<Method> for cost::Method {
+impl From<Method> for kernel::Method {
     fn from(method: Method) -> Self {
         match method {
             Method::Functions => Self::Functions,
@@ -46,8 +46,8 @@ impl From<Method> for cost::Method {
     }
 }
 
-impl From<cost::Missing> for Missing {
-    fn from(missing: cost::Missing) -> Self {
+impl From<kernel::Missing> for Missing {
+    fn from(missing: kernel::Missing) -> Self {
         Self { event: Some(missing.event.into()), what: missing.what.to_owned(), reason: missing.reason }
     }
 }

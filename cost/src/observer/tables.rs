@@ -5,8 +5,9 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use millrace_bpf::cost::{self, ProcessId};
-use millrace_bpf::programs::{self, Statistics};
+use millrace_kernel::programs::{self, Statistics};
+
+use crate::kernel::{self, ProcessId};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 
@@ -40,7 +41,7 @@ impl Taken {
 
 impl Processes {
     /// Those that took something, and those that the kernel may forget.
-    pub fn read(&mut self, sums: Vec<cost::Process>) -> (Vec<Taken>, Vec<ProcessId>) {
+    pub fn read(&mut self, sums: Vec<kernel::Process>) -> (Vec<Taken>, Vec<ProcessId>) {
         let (mut taken, mut forget, mut now) = (Vec::new(), Vec::new(), HashMap::new());
         for process in sums {
             let sum = sum(&process);
@@ -58,13 +59,13 @@ impl Processes {
     }
 }
 
-fn sum(process: &cost::Process) -> TaskCost {
+fn sum(process: &kernel::Process) -> TaskCost {
     TaskCost {
-        send_ns: process.ns(cost::Event::Send),
-        receive_ns: process.ns(cost::Event::Receive),
-        io_uring_ns: process.ns(cost::Event::IoUring),
-        send_calls: process.calls(cost::Event::Send),
-        receive_calls: process.calls(cost::Event::Receive),
+        send_ns: process.ns(kernel::Event::Send),
+        receive_ns: process.ns(kernel::Event::Receive),
+        io_uring_ns: process.ns(kernel::Event::IoUring),
+        send_calls: process.calls(kernel::Event::Send),
+        receive_calls: process.calls(kernel::Event::Receive),
     }
 }
 

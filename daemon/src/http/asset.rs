@@ -6,15 +6,16 @@ use axum::{
 };
 
 /// A file of `web/dist` as an [`Asset`], with its media type.
+#[macro_export]
 macro_rules! asset {
     ($kind:literal, $name:literal) => {
-        crate::http::asset::Asset(
+        $crate::http::asset::Asset(
             $kind,
-            include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../web/dist/", $name)),
+            include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../web/dist/", $name)),
         )
     };
 }
-pub(crate) use asset;
+pub use crate::asset;
 
 /// Media type and content.
 #[derive(Clone, Copy)]

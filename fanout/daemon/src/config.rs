@@ -8,8 +8,8 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use millrace_bpf::fanout::{Cap, Ssrc, StreamConfig};
-use millrace_proto::fanout::{breaker, message::NAME_MAX, receivers::Limits};
+use millrace_fanout::kernel::{Cap, Ssrc, StreamConfig};
+use millrace_fanout::{breaker, message::NAME_MAX, receivers::Limits};
 use serde::Deserialize;
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]

@@ -10,8 +10,12 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use millrace_bpf::fanout::{self as kernel, Fanout, FurtherRun, LegOutcome, Outcome};
-use millrace_proto::fanout::token::Mint;
+use millrace_daemon::{
+    daemon::{Front, Observed, Signal, Signals, router},
+    socket,
+};
+use millrace_fanout::kernel::{self as kernel, Fanout, FurtherRun, LegOutcome, Outcome};
+use millrace_fanout::token::Mint;
 use nix::net::if_::if_nametoindex;
 use parking_lot::Mutex;
 use ring::rand::{SecureRandom as _, SystemRandom};
@@ -25,10 +29,6 @@ use super::{
     status::{self, Counts, Status},
     stream::{Door, Stream},
     trace::{Follow, Seen, Watch},
-};
-use crate::{
-    daemon::{Front, Observed, Signal, Signals, router},
-    socket,
 };
 
 const WHO: &str = "fan-out";

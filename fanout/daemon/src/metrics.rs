@@ -2,10 +2,10 @@
 
 use std::fmt;
 
+use millrace_daemon::openmetrics::{self, Out};
 use prometheus_client::{collector::Collector, encoding::DescriptorEncoder, registry::Unit};
 
 use super::status::{Status, Stream};
-use crate::openmetrics::{self, Out};
 
 const PREFIX: &str = "millrace_fanout";
 
@@ -50,7 +50,7 @@ fn of(streams: &[Stream], value: fn(&Stream) -> u64) -> impl Iterator<Item = ([(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fanout::status::Interface;
+    use crate::status::Interface;
 
     #[test]
     fn names_follow_the_documentation() {
@@ -93,6 +93,6 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
         }
-        crate::documented::assert_families_named("millrace_fanout", &text);
+        millrace_testkit::documented::assert_families_named("millrace_fanout", &text);
     }
 }

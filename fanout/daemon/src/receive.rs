@@ -10,7 +10,8 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use millrace_proto::fanout::{
+use millrace_daemon::render::print;
+use millrace_fanout::{
     message::{Answer, Ask, NAME_MAX, Refusal, Request, Say},
     reception::Reception,
     rtp::Packet,
@@ -21,8 +22,6 @@ use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
 };
 use socket2::SockRef;
-
-use crate::render::print;
 
 /// `HOST:PORT/STREAM`.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,11 +8,8 @@ use std::{
 };
 
 use anyhow::Context as _;
-use millrace_bpf::{
-    clock::monotonic_ns,
-    fanout::{self as kernel, Leg, LegOutcome, Ssrc},
-};
-use millrace_proto::fanout::{
+use millrace_fanout::kernel::{self as kernel, Leg, LegOutcome, Ssrc};
+use millrace_fanout::{
     breaker::{Heard, Sent},
     message::{Request, Say},
     receivers::{Command, FOREVER, Receivers, Why},
@@ -21,6 +18,7 @@ use millrace_proto::fanout::{
     rtp::Packet,
     token::Mint,
 };
+use millrace_kernel::clock::monotonic_ns;
 use parking_lot::Mutex;
 use socket2::SockRef;
 use tracing::{info, warn};

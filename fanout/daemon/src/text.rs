@@ -1,11 +1,12 @@
 //! A fan-out's status as text.
 
-use super::status::{Counts, Receiver, Status};
-use crate::render::{
+use millrace_daemon::render::{
     self,
     Fit::{Name, Text, Whole},
     line, table,
 };
+
+use super::status::{Counts, Receiver, Status};
 
 /// Of each stream: those with the most copies that were not sent.
 const RECEIVERS_SHOWN: usize = 20;

@@ -8,14 +8,12 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use millrace_bpf::{
-    clock,
-    fanout::{Event, Fanout, Tracing, What},
-};
+use millrace_daemon::render::time_of_day;
+use millrace_fanout::kernel::{Event, Fanout, Tracing, What};
+use millrace_kernel::clock;
 use serde::{Deserialize, Serialize};
 
 use super::stream::Stream;
-use crate::render::time_of_day;
 
 /// Which packets are followed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,8 +5,8 @@
 #ifndef MILLRACE_FANOUT_INTF_H
 #define MILLRACE_FANOUT_INTF_H
 
+#include "bucket_intf.h"
 #include "fan_intf.h"
-#include "gate_intf.h"
 #include <linux/types.h>
 
 #define FANOUT_REPORTS 8 /* of the sender that are remembered, a power of two */
@@ -68,8 +68,8 @@ struct fanout_leg {
 	__u32 epoch;	       /* 0: not in use */
 	__u32 number;	       /* its name in events */
 	__u64 until_ns;	       /* from then on nothing is sent, CLOCK_MONOTONIC */
-	__u64 full_at;	       /* of its bucket, in ticks: gate_bucket.h */
-	struct gate_rate rate; /* of bytes, with all headers from IP on */
+	__u64 full_at;	       /* of its bucket, in ticks: bucket.h */
+	struct bucket_rate rate; /* of bytes, with all headers from IP on */
 	struct net_path path;
 	__u32 pad;
 	__u64 packets; /* that were sent, with their UDP payload */

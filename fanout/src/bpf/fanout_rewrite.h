@@ -6,7 +6,7 @@
 #define MILLRACE_FANOUT_REWRITE_H
 
 #include "fanout_maps.h"
-#include "gate_bucket.h"
+#include "bucket.h"
 
 #define ADDRESSES_BYTES 32
 #define TUPLE_BYTES	36 /* addresses and ports, as struct net_path begins */
@@ -114,7 +114,7 @@ static __noinline enum fanout_leg_outcome copy_to(struct __sk_buff *skb, struct 
 						  struct fanout_leg *leg, __u32 epoch)
 {
 	enum fanout_leg_outcome outcome;
-	struct gate_rate rate;
+	struct bucket_rate rate;
 	__u64 until_ns;
 	__u32 size;
 

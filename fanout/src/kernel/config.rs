@@ -2,9 +2,9 @@
 
 use std::net::SocketAddr;
 
-use crate::Error;
-use crate::fan;
-use crate::tc::Mechanism;
+use millrace_kernel::Error;
+use millrace_kernel::fan;
+use millrace_kernel::tc::Mechanism;
 
 /// Some 10000 events: what 500,000 per second need for 20 ms.
 pub(super) const EVENTS_BYTES: u32 = 1 << 19;

@@ -3,9 +3,10 @@
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
+use millrace_kernel::fan::NetPath;
+use millrace_kernel::intf::{mirror, shared};
+
 use super::outcome::LegOutcome;
-use crate::fan::NetPath;
-use crate::intf::{mirror, shared};
 
 /// Sender reports that are remembered.
 pub(super) const REPORTS: usize = 8;
@@ -32,7 +33,7 @@ shared!(Stream = "fanout_stream" {
     pad: AtomicU32,
 });
 
-shared!(Rate = "gate_rate" { cost: AtomicU64, burst: AtomicU64 });
+shared!(Rate = "bucket_rate" { cost: AtomicU64, burst: AtomicU64 });
 
 shared!(Leg = "fanout_leg" {
     epoch: AtomicU32,
@@ -71,13 +72,15 @@ mirror!(Event = "fanout_event" {
 
 #[cfg(test)]
 mod tests {
+    use millrace_kernel::intf::{assert_layouts, enum_names};
+
     use super::*;
-    use crate::fanout::outcome::{FurtherRun, Outcome};
-    use crate::intf::{assert_layouts, enum_names};
+    use crate::kernel::outcome::{FurtherRun, Outcome};
 
     #[test]
     fn mirrors_match_btf() {
         assert_layouts(
+            env!("OUT_DIR"),
             "fanout.bpf.o",
             &[
                 Config::LAYOUT,
@@ -93,7 +96,7 @@ mod tests {
 
     #[test]
     fn outcomes_have_the_programs_names_and_order() {
-        let names = |kind: &str, prefix: &str| enum_names("fanout.bpf.o", kind, prefix);
+        let names = |kind: &str, prefix: &str| enum_names(env!("OUT_DIR"), "fanout.bpf.o", kind, prefix);
         assert_eq!(names("fanout_outcome", "fanout_"), Outcome::ALL.map(Outcome::name));
         assert_eq!(names("fanout_leg_outcome", "fanout_leg_"), LegOutcome::ALL.map(LegOutcome::name));
         assert_eq!(names("fanout_further_run", "fanout_run_"), FurtherRun::ALL.map(FurtherRun::name));

@@ -1,6 +1,6 @@
 //! What became of packets and their copies, by the program's names.
 
-use crate::relay::outcome::outcomes;
+use millrace_kernel::outcomes;
 
 outcomes! {
     /// What became of a received packet.

@@ -6,15 +6,16 @@ use std::net::SocketAddr;
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use millrace_kernel::Error;
+use millrace_kernel::fan::{self, NetPath};
+use millrace_kernel::memory::{Shared, Table};
+
 use super::config::{Ssrc, StreamConfig};
 use super::intf::{self, REPORTS, SSRC_KNOWN};
 use super::outcome::LegOutcome;
 use super::rows::Row;
-use crate::Error;
-use crate::fan::{self, NetPath};
-use crate::memory::{Shared, Table};
 
-/// `gate_bucket.h`: per nanosecond.
+/// `bucket.h`: per nanosecond.
 const TICKS: u64 = 64;
 const SLACK: u64 = 1_000_000_000 * TICKS;
 const ATTEMPTS: usize = 8;
@@ -293,7 +294,7 @@ impl Leg {
         outcome
     }
 
-    /// `is_over_at` of `gate_bucket.h`.
+    /// `is_over_at` of `bucket.h`.
     fn take(&self, bytes: u64, now_ns: u64) -> bool {
         let entry = self.entry();
         let (cost, burst) =

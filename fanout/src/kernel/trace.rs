@@ -4,13 +4,14 @@ use std::num::NonZero;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 
+use millrace_kernel::Error;
+use millrace_kernel::intf::Plain;
+use millrace_kernel::memory::{Ring, Table};
+use millrace_kernel::object::Loaded;
+
 use super::config::EVENTS_BYTES;
 use super::intf;
 use super::outcome::{LegOutcome, Outcome};
-use crate::Error;
-use crate::intf::Plain;
-use crate::memory::{Ring, Table};
-use crate::object::Loaded;
 
 /// Which packets become events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,5 +1,5 @@
 use super::*;
-use crate::fanout::token::Token;
+use crate::token::Token;
 
 const SECOND: Duration = Duration::from_secs(1);
 const NOW: Duration = Duration::from_secs(1000);

@@ -14,6 +14,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
+use millrace_daemon::socket::{Conversation, Socket};
 use millrace_gate::{
     Entry, Prefix, Scope, Tracer, hex,
     status::{Listed, Status},
@@ -25,7 +26,6 @@ use super::{
     daemon::Daemon,
     trace::{Follow, Seen},
 };
-use crate::socket::{Conversation, Socket};
 
 pub const DEFAULT_SOCKET: &str = "/run/millrace/gate.sock";
 

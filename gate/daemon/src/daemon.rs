@@ -3,16 +3,17 @@
 use std::{path::PathBuf, time::Instant};
 
 use anyhow::Context as _;
-use millrace_bpf::clock;
+use millrace_daemon::{daemon::Front, log};
 use millrace_gate::{
     Gate, Mode, Policy,
     status::{self, Recent, Reload, Status},
 };
+use millrace_kernel::clock;
 use parking_lot::Mutex;
 use tracing::{info, warn};
 
 use super::lists::Lists;
-use crate::{daemon::Front, gate_watch::Watch, log};
+use crate::watch::Watch;
 
 /// Where the policy comes from.
 #[derive(Clone, Debug)]

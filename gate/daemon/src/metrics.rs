@@ -2,15 +2,14 @@
 
 use std::fmt;
 
+use millrace_daemon::openmetrics::{self, Out};
+use millrace_gate::status::{Reload, Scope, Status, Table};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric},
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
     registry::Unit,
 };
-
-use crate::openmetrics::{self, Out};
-use millrace_gate::status::{Reload, Scope, Status, Table};
 
 const PREFIX: &str = "millrace_gate";
 
@@ -20,7 +19,7 @@ pub fn encode(status: Status) -> Result<String, fmt::Error> {
 }
 
 /// For those who have other metrics, too.
-pub(crate) fn group(status: Status) -> (&'static str, Box<dyn Collector>) {
+pub fn group(status: Status) -> (&'static str, Box<dyn Collector>) {
     (PREFIX, Box::new(Snapshot(status)))
 }
 
@@ -121,8 +120,9 @@ fn of_table(table: &Table) -> (&'static str, &str) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use millrace_gate::status::{Interface, PassCount, RuleCount};
+
+    use super::*;
 
     #[test]
     fn names_follow_the_documentation() {
@@ -168,6 +168,6 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
         }
-        crate::documented::assert_families_named("millrace_gate", &text);
+        millrace_testkit::documented::assert_families_named("millrace_gate", &text);
     }
 }

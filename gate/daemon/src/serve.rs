@@ -9,6 +9,10 @@ use axum::{
     response::{IntoResponse as _, Response},
     routing::get,
 };
+use millrace_daemon::{
+    daemon::{Signal, Signals},
+    http,
+};
 use millrace_gate::status::trouble;
 use tracing::{error, info};
 
@@ -17,10 +21,8 @@ use super::{
     daemon::{Daemon, Setup},
 };
 use crate::{
-    daemon::{Signal, Signals},
-    gate_metrics,
-    gate_watch::{self, Watch},
-    http,
+    metrics,
+    watch::{self, Watch},
 };
 
 /// Until a signal ends it.
@@ -32,7 +34,7 @@ pub async fn run(setup: Setup) -> anyhow::Result<()> {
     if daemon.dry_run {
         info!("dry run: nothing is refused");
     }
-    let mut ticks = tokio::time::interval(gate_watch::TICK);
+    let mut ticks = tokio::time::interval(watch::TICK);
     let mut watch = Watch::default();
     let serve = control::serve(&socket, daemon.clone());
     tokio::pin!(serve);
@@ -78,5 +80,5 @@ async fn show(State(daemon): State<Arc<Daemon>>) -> Response {
 }
 
 async fn scrape(State(daemon): State<Arc<Daemon>>) -> Response {
-    http::metrics(daemon.status().map_err(|_| fmt::Error).and_then(gate_metrics::encode))
+    http::metrics(daemon.status().map_err(|_| fmt::Error).and_then(metrics::encode))
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, net::IpAddr};
 
-use crate::render::{
+use millrace_daemon::render::{
     Fit::{self, Name, Whole},
     bytes, line, span, table,
 };
@@ -192,9 +192,10 @@ fn sources(status: &Status) -> Vec<Vec<String>> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::golden::assert_as_reviewed;
     use millrace_gate::status::{Interface, Listed, PassCount, Refusal, RuleCount};
+    use millrace_testkit::golden::assert_as_reviewed;
+
+    use super::*;
 
     #[test]
     fn counts_rates_and_sources() {
@@ -304,7 +305,7 @@ mod tests {
         for (text, what) in
             [(super::status(&now, 80), "gate-status"), (top(&now, &before, 80, 23), "gate-top")]
         {
-            assert_as_reviewed(what, &text);
+            assert_as_reviewed(env!("CARGO_MANIFEST_DIR"), what, &text);
             for line in text.lines() {
                 assert!(line.chars().count() <= 80, "{what}: {} wide: {line}\n{text}", line.chars().count());
             }

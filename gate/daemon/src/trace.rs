@@ -3,11 +3,10 @@
 use std::{fmt, net::SocketAddr};
 
 use anyhow::Context as _;
-use millrace_bpf::clock;
+use millrace_daemon::render::time_of_day;
 use millrace_gate::{Kind, Reason, Rule, Sample, Trace, Traced, hex};
+use millrace_kernel::clock;
 use serde::{Deserialize, Serialize};
-
-use crate::render::time_of_day;
 
 /// Which packets are followed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

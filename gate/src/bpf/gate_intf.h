@@ -8,6 +8,7 @@
 #ifndef MILLRACE_GATE_INTF_H
 #define MILLRACE_GATE_INTF_H
 
+#include "bucket_intf.h"
 #include "crypto_intf.h"
 #include <linux/types.h>
 
@@ -18,7 +19,6 @@
 #define GATE_ID_LENS	8    /* different lengths of them in a scope */
 #define GATE_VERSIONS	4
 #define GATE_PORTS	32
-#define GATE_TICKS	64 /* per nanosecond: unit of rates, fine enough for bytes at 10 Gbit/s */
 #define GATE_TOKEN_KEYS 2
 #define GATE_TRACERS	8  /* who may follow at the same time what is refused */
 #define GATE_LEVELS	3  /* of networks that an address is in: a client, and two wider ones */
@@ -100,12 +100,6 @@ enum gate_mode {
 	GATE_ENFORCE,
 };
 
-/* A token bucket: every unit costs `cost`, and as much as `burst` may be taken at once. */
-struct gate_rate {
-	__u64 cost;  /* ticks */
-	__u64 burst; /* ticks */
-};
-
 enum gate_rate_index {
 	GATE_RATE_INITIALS = 0,
 	GATE_RATE_PACKETS,
@@ -126,11 +120,11 @@ struct gate_policy {
 	__u64 idle_ns;	     /* after which a tracked connection is forgotten */
 	__u64 unsure_ns;     /* from `since_ns` on, in which not all live connections are known */
 	__u64 token_scope;   /* what tokens of the scope are bound to: a hash of its name */
-	struct gate_rate
+	struct bucket_rate
 		retry_above; /* new connections without a token, below which nobody is sent a Retry */
-	struct gate_rate live[GATE_RATES]; /* per client */
-	struct gate_rate unknown[GATE_RATES];
-	struct gate_rate client[GATE_RATES];
+	struct bucket_rate live[GATE_RATES]; /* per client */
+	struct bucket_rate unknown[GATE_RATES];
+	struct bucket_rate client[GATE_RATES];
 	__be32 versions[GATE_VERSIONS]; /* that the server speaks; 0: unused */
 	__be16 ports[GATE_PORTS];	/* that reflectors answer from; 0: unused */
 	__u32 answers; /* rules that answer with Version Negotiation instead of silence: one bit each */
@@ -328,7 +322,7 @@ _Static_assert(GATE_TRACERS <= 8, "a bit for each tracer");
 struct gate_tracer {
 	struct gate_address mask;
 	struct gate_address address; /* that the sender's has to be under the mask */
-	struct gate_rate rate;
+	struct bucket_rate rate;
 	__u64 full_at;
 	__u64 scopes; /* one bit each */
 	__u32 rules;  /* that refused it, or would have: one bit each */

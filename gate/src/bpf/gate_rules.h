@@ -3,7 +3,7 @@
 #ifndef MILLRACE_GATE_RULES_H
 #define MILLRACE_GATE_RULES_H
 
-#include "gate_bucket.h"
+#include "bucket.h"
 #include "gate_head.h"
 #include "gate_token.h"
 #include "gate_track.h"
@@ -17,12 +17,12 @@
 /* By the coarse clock, a bucket fills in steps, when that ticks. Nothing is lost as long as a step still fits into a bucket
  * that has too little for this packet; smaller buckets need the exact clock.
  */
-static __always_inline __u64 now_for(struct gate_work *work, const struct gate_rate *rate, __u64 price)
+static __always_inline __u64 now_for(struct gate_work *work, const struct bucket_rate *rate, __u64 price)
 {
-	return rate->burst < price + ROUGH_NS * GATE_TICKS ? exact_now(work) : work->now_ns;
+	return rate->burst < price + ROUGH_NS * BUCKET_TICKS ? exact_now(work) : work->now_ns;
 }
 
-static __always_inline int is_over(struct gate_work *work, __u64 *full_at, const struct gate_rate *rate,
+static __always_inline int is_over(struct gate_work *work, __u64 *full_at, const struct bucket_rate *rate,
 				   __u64 units)
 {
 	__u64 price = price_of(rate, units, 1);
@@ -37,7 +37,7 @@ static __always_inline __u32 quic_bytes(const struct gate_work *work)
 
 /* The rules for packets and bytes follow each other, in all groups. */
 static __always_inline enum gate_rule check_rates(struct gate_work *work, const struct gate_policy *policy,
-						  struct gate_buckets *taken, const struct gate_rate *rates,
+						  struct gate_buckets *taken, const struct bucket_rate *rates,
 						  enum gate_rule packets)
 {
 	__u32 bytes = quic_bytes(work);
@@ -62,7 +62,7 @@ static __always_inline int begins_connection(const struct gate_work *work)
 }
 
 static __always_inline int check_initials(struct gate_work *work, const struct gate_policy *policy,
-					  struct gate_buckets *taken, const struct gate_rate *rates,
+					  struct gate_buckets *taken, const struct bucket_rate *rates,
 					  enum gate_rule initials)
 {
 	return begins_connection(work) && mode_of(policy, initials) &&
@@ -309,7 +309,7 @@ __noinline int check_level(struct gate_work *work, const struct gate_policy *pol
 		if (takes)
 			over = takes_too_much(&at->full_at[rate], burst, price, now_ns);
 		else
-			bucket_after(READ_ONCE(at->full_at[rate]), burst, price, now_ns * GATE_TICKS, &over);
+			bucket_after(READ_ONCE(at->full_at[rate]), burst, price, now_ns * BUCKET_TICKS, &over);
 		if (over && refuses(work, policy, rule))
 			return rule;
 	}

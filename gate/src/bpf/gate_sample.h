@@ -34,7 +34,7 @@ static __noinline int fill_sample(struct gate_sample *to, const struct gate_work
 
 static __noinline int sample(const struct gate_work *work, __u32 reason, __u32 bytes)
 {
-	const struct gate_rate rate = {.cost = config.sample_ticks, .burst = config.sample_ticks};
+	const struct bucket_rate rate = {.cost = config.sample_ticks, .burst = config.sample_ticks};
 	struct gate_state *state;
 	struct gate_sample *to;
 
@@ -94,7 +94,7 @@ __noinline int offer(__u32 index, __u32 rules)
 	__u32 zero = 0;
 	struct gate_work *work = bpf_map_lookup_elem(&works, &zero);
 	struct gate_tracer *tracer = bpf_map_lookup_elem(&tracers, &index);
-	struct gate_rate rate;
+	struct bucket_rate rate;
 
 	if (!work || !tracer || !is_followed(tracer, work, rules))
 		return 0;

@@ -5,7 +5,7 @@
 #ifndef MILLRACE_GATE_TRACK_H
 #define MILLRACE_GATE_TRACK_H
 
-#include "gate_bucket.h"
+#include "bucket.h"
 #include "gate_marks.h"
 #include "gate_networks.h"
 

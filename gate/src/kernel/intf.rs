@@ -1,6 +1,6 @@
 //! Mirrors of `bpf/gate_intf.h`. The test compares them with the BTF of the compiled object.
 
-use crate::intf::mirror;
+use millrace_kernel::intf::mirror;
 
 pub(crate) const SCOPES: u32 = 64;
 pub(crate) const ID_MAX: usize = 20;
@@ -46,7 +46,7 @@ mirror!(Config = "gate_config" {
     nests: u64,
 });
 
-mirror!(Rate = "gate_rate" { cost: u64, burst: u64 });
+mirror!(Rate = "bucket_rate" { cost: u64, burst: u64 });
 
 mirror!(Policy = "gate_policy" {
     modes: [u8; MODES],
@@ -152,13 +152,15 @@ mirror!(ExpireCall = "gate_expire_call" {
 
 #[cfg(test)]
 mod tests {
+    use millrace_kernel::intf::{assert_layouts, enum_names};
+
     use super::*;
-    use crate::gate::{Event, Pass, Rule};
-    use crate::intf::{assert_layouts, enum_names};
+    use crate::kernel::{Event, Pass, Rule};
 
     #[test]
     fn mirrors_match_btf() {
         assert_layouts(
+            env!("OUT_DIR"),
             "gate.bpf.o",
             &[
                 Level::LAYOUT,
@@ -189,7 +191,7 @@ mod tests {
 
     #[test]
     fn names_and_order_are_the_programs() {
-        let names = |kind: &str| enum_names("gate.bpf.o", kind, "gate_");
+        let names = |kind: &str| enum_names(env!("OUT_DIR"), "gate.bpf.o", kind, "gate_");
         assert_eq!(names("gate_rule"), Rule::ALL.map(Rule::name));
         assert_eq!(names("gate_pass"), Pass::ALL.map(Pass::name));
         assert_eq!(names("gate_event"), Event::ALL.map(Event::name));

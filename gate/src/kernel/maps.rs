@@ -7,20 +7,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError, RwLock};
 
 use libbpf_rs::{ErrorKind, MapCore, MapFlags, MapHandle};
+use millrace_kernel::Error;
+use millrace_kernel::barrier::Barrier;
+use millrace_kernel::crypto::gcm_constants;
+use millrace_kernel::intf::Plain;
+use millrace_kernel::object::{Loaded, write};
+use millrace_kernel::prefix::{Prefix, mapped, mask, unmapped};
+use millrace_kernel::raw::run;
 use nix::libc;
 
 use super::intf;
-use super::prefix::{Prefix, mapped, mask, unmapped};
 use super::reason::{Event, Pass, Rule};
 use super::rules::Entry;
 use super::token;
 use super::{Client, Config, Counter, OBJECT, ScopeStatistics, Statistics, Table};
-use crate::Error;
-use crate::barrier::Barrier;
-use crate::crypto::gcm_constants;
-use crate::intf::Plain;
-use crate::object::{Loaded, write};
-use crate::raw::run;
 
 pub(super) struct Maps {
     active: MapHandle,

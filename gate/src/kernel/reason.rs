@@ -1,6 +1,6 @@
 //! Why a packet was refused or passed, by the program's names.
 
-use crate::relay::outcome::outcomes;
+use millrace_kernel::outcomes;
 
 outcomes! {
     /// What can be objected to a packet, in the order in which it is looked at.

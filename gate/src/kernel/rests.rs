@@ -3,9 +3,8 @@
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
-
-use crate::Error;
-use crate::object::{Loaded, write};
+use millrace_kernel::Error;
+use millrace_kernel::object::{Loaded, write};
 
 pub(super) struct Rests {
     /// Interface to index.

@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use millrace_kernel::prefix::{Prefix, mapped};
+
 use super::intf;
-use super::prefix::{Prefix, mapped};
 use super::reason::Rule;
 use super::token;
 
@@ -238,7 +239,7 @@ pub enum Error {
     Value { scope: String, what: &'static str },
 }
 
-impl From<Error> for crate::Error {
+impl From<Error> for millrace_kernel::Error {
     fn from(error: Error) -> Self {
         Self::Rules(error.to_string())
     }

@@ -3,9 +3,10 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use millrace_kernel::Error;
+
 use super::Client;
 use super::maps::Maps;
-use crate::Error;
 
 /// An application's side of its scope; see [`Gate::scope`](super::Gate::scope). Clones share it; calls from many threads
 /// at once are fine, each is one system call.

@@ -2,14 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use millrace_kernel::prefix::Prefix;
+use millrace_kernel::{Error, clock};
+
 use super::Listing;
 use super::intf;
 use super::maps::Maps;
-use super::prefix::Prefix;
 use super::reason::Rule;
 use super::rules::{Entry, INTERFACE, Mode, Policy, Rules};
 use super::token;
-use crate::{Error, clock};
 
 /// Userspace's idea of the maps; the maps follow it.
 pub(super) struct Settings {

@@ -11,9 +11,10 @@ use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use millrace_kernel::prefix::{mapped, unmapped};
+use millrace_kernel::siphash::{siphash128, word};
+
 use super::intf;
-use super::prefix::{mapped, unmapped};
-use crate::siphash::{siphash128, word};
 
 /// Bytes of a token.
 pub const LEN: usize = 72;

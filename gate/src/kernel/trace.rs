@@ -3,15 +3,15 @@
 use std::sync::{Arc, Mutex};
 
 use libbpf_rs::MapHandle;
+use millrace_kernel::Error;
+use millrace_kernel::prefix::mask;
 
 use super::intf;
 use super::maps::Maps;
-use super::prefix::mask;
 use super::reason::Rule;
 use super::rules::INTERFACE;
 use super::settings::Settings;
 use super::{Prefix, Sample, drain, lock, sample};
-use crate::Error;
 
 /// Which packets somebody wants to see, of those that a rule refused or would have, and how many.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -10,7 +10,9 @@ use std::{
     time::Duration,
 };
 
-use millrace_bpf::gate::{ParseError, Position, Prefix, rules::Mode};
+use millrace_kernel::prefix::{ParseError, Prefix};
+
+use crate::kernel::{Position, rules::Mode};
 use toml::{
     Spanned,
     de::{DeTable, DeValue},

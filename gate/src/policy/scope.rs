@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, num::NonZeroU16, path::Path, time::Duration};
 
-use millrace_bpf::gate::{
+use crate::kernel::{
     Counting, Live, Place as Where, Policy, Rate, Rule,
     rules::{ANSWERING, Mode, REFLECTORS_MAX, Scope, VERSIONS_MAX},
 };

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use millrace_bpf::gate::{
+use crate::kernel::{
     Counting, Entry, Live, Position, Rate, Rule, VERSION_1, VERSION_2,
     rules::{Mode, Place},
 };

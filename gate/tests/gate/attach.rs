@@ -5,8 +5,8 @@
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::Command;
 
-use millrace_bpf::gate::{Config, Gate, Pass, Policy, Position, Rules};
-use millrace_bpf::xdp::Mode;
+use millrace_gate::kernel::{Config, Gate, Pass, Policy, Position, Rules};
+use millrace_kernel::xdp::Mode;
 
 use crate::frame::{Type, long};
 use crate::net::{Network, ifindex, inside, ip};
@@ -74,7 +74,7 @@ fn generic_mode_decides() {
     assert_eq!(server.recv(&mut buffer).expect("the one that passes"), 40);
     let statistics = gate.statistics().expect("statistics");
     let web = statistics.scope("web").expect("web");
-    assert_eq!(web.rule(millrace_bpf::gate::Rule::Short).packets, 1);
+    assert_eq!(web.rule(millrace_gate::kernel::Rule::Short).packets, 1);
     assert_eq!(web.pass(Pass::Unknown).packets, 1);
 }
 

@@ -8,9 +8,9 @@ use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::process::Command;
 
-use millrace_bpf::fanout::{self, Fanout};
-use millrace_bpf::gate::{Action, Gate, Pass, Policy, Rule};
-use millrace_bpf::xdp::Mode;
+use millrace_fanout::kernel::{self as fanout, Fanout};
+use millrace_gate::kernel::{Action, Gate, Pass, Policy, Rule};
+use millrace_kernel::xdp::Mode;
 use nix::libc;
 
 use crate::frame::{Frame, Type, initial, long, short, sum};

@@ -1,7 +1,7 @@
 //! What is decided by the form of a packet alone.
 
-use millrace_bpf::gate::rules::Mode;
-use millrace_bpf::gate::{Action, Modes, Pass, Place, Policy, Reason, Rule, Rules};
+use millrace_gate::kernel::rules::Mode;
+use millrace_gate::kernel::{Action, Modes, Pass, Place, Policy, Reason, Rule, Rules};
 
 use crate::frame::{self, Frame, Type, VERSIONS, initial, long, long_start, payload_of_answer, short};
 use crate::{enforce, gate, judge, passed, reason, refused, root, scope, to_server};
@@ -235,7 +235,7 @@ fn modes() {
     }
     let after = gate.statistics().expect("statistics");
     let all =
-        |s: &millrace_bpf::gate::Statistics| Rule::ALL.map(|rule| s.scope("web").expect("web").rule(rule));
+        |s: &millrace_gate::kernel::Statistics| Rule::ALL.map(|rule| s.scope("web").expect("web").rule(rule));
     assert_eq!(all(&before), all(&after));
 }
 

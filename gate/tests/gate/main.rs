@@ -4,8 +4,6 @@ mod attach;
 mod bare;
 mod form;
 mod frame;
-#[path = "../support/net.rs"]
-mod net;
 mod networks;
 mod random;
 mod refusal;
@@ -16,11 +14,14 @@ mod trace;
 mod tracking;
 mod wireguard;
 
+use millrace_testkit::net;
 use std::net::SocketAddr;
 
 use frame::Frame;
-use millrace_bpf::gate::rules::{Mode, Scope};
-use millrace_bpf::gate::{Action, Config, Gate, Modes, Pass, Place, Policy, Reason, Rule, Rules, Statistics};
+use millrace_gate::kernel::rules::{Mode, Scope};
+use millrace_gate::kernel::{
+    Action, Config, Gate, Modes, Pass, Place, Policy, Reason, Rule, Rules, Statistics,
+};
 use net::root;
 
 pub const PORT: u16 = 443;

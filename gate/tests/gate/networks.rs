@@ -1,11 +1,11 @@
 //! Clients and the wider networks that they are in: quotas, rates and room of each. What the program decides is compared with
-//! `millrace_proto::networks`.
+//! `millrace_base::networks`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
-use millrace_bpf::gate::{Action, Config, Event, Gate, Live, Pass, Policy, Rates, Reason, Rule};
-use millrace_proto::networks::{Full, Places, levels};
+use millrace_base::networks::{Full, Places, levels};
+use millrace_gate::kernel::{Action, Config, Event, Gate, Live, Pass, Policy, Rates, Reason, Rule};
 use millrace_testkit::wait_until;
 
 use crate::frame::{Type, long, short};

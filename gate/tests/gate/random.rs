@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use fastrand::Rng;
-use millrace_bpf::gate::rules::{ANSWERING, Mode};
-use millrace_bpf::gate::{Action, Config, Entry, Gate, Modes, Policy, Rate, Rates, Rule, Rules};
+use millrace_gate::kernel::rules::{ANSWERING, Mode};
+use millrace_gate::kernel::{Action, Config, Entry, Gate, Modes, Policy, Rate, Rates, Rule, Rules};
 
 use crate::frame::{Frame, Type, VERSIONS, initial, long, long_start, short};
 use crate::{config, root, scope, to_client, to_server};

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use millrace_bpf::gate::rules::{Error, Mode, Scope};
-use millrace_bpf::gate::{
+use millrace_gate::kernel::rules::{Error, Mode, Scope};
+use millrace_gate::kernel::{
     Action, Counting, Event, Gate, Live, Pass, Place, Policy, Rate, Rates, Rule, Rules,
 };
 

@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use millrace_bpf::gate::token::{self, Key, Token};
-use millrace_bpf::gate::{Action, Event, Gate, Pass, Policy, Rate, Rates, Rule, Rules};
+use millrace_gate::kernel::token::{self, Key, Token};
+use millrace_gate::kernel::{Action, Event, Gate, Pass, Policy, Rate, Rates, Rule, Rules};
 use ring::aead::{AES_128_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 
 use crate::frame::{Frame, Type, VERSIONS, initial, long, long_start, payload_of_answer};

@@ -3,10 +3,11 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use millrace_bpf::gate::rules::{Mode, Scope};
-use millrace_bpf::gate::{
-    Action, Counting, Entry, Gate, Live, Pass, Place, Policy, Prefix, Rate, Rates, Reason, Rule, Rules,
+use millrace_gate::kernel::rules::{Mode, Scope};
+use millrace_gate::kernel::{
+    Action, Counting, Entry, Gate, Live, Pass, Place, Policy, Rate, Rates, Reason, Rule, Rules,
 };
+use millrace_kernel::prefix::Prefix;
 
 use crate::frame::{initial, short};
 use crate::{apply, config, enforce, gate, judge, passed, reason, refused, root, scope, to_server};

@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use millrace_bpf::clock::monotonic_ns;
-use millrace_bpf::gate::{
-    Action, Config, Counting, Event, Gate, Live, Pass, Place, Policy, Prefix, Rate, Rates, Reason, Rule,
-    Rules,
+use millrace_gate::kernel::{
+    Action, Config, Counting, Event, Gate, Live, Pass, Place, Policy, Rate, Rates, Reason, Rule, Rules,
 };
+use millrace_kernel::clock::monotonic_ns;
+use millrace_kernel::prefix::Prefix;
 use millrace_testkit::wait_until;
 
 use crate::frame::{Frame, Type, VERSIONS, initial, long, short};

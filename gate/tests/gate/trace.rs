@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use millrace_bpf::gate::rules::{Mode, Scope};
-use millrace_bpf::gate::{
-    Gate, Kind, Place, Policy, Prefix, Rate, Rates, Rule, Rules, Sample, Trace, Traced, Tracer,
+use millrace_gate::kernel::rules::{Mode, Scope};
+use millrace_gate::kernel::{
+    Gate, Kind, Place, Policy, Rate, Rates, Rule, Rules, Sample, Trace, Traced, Tracer,
 };
+use millrace_kernel::prefix::Prefix;
 use millrace_testkit::wait_until;
 
 use crate::frame::{Type, VERSIONS, initial, long, long_start, short};

@@ -3,8 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use millrace_bpf::gate::rules::Mode;
-use millrace_bpf::gate::{Config, Counting, Event, Gate, Live, Pass, Policy, Rates, Reason, Rule};
+use millrace_gate::kernel::rules::Mode;
+use millrace_gate::kernel::{Config, Counting, Event, Gate, Live, Pass, Policy, Rates, Reason, Rule};
 use millrace_testkit::wait_for;
 
 use crate::frame::{Type, initial, long, short};

@@ -22,7 +22,7 @@ mod desk;
 mod door;
 mod ending;
 mod far;
-pub(crate) mod keeper;
+pub mod keeper;
 mod lease;
 mod line;
 mod opening;
@@ -43,12 +43,12 @@ use std::{
 };
 
 use anyhow::Context as _;
-use millrace_bpf::graft::joint::Ends;
 use millrace_graft::message::Why;
 use millrace_graft::packet::{
     Event, Peer, PeerStatus, ProcessStatus, Runtime, Settings,
     choose::{Offer, offers},
 };
+use millrace_graft_kernel::joint::Ends;
 use tracing::{error, warn};
 
 use self::{

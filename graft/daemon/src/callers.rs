@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_proto::networks::Places;
+use millrace_base::networks::Places;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 

@@ -9,21 +9,19 @@ use std::{
 };
 
 use anyhow::Context as _;
-use millrace_bpf::{
-    gate::Prefix,
-    graft::{Caller, hook::Lead},
-};
+use millrace_daemon::socket::{self, Socket};
 use millrace_graft::{
     Side,
     status::{self, Status, Why},
 };
+use millrace_graft_kernel::{Caller, hook::Lead};
+use millrace_kernel::prefix::Prefix;
 use serde::{Deserialize, Serialize};
 
 use super::{
     daemon::{Daemon, Loaded, Swapped},
     probe::{Probed, Target},
 };
-use crate::socket::{self, Socket};
 
 pub const DEFAULT_SOCKET: &str = "/run/millrace/graft.sock";
 

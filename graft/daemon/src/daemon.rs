@@ -9,15 +9,17 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use millrace_bpf::{
-    clock,
-    graft::{Pins, gateway, hook::Lead, remove_leftovers},
+use millrace_daemon::{
+    daemon::{Front, Observed},
+    log,
 };
 use millrace_graft::{
     Identity, Learned, Runtime, Settings, Side,
     settings::Agreement,
     status::{self, Connection, Reload, Status, Why},
 };
+use millrace_graft_kernel::{Pins, gateway, hook::Lead, remove_leftovers};
+use millrace_kernel::clock;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -28,10 +30,6 @@ use super::{
     metrics,
     probe::{Probed, Probes, Target},
     tls::Tls,
-};
-use crate::{
-    daemon::{Front, Observed},
-    log,
 };
 
 pub struct Setup {

@@ -1,19 +1,19 @@
 //! Grafts as they are run: a daemon that holds them, and what it is asked. What they are is in `millrace-graft`.
 
 mod agreement;
-pub(crate) mod broker;
+pub mod broker;
 mod callers;
-pub(crate) mod carry;
-pub(crate) mod control;
-pub(crate) mod daemon;
+pub mod carry;
+pub mod control;
+pub mod daemon;
 mod metrics;
 mod packet_metrics;
-pub(crate) mod packets;
-pub(crate) mod probe;
-pub(crate) mod process;
+pub mod packets;
+pub mod probe;
+pub mod process;
 mod select_metrics;
 mod select_text;
-pub(crate) mod serve;
+pub mod serve;
 mod sockets;
-pub(crate) mod text;
-pub(crate) mod tls;
+pub mod text;
+pub mod tls;

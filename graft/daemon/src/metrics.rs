@@ -2,9 +2,14 @@
 
 use std::{collections::BTreeMap, fmt};
 
+use millrace_daemon::openmetrics::{self, Out};
 use millrace_graft::{
     agreements::State,
     status::{Path, Reload, Status},
+};
+use millrace_graft_proto::{
+    measure::Report,
+    select::{kind::Source, profile::Profile},
 };
 use prometheus_client::{
     collector::Collector,
@@ -13,17 +18,11 @@ use prometheus_client::{
     registry::Unit,
 };
 
-use millrace_proto::graft::{
-    measure::Report,
-    select::{kind::Source, profile::Profile},
-};
-
 use super::{
     carry,
     probe::{Probed, Record},
     select_metrics,
 };
-use crate::openmetrics::{self, Out};
 
 const PREFIX: &str = "millrace_graft";
 
@@ -178,9 +177,10 @@ fn by_class(
 
 #[cfg(test)]
 mod tests {
+    use millrace_graft::status::{Classify, Loaded, Peer, Purpose};
+
     use super::super::probe::Target;
     use super::*;
-    use millrace_graft::status::{Classify, Loaded, Peer, Purpose};
 
     #[test]
     fn what_is_counted_of_first_bytes_is_documented() {
@@ -261,7 +261,7 @@ mod tests {
     #[test]
     fn outcomes_are_documented() {
         let documented = include_str!("../../../docs/graft.md");
-        for outcome in millrace_bpf::graft::Outcome::ALL {
+        for outcome in millrace_graft_kernel::Outcome::ALL {
             assert!(documented.contains(&format!("| `{}` |", outcome.name())), "{}", outcome.name());
         }
     }

@@ -2,10 +2,9 @@
 
 use std::fmt;
 
+use millrace_daemon::openmetrics::{self, Out};
 use millrace_graft::packet::{PeerStatus, ProcessStatus, SessionStatus, Status};
 use prometheus_client::{collector::Collector, encoding::DescriptorEncoder, registry::Unit};
-
-use crate::openmetrics::{self, Out};
 
 const PREFIX: &str = "millrace_packet_graft";
 
@@ -121,10 +120,11 @@ fn of(session: &SessionStatus) -> (&str, &str) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use millrace_bpf::graft::joint::Reason;
     use millrace_graft::packet::PathStatus;
     use millrace_graft::status::Reload;
+    use millrace_graft_kernel::joint::Reason;
+
+    use super::*;
 
     #[test]
     fn names_follow_the_documentation() {

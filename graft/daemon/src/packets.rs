@@ -12,22 +12,22 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow, bail};
-use millrace_bpf::clock;
+use millrace_daemon::{
+    daemon::{Front, Observed, Signal, Signals, router},
+    socket,
+};
 use millrace_graft::{
     Error,
     packet::{Change, Event, Losses, Runtime, Settings, Status},
     status::Reload,
 };
+use millrace_kernel::clock;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tracing::{error, info, warn};
 
 use super::{broker::Broker, packet_metrics};
-use crate::{
-    daemon::{Front, Observed, Signal, Signals, router},
-    socket,
-};
 
 pub const DEFAULT_SOCKET: &str = "/run/millrace/packets.sock";
 

@@ -10,16 +10,15 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use millrace_bpf::usrsctp::{Association, Connected, ERROR, Got, READ, Usrsctp, WRITE};
-use millrace_graft::message::control::{Control, Received};
+use millrace_base::control::{Control, Received};
+use millrace_daemon::confine::{Bounds, enter, say};
+use millrace_graft_kernel::usrsctp::{Association, Connected, ERROR, Got, READ, Usrsctp, WRITE};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::{
     io::Errno,
     net::{RecvFlags, SendFlags, recv, send},
 };
 use serde::{Deserialize, Serialize};
-
-use crate::confine::{Bounds, enter, say};
 
 const BOUNDS: Bounds = Bounds { memory: 64 << 20, descriptors: 16 };
 /// More than any datagram of a session.

@@ -2,10 +2,9 @@
 
 use std::{collections::BTreeMap, fmt};
 
+use millrace_daemon::openmetrics::Out;
 use millrace_graft::status::Selection;
 use prometheus_client::registry::Unit;
-
-use crate::openmetrics::Out;
 
 pub fn encode(selection: &Selection, out: &mut Out<'_>) -> fmt::Result {
     let help = "Connections that a rule with select fits, by what they got";
@@ -58,7 +57,7 @@ mod tests {
             ..Selection::default()
         };
         let status = Status { selection: Some(selection), ..Status::default() };
-        let text = crate::graft::metrics::encode(status, Vec::new()).unwrap();
+        let text = crate::metrics::encode(status, Vec::new()).unwrap();
         for line in [
             r#"millrace_graft_selected_connections_total{tier="carried",arm="carried-warm"} 3"#,
             r#"millrace_graft_selected_connections_now{tier="in-place",arm="bbr"} 2"#,

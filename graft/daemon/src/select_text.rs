@@ -1,11 +1,10 @@
 //! What the commands print of what is chosen.
 
-use millrace_graft::status::{Chosen, Connection, Selection};
-
-use crate::render::{
+use millrace_daemon::render::{
     Fit::{self, Name, Text, Whole},
     bytes, line, span, table,
 };
+use millrace_graft::status::{Chosen, Connection, Selection};
 
 /// Connections by what they got and why, and the paths with the most.
 pub fn status(out: &mut String, selection: &Selection, width: usize) {
@@ -138,8 +137,9 @@ fn reason(why: &str) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use millrace_graft::status::{Ended, Purpose, Tried};
+
+    use super::*;
 
     fn path() -> Chosen {
         let tried = |arm: &str, cost| Tried { arm: arm.into(), outcomes: 8, bad: 1, cost };

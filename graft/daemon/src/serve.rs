@@ -5,6 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use millrace_daemon::{
+    daemon::{Signal, Signals, router},
+    memory::Memory,
+};
 use millrace_graft::settings::Agreement;
 use tracing::{error, info};
 
@@ -12,10 +16,6 @@ use super::{
     agreement::Agreements,
     control::{self, WHO},
     daemon::{Daemon, Setup},
-};
-use crate::{
-    daemon::{Signal, Signals, router},
-    memory::Memory,
 };
 
 /// How often the sockets are looked at.

@@ -2,22 +2,21 @@
 
 use std::fmt::Write as _;
 
+use millrace_daemon::render::{
+    Fit::{self, Name, Text, Whole},
+    bytes, line, span, table,
+};
 use millrace_graft::{
     Graft, Pool, Source,
     status::{Nat, Path, Peer, Rule, Status, Why},
 };
-
-use millrace_proto::graft::select::{features::Features, model::Decision};
+use millrace_graft_proto::select::{features::Features, model::Decision};
 
 pub use super::select_text::connection;
 use super::{
     carry,
     probe::{Probed, Record},
     select_text,
-};
-use crate::render::{
-    Fit::{self, Name, Text, Whole},
-    bytes, line, span, table,
 };
 
 /// No wider than that, as all that follows.
@@ -426,9 +425,9 @@ mod tests {
         paths::Probed as ByProbe,
         status::{Carrier, Carry, Downgraded, Host, Loaded, Rule, Verdict},
     };
+    use millrace_testkit::golden::assert_as_reviewed;
 
     use super::*;
-    use crate::golden::assert_as_reviewed;
 
     fn carried(name: &str) -> Carry {
         let carrier = Carrier {
@@ -546,7 +545,7 @@ mod tests {
             (paths(&[path], 80), "graft-monitor"),
             (why(&because, 80), "graft-why"),
         ] {
-            assert_as_reviewed(what, &text);
+            assert_as_reviewed(env!("CARGO_MANIFEST_DIR"), what, &text);
             for line in text.lines() {
                 assert!(line.chars().count() <= 80, "{} wide: {line}\n{text}", line.chars().count());
             }

@@ -5,11 +5,12 @@
 use std::{fs::OpenOptions, io::Write as _, os::unix::fs::OpenOptionsExt as _, path::Path, sync::Arc};
 
 use anyhow::{Context as _, bail};
+use millrace_daemon::pem;
 use millrace_graft::{
     Identity,
     settings::{Agreement, Peer, Trust},
 };
-use millrace_proto::graft::message::ALPN;
+use millrace_graft_proto::message::ALPN;
 use rustls::{
     CertificateError, CipherSuite, ClientConfig, DigitallySignedStruct, DistinguishedName, Error,
     RootCertStore, ServerConfig, SignatureScheme,
@@ -27,8 +28,6 @@ use rustls::{
     sign::{CertifiedKey, SigningKey},
     version::TLS13,
 };
-
-use crate::pem;
 
 /// What this host shows, and whom it knows.
 #[derive(Clone)]

@@ -5,11 +5,11 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 
 use libbpf_rs::{Link, ProgramMut};
+use millrace_kernel::fork::{Kept, keep_from_children};
+use millrace_kernel::raw::detach;
 
 use super::Error;
 use super::pins::Pins;
-use crate::fork::{Kept, keep_from_children};
-use crate::raw::detach;
 
 /// A program on a cgroup, until this is dropped.
 pub(super) struct Attachment {

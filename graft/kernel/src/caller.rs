@@ -5,7 +5,7 @@ use std::{io, os::unix::fs::MetadataExt as _, path::Path};
 pub(super) mod intf {
     //! Mirrors of `bpf/caller_intf.h`; the layouts of the structures that hold them are compared, too.
 
-    use crate::intf::mirror;
+    use millrace_kernel::intf::mirror;
 
     pub(crate) const NAME_BYTES: usize = 16;
 
@@ -54,13 +54,14 @@ pub fn cgroup_id(path: &Path) -> io::Result<u64> {
 
 #[cfg(test)]
 mod tests {
+    use millrace_kernel::intf::assert_layouts;
+
     use super::*;
-    use crate::intf::assert_layouts;
 
     #[test]
     fn mirrors_match_btf() {
-        assert_layouts("graft_hook.bpf.o", &[intf::Wanted::LAYOUT]);
-        assert_layouts("graft_tcp.bpf.o", &[intf::Wanted::LAYOUT]);
+        assert_layouts(env!("OUT_DIR"), "graft_hook.bpf.o", &[intf::Wanted::LAYOUT]);
+        assert_layouts(env!("OUT_DIR"), "graft_tcp.bpf.o", &[intf::Wanted::LAYOUT]);
     }
 
     #[test]

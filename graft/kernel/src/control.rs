@@ -11,15 +11,15 @@ use std::time::{Duration, Instant};
 
 use libbpf_rs::query::MapInfoIter;
 use libbpf_rs::{AsRawLibbpf, Link, MapMut, MapType};
+use millrace_kernel::fork::{Kept, keep_from_children};
+use millrace_kernel::object::take_log;
+use millrace_kernel::raw::{check, detach, owned};
 use nix::libc;
 
 use super::Error;
 use super::object::{NAME_PREFIX, Object};
 use super::pins::Pins;
 use super::recipe::{Parts, Recipe, Verification};
-use crate::fork::{Kept, keep_from_children};
-use crate::object::take_log;
-use crate::raw::{check, detach, owned};
 
 const PIN_PREFIX: &str = "cc-";
 const BY_LINK: u32 = libbpf_sys::BPF_F_LINK;

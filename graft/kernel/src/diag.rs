@@ -5,11 +5,11 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 
+use millrace_kernel::netlink::{NLMSG_ERROR, attribute, error, next_message};
 use nix::libc;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket};
 
 use super::rule::words;
-use crate::netlink::{NLMSG_ERROR, attribute, error, next_message};
 
 // linux/sock_diag.h, linux/inet_diag.h
 const SOCK_DIAG_BY_FAMILY: u16 = 20;

@@ -65,7 +65,7 @@ pub enum Error {
     #[error("the clock of a session cannot be set: {0}")]
     Clock(nix::Error),
     #[error(transparent)]
-    Kernel(#[from] crate::Error),
+    Kernel(#[from] millrace_kernel::Error),
 }
 
 fn remedy(error: nix::Error) -> &'static str {

@@ -6,9 +6,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use libbpf_rs::{MapHandle, RingBuffer, RingBufferBuilder};
-
-use crate::Error;
-use crate::object::Loaded;
+use millrace_kernel::Error;
+use millrace_kernel::object::Loaded;
 
 /// As they come.
 pub struct Events<T> {

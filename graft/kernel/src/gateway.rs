@@ -13,6 +13,11 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
+use millrace_kernel::clock::in_future;
+use millrace_kernel::intf::Plain as _;
+use millrace_kernel::object::{Loaded, embedded, write};
+use millrace_kernel::prefix::Prefix;
+use millrace_kernel::tc::{self, Attachment, Hook, Mechanism, Position};
 use nix::libc;
 use nix::net::if_::if_nametoindex;
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, SockaddrIn, bind, socket};
@@ -24,11 +29,6 @@ use super::events::Events;
 use super::hook::{Lead, end, first_rule_after, write_rules};
 use super::rule::{address, masked, remove};
 use super::{Error, hook::intf::End};
-use crate::clock::in_future;
-use crate::gate::Prefix;
-use crate::intf::Plain as _;
-use crate::object::{Loaded, embedded, write};
-use crate::tc::{self, Attachment, Hook, Mechanism, Position};
 
 /// Prefixes that there is room for, of peers and of this host each.
 pub const PREFIXES: usize = intf::PREFIXES;
@@ -282,7 +282,7 @@ impl Gateway {
     /// Its SYN may come in from now on. Returns whether that is so: if it was forwarded meanwhile, it may not.
     pub fn let_in(&self, flow: Flow) -> Result<bool, Error> {
         let found = self.maps.flows.lookup(raw(flow).as_bytes(), MapFlags::ANY);
-        let found = found.map_err(|source| crate::Error::Read { what: "flows", source })?;
+        let found = found.map_err(|source| millrace_kernel::Error::Read { what: "flows", source })?;
         let found = found.and_then(|value| intf::State::from_bytes(&value));
         if found.is_some_and(|it| it.state == intf::FORWARD) {
             return Ok(false);

@@ -6,15 +6,15 @@ use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
 use std::sync::{Mutex, PoisonError};
 
 use libbpf_rs::MapHandle;
+use millrace_kernel::intf::{Plain, mirror};
+use millrace_kernel::object::{Loaded, embedded, write};
+use millrace_kernel::udp::set;
 use nix::libc;
 
 use super::Error;
 use super::events::Events;
 use super::hook::{end, intf::End};
 use super::rule::{address, remove};
-use crate::intf::{Plain, mirror};
-use crate::object::{Loaded, embedded, write};
-use crate::udp::set;
 
 mirror!(RawAsk = "hold_ask" { from: End, bytes: u32, syn: [[u8; 16]; 4] });
 
@@ -86,13 +86,14 @@ fn ask(raw: &RawAsk) -> Option<Ask> {
 
 #[cfg(test)]
 mod tests {
+    use millrace_kernel::intf::{assert_layouts, enum_names};
+
     use super::*;
-    use crate::intf::{assert_layouts, enum_names};
 
     #[test]
     fn mirrors_match_btf() {
-        assert_layouts("graft_hold.bpf.o", &[RawAsk::LAYOUT]);
+        assert_layouts(env!("OUT_DIR"), "graft_hold.bpf.o", &[RawAsk::LAYOUT]);
         let names: Vec<_> = VERDICTS.iter().map(|name| name.replace('-', "_")).collect();
-        assert_eq!(names, enum_names("graft_hold.bpf.o", "hold_verdict", "hold_"));
+        assert_eq!(names, enum_names(env!("OUT_DIR"), "graft_hold.bpf.o", "hold_verdict", "hold_"));
     }
 }

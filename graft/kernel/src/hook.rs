@@ -9,15 +9,15 @@ use std::path::Path;
 use std::time::Duration;
 
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
+use millrace_kernel::clock;
+use millrace_kernel::intf::Plain;
+use millrace_kernel::object::{Loaded, embedded, write};
+use millrace_kernel::prefix::Prefix;
 
 use super::attachment::Attachment;
 use super::rule::{address, masked, name, remove, text, words};
 use super::told::Shared;
 use super::{Caller, Error, namespace};
-use crate::clock;
-use crate::gate::Prefix;
-use crate::intf::Plain;
-use crate::object::{Loaded, embedded, write};
 
 /// Rules that there is room for.
 pub const HOOK_RULES: usize = intf::RULES;
@@ -172,7 +172,7 @@ impl Hook {
     pub fn load(config: &Config, shared: Option<&Shared>) -> Result<Self, Error> {
         let mut open = embedded!("graft_hook.bpf.o").open()?;
         if let Some(shared) = shared {
-            let refused = |what| move |source| crate::Error::Write { what, source };
+            let refused = |what| move |source| millrace_kernel::Error::Write { what, source };
             open.map("choices")?.reuse_fd(shared.choices.as_fd()).map_err(refused("choices"))?;
             open.map("flows")?.reuse_fd(shared.flows.as_fd()).map_err(refused("flows"))?;
         }
@@ -240,7 +240,7 @@ impl Hook {
     pub fn arrival(&self, from: SocketAddr) -> Result<Option<Arrival>, Error> {
         let from = end(from);
         let found = self.maps.arrivals.lookup(from.as_bytes(), MapFlags::ANY);
-        let found = found.map_err(|source| crate::Error::Read { what: "arrivals", source })?;
+        let found = found.map_err(|source| millrace_kernel::Error::Read { what: "arrivals", source })?;
         remove(&self.maps.arrivals, "arrivals", from.as_bytes())?;
         let Some(led) = found.and_then(|value| intf::Led::from_bytes(&value)) else { return Ok(None) };
         let far = SocketAddr::new(address(led.far.address), led.far.port);

@@ -7,14 +7,14 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use libbpf_rs::{MapCore as _, MapHandle};
+use millrace_kernel::intf::{Plain as _, mirror};
+use millrace_kernel::object::{Loaded, embedded, write};
 
 use super::attachment::Attachment;
 use super::diag::Diag;
 use super::hook::{Guest, Ports, end, intf, raw_guest};
 use super::rule::remove;
 use super::{Error, namespace};
-use crate::intf::{Plain as _, mirror};
-use crate::object::{Loaded, embedded, write};
 
 mirror!(RawConfig = "hop_config" {
     namespace_cookie: u64, window_bytes: u64, port4: [u16; 2], port6: [u16; 2], both_ways: u32, pad: u32
@@ -73,7 +73,7 @@ impl Hop {
         let sockets = object.handle("sockets")?;
         let map = sockets.as_fd().as_raw_fd();
         let attached = object.program("hop_send")?.attach_sockmap(map);
-        attached.map_err(|source| crate::Error::Write { what: "sockets", source })?;
+        attached.map_err(|source| millrace_kernel::Error::Write { what: "sockets", source })?;
         Ok(Self {
             sockets,
             sent: object.handle("sent")?,
@@ -158,16 +158,16 @@ fn release() -> Option<(u32, u32)> {
 
 #[cfg(test)]
 mod tests {
+    use millrace_kernel::intf::{assert_layouts, enum_names};
     use millrace_testkit::wait_for;
 
     use super::*;
-    use crate::intf::{assert_layouts, enum_names};
 
     #[test]
     fn mirrors_match_btf() {
-        assert_layouts("graft_hop.bpf.o", &[RawConfig::LAYOUT, Key::LAYOUT]);
+        assert_layouts(env!("OUT_DIR"), "graft_hop.bpf.o", &[RawConfig::LAYOUT, Key::LAYOUT]);
         let names: Vec<_> = VERDICTS.iter().map(|name| name.replace('-', "_")).collect();
-        assert_eq!(names, enum_names("graft_hop.bpf.o", "hop_verdict", "hop_"));
+        assert_eq!(names, enum_names(env!("OUT_DIR"), "graft_hop.bpf.o", "hop_verdict", "hop_"));
     }
 
     /// The map holds the program and the program the map: neither holds the other for ever.

@@ -1,7 +1,8 @@
 //! Mirrors of `bpf/graft_intf.h`. The test compares them with the BTF of the compiled objects.
 
+use millrace_kernel::intf::mirror;
+
 use super::caller::intf as caller;
-use crate::intf::mirror;
 
 pub(crate) const RULES: usize = 64;
 pub(crate) const NAME_BYTES: usize = 16;
@@ -135,12 +136,14 @@ mirror!(Changed = "graft_changed" { cookie: u64, error: i32, state: u32 });
 
 #[cfg(test)]
 mod tests {
+    use millrace_kernel::intf::{assert_layouts, enum_names};
+
     use super::*;
-    use crate::intf::{assert_layouts, enum_names};
 
     #[test]
     fn mirrors_match_btf() {
         assert_layouts(
+            env!("OUT_DIR"),
             "graft_tcp.bpf.o",
             &[
                 Peer::LAYOUT,
@@ -153,6 +156,7 @@ mod tests {
             ],
         );
         assert_layouts(
+            env!("OUT_DIR"),
             "graft_sockets.bpf.o",
             &[Rule::LAYOUT, Figures::LAYOUT, Socket::LAYOUT, Change::LAYOUT, Changed::LAYOUT],
         );
@@ -161,6 +165,6 @@ mod tests {
     #[test]
     fn outcomes_have_the_names_of_c() {
         let names: Vec<_> = super::super::Outcome::ALL.iter().map(|it| it.name().replace('-', "_")).collect();
-        assert_eq!(names, enum_names("graft_tcp.bpf.o", "graft_outcome", "graft_"));
+        assert_eq!(names, enum_names(env!("OUT_DIR"), "graft_tcp.bpf.o", "graft_outcome", "graft_"));
     }
 }

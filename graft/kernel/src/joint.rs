@@ -46,16 +46,17 @@ pub use seal::{KeyWord, Keys, Phase, SEAL_BYTES, SEALED_MAX, Wear};
 
 pub use talk::{Heard, Tick, Word};
 
+use millrace_kernel::barrier::Barrier;
+use millrace_kernel::intf::Plain;
+use millrace_kernel::memory::Table;
+use millrace_kernel::object::{Embedded, Loaded, embedded, write};
+use millrace_kernel::tc::{self, Hook, Position};
+use millrace_kernel::xdp::{self, Mode};
+use millrace_kernel::xsk;
+
 use self::pairs::Pairs;
 use self::queue::Queue;
 use super::Error;
-use crate::barrier::Barrier;
-use crate::intf::Plain;
-use crate::memory::Table;
-use crate::object::{Embedded, Loaded, embedded, write};
-use crate::tc::{self, Hook, Position};
-use crate::xdp::{self, Mode};
-use crate::xsk;
 
 /// Functions in a list.
 pub const LIST_MAX: usize = intf::LIST;
@@ -521,7 +522,7 @@ impl Joints {
     /// Another session had the index before.
     fn count_anew(&mut self, index: u32) -> Result<(), Error> {
         for name in ["counters", "times"] {
-            let error = |source| crate::Error::Write { what: name, source };
+            let error = |source| millrace_kernel::Error::Write { what: name, source };
             let map = self.object.map(name)?;
             let zeros = vec![vec![0; map.value_size() as usize]; num_possible_cpus().map_err(error)?];
             map.update_percpu(&index.to_ne_bytes(), &zeros, MapFlags::ANY).map_err(error)?;

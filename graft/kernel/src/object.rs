@@ -5,9 +5,9 @@ use std::ffi::OsStr;
 use libbpf_rs::btf::types::{DataSec, Int, MemberAttr, Struct, Var};
 use libbpf_rs::btf::{Btf, BtfKind, BtfType, ReferencesType as _};
 use libbpf_rs::{AsRawLibbpf, MapType, ObjectBuilder, OpenMapMut, OpenObject, ProgramType};
+use millrace_kernel::object::capture_log;
 
 use super::Error;
-use crate::object::capture_log;
 
 /// Congestion controls of ours have names that tell them from the kernel's.
 pub const NAME_PREFIX: &str = "mr_";

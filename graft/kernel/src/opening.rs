@@ -7,18 +7,18 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use libbpf_rs::{Link, MapCore as _, MapFlags, MapHandle, ProgramInput};
+use millrace_kernel::fork::{Kept, keep_from_children};
+use millrace_kernel::intf::{Plain as _, mirror};
+use millrace_kernel::neighbour::NextHop;
+use millrace_kernel::object::{Loaded, embedded, write};
+use millrace_kernel::raw::detach;
+use millrace_kernel::udp::set;
 use nix::libc;
 
 use super::Error;
 use super::attachment::Attachment;
 use super::hook::{end, intf::End};
 use super::rule::remove;
-use crate::fork::{Kept, keep_from_children};
-use crate::intf::{Plain as _, mirror};
-use crate::neighbour::NextHop;
-use crate::object::{Loaded, embedded, write};
-use crate::raw::detach;
-use crate::udp::set;
 
 mirror!(RawSent = "opening_sent" { passed: u32, head: [[u8; 4]; 11] });
 mirror!(RawEnds = "opening_ends" { from: End, to: End });
@@ -70,7 +70,8 @@ impl Openings {
         let egress = Attachment::new(&object.program("opening_out")?, cgroup)?;
         let namespace = File::open("/proc/thread-self/ns/net").map_err(Error::Descriptor)?;
         let link = object.program("opening_in")?.attach_netns(namespace.as_raw_fd());
-        let link = link.map_err(|source| crate::Error::Write { what: "the network namespace", source })?;
+        let link =
+            link.map_err(|source| millrace_kernel::Error::Write { what: "the network namespace", source })?;
         let lookup = Lookup { _kept: keep_from_children(&link), link };
         let (sent, due, ends) = (object.handle("sent")?, object.handle("due")?, object.handle("ends")?);
         Ok(Self { _lookup: lookup, _egress: egress, object: Mutex::new(object), sent, due, ends })
@@ -94,7 +95,7 @@ impl Openings {
     /// Returns from where to where the packet went that such a socket has sent, when it had passed OUTPUT. `None`: nothing has passed.
     pub fn passed_out(&self, socket: BorrowedFd<'_>) -> Result<Option<(SocketAddr, SocketAddr)>, Error> {
         let found = self.sent.lookup(&socket.as_raw_fd().to_ne_bytes(), MapFlags::ANY);
-        let found = found.map_err(|source| crate::Error::Read { what: "sent", source })?;
+        let found = found.map_err(|source| millrace_kernel::Error::Read { what: "sent", source })?;
         let sent = found.and_then(|value| RawSent::from_bytes(&value)).filter(|sent| sent.passed != 0);
         Ok(sent.and_then(|sent| ends_of(sent.head.as_flattened())))
     }
@@ -119,7 +120,7 @@ impl Openings {
             ProgramInput { context_in: Some(&mut context), data_in: Some(&frame), ..ProgramInput::default() };
         let object = self.object.lock().unwrap_or_else(PoisonError::into_inner);
         let done = object.program("opening_inject")?.test_run(input);
-        let done = done.map_err(|source| crate::Error::Read { what: "the way in", source })?;
+        let done = done.map_err(|source| millrace_kernel::Error::Read { what: "the way in", source })?;
         match done.return_value.cast_signed() {
             0.. => Ok(()),
             error => Err(Error::Descriptor(std::io::Error::from_raw_os_error(-error))),
@@ -143,7 +144,7 @@ impl Due<'_> {
     /// Reports whether INPUT has let it pass.
     pub fn has_passed(&self) -> Result<bool, Error> {
         let found = self.openings.due.lookup(self.key.as_bytes(), MapFlags::ANY);
-        let found = found.map_err(|source| crate::Error::Read { what: "due", source })?;
+        let found = found.map_err(|source| millrace_kernel::Error::Read { what: "due", source })?;
         Ok(found.and_then(|value| RawDue::from_bytes(&value)).is_some_and(|due| due.passed != 0))
     }
 }
@@ -185,15 +186,16 @@ fn ends_of(head: &[u8]) -> Option<(SocketAddr, SocketAddr)> {
 
 #[cfg(test)]
 mod tests {
+    use millrace_kernel::intf::{assert_layouts, enum_names};
+
     use super::*;
-    use crate::intf::{assert_layouts, enum_names};
 
     #[test]
     fn mirrors_match_btf() {
         const OBJECT: &str = "graft_opening.bpf.o";
-        assert_layouts(OBJECT, &[RawSent::LAYOUT, RawEnds::LAYOUT, RawDue::LAYOUT]);
+        assert_layouts(env!("OUT_DIR"), OBJECT, &[RawSent::LAYOUT, RawEnds::LAYOUT, RawDue::LAYOUT]);
         let names: Vec<_> = VERDICTS.iter().map(|name| name.replace('-', "_")).collect();
-        assert_eq!(names, enum_names(OBJECT, "opening_verdict", "opening_"));
+        assert_eq!(names, enum_names(env!("OUT_DIR"), OBJECT, "opening_verdict", "opening_"));
     }
 
     #[test]

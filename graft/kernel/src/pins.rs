@@ -9,10 +9,10 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
+use millrace_kernel::raw::{check, detach, owned};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
 use super::Error;
-use crate::raw::{check, detach, owned};
 
 /// A directory of them.
 #[derive(Debug, Clone)]

@@ -21,10 +21,10 @@ use libbpf_rs::libbpf_sys::{
     bpf_map_create_opts, bpf_prog_load_opts,
 };
 use libbpf_rs::{AsRawLibbpf as _, MapCore as _, MapType};
+use millrace_kernel::raw::{check, owned};
 
 use super::Error;
 use super::object::{CONFIG, Object, offset_of};
-use crate::raw::{check, owned};
 
 /// Objects that are remembered.
 const KEPT_MAX: usize = 32;

@@ -4,9 +4,9 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::ops::RangeInclusive;
 
 use libbpf_rs::{MapCore as _, MapHandle};
+use millrace_kernel::prefix::Prefix;
 
 use super::{Caller, Error, intf};
-use crate::gate::Prefix;
 
 /// Rules that there is room for.
 pub const RULES: usize = intf::RULES;
@@ -147,7 +147,7 @@ pub(super) fn masked(prefix: Prefix) -> ([u8; 16], [u8; 16]) {
 pub(super) fn remove(map: &MapHandle, what: &'static str, key: &[u8]) -> Result<(), Error> {
     match map.delete(key) {
         Err(error) if error.kind() != libbpf_rs::ErrorKind::NotFound => {
-            Err(crate::Error::Write { what, source: error }.into())
+            Err(millrace_kernel::Error::Write { what, source: error }.into())
         }
         _ => Ok(()),
     }

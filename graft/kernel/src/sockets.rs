@@ -4,11 +4,11 @@ use std::io::Read as _;
 use std::net::SocketAddr;
 
 use libbpf_rs::Iter;
+use millrace_kernel::intf::Plain;
+use millrace_kernel::object::{Loaded, embedded, write};
 
 use super::rule::{Rule, address, name, text};
 use super::{Error, intf};
-use crate::intf::Plain;
-use crate::object::{Loaded, embedded, write};
 
 const LISTEN: u32 = 10;
 

@@ -6,15 +6,15 @@ use std::path::Path;
 use std::time::Duration;
 
 use libbpf_rs::{MapCore, MapFlags};
+use millrace_kernel::clock;
+use millrace_kernel::intf::Plain;
+use millrace_kernel::object::{Loaded, embedded, write};
 
 use super::attachment::Attachment;
 use super::pins::Pins;
 use super::rule::{RULES, Rule, Side, address, words};
 use super::told::{Choice, Choices, Shared, Told};
 use super::{Error, intf};
-use crate::clock;
-use crate::intf::Plain;
-use crate::object::{Loaded, embedded, write};
 
 /// A map, and what errors call it.
 const WHAT: &str = "rules";
@@ -211,7 +211,7 @@ impl Tcp {
         let map = self.object.handle("bound")?;
         match map.delete(&words(peer)) {
             Err(error) if error.kind() != libbpf_rs::ErrorKind::NotFound => {
-                Err(crate::Error::Write { what: "bound", source: error }.into())
+                Err(millrace_kernel::Error::Write { what: "bound", source: error }.into())
             }
             _ => Ok(()),
         }
@@ -269,7 +269,7 @@ impl Tcp {
     /// The latest, of all peers, at most 4096; the oldest first.
     pub fn connections(&mut self) -> Result<Vec<Connection>, Error> {
         let map = self.object.handle("connections")?;
-        let read = |source| crate::Error::Read { what: "connections", source };
+        let read = |source| millrace_kernel::Error::Read { what: "connections", source };
         let entries = map.lookup_batch(map.max_entries(), MapFlags::ANY, MapFlags::ANY).map_err(read)?;
         let mut connections: Vec<_> = entries.filter_map(|(key, value)| connection(&key, &value)).collect();
         connections.sort_by_key(|connection| connection.time_ns);
@@ -279,7 +279,7 @@ impl Tcp {
     pub fn peer(&mut self, address: IpAddr) -> Result<Option<Peer>, Error> {
         let (map, key) = (self.object.handle("peers")?, words(address));
         let value = map.lookup(&key, MapFlags::ANY);
-        let value = value.map_err(|source| crate::Error::Read { what: "peers", source })?;
+        let value = value.map_err(|source| millrace_kernel::Error::Read { what: "peers", source })?;
         Ok(value.and_then(|value| peer(&key, &value)))
     }
 }

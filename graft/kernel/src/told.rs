@@ -4,13 +4,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
+use millrace_kernel::intf::Plain;
+use millrace_kernel::object::{Loaded, write};
 
 use super::events::Events;
 use super::rule::{Side, address, name, remove, text, words};
 use super::sockets::Socket;
 use super::{Error, intf, namespace};
-use crate::intf::Plain;
-use crate::object::{Loaded, write};
 
 /// Paths that there is room for.
 pub const CHOICES: usize = intf::CHOICES;
@@ -114,7 +114,7 @@ impl Choices {
     /// What grants were taken is not said: one that was given is a connection that may have gone that way.
     pub fn is_granted(&self, peer: IpAddr, rule: u32) -> Result<bool, Error> {
         let found = self.map.lookup(key(peer, rule).as_bytes(), MapFlags::ANY);
-        let found = found.map_err(|source| crate::Error::Read { what: "choices", source })?;
+        let found = found.map_err(|source| millrace_kernel::Error::Read { what: "choices", source })?;
         Ok(found.and_then(|value| intf::Choice::from_bytes(&value)).is_some_and(|it| it.grant == 1))
     }
 

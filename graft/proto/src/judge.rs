@@ -130,7 +130,7 @@ fn missing(rule: &Rule, other: &Rule, has: &Statement) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graft::message::{Side, tests::statement};
+    use crate::message::{Side, tests::statement};
 
     /// Of one connection, client's and server's.
     fn both() -> (Statement, Statement) {

@@ -8,7 +8,7 @@ use std::{fmt, net::SocketAddr};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// Of TLS: another form of messages is another name.
-pub const ALPN: &[u8] = b"millrace-graft/1";
+pub const ALPN: &[u8] = b"graft/1";
 /// What is agreed on has a version of its own: the TCP option's.
 pub const VERSIONS: [u32; 1] = [1];
 /// Of a message, without its length.

@@ -4,8 +4,8 @@ use std::io;
 use std::net::UdpSocket;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
-use millrace_bpf::graft::joint::FRAME_BYTES;
-use millrace_bpf::xsk::Reader;
+use millrace_graft_kernel::joint::FRAME_BYTES;
+use millrace_kernel::xsk::Reader;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 

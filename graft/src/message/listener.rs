@@ -4,9 +4,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use millrace_base::control::{Control, Received};
 use rustix::event::PollFlags;
 
-use super::control::{Control, Received, wait};
+use super::waiting::wait;
 use super::wire::{Request, Word};
 use super::{Error, Session};
 

@@ -6,16 +6,17 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use millrace_proto::graft::parts::{Assembly, Datagram, MESSAGE_MAX, Part, part, parts_of};
-use millrace_proto::graft::turns::Turns;
+use millrace_base::control::{self, Control};
+use millrace_graft_proto::parts::{Assembly, Datagram, MESSAGE_MAX, Part, part, parts_of};
+use millrace_graft_proto::turns::Turns;
 use rustix::event::{PollFd, PollFlags, epoll};
 use rustix::io::Errno;
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
 
-use super::control::{self, Control, wait, wait_any};
 use super::inbox::{DATAGRAM_MAX, Inbox};
+use super::waiting::{wait, wait_any};
 use super::want::Want;
 use super::wire::{Opened, Request, Word};
 use super::{Error, Event};

@@ -1,12 +1,11 @@
 //! What applications and the daemon of their host say to each other: JSON, one value in each record of a Unix socket of type
 //! SEQPACKET. A connection is one session, or one listener, and ends with it.
 
+pub use millrace_base::control::RECORD_MAX;
 use serde::{Deserialize, Serialize};
 
 use super::want::Want;
 
-/// Of a record.
-pub const RECORD_MAX: usize = 4096;
 /// Of names of peers and services.
 pub const NAME_MAX: usize = 64;
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
-use millrace_bpf::graft::joint::Ends;
+use millrace_graft_kernel::joint::Ends;
 
 #[derive(Debug, Default)]
 pub struct Agenda {

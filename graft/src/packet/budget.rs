@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use millrace_bpf::graft::joint::{Ends, Joint, Joints, List, Protocol, Session, Times};
+use millrace_graft_kernel::joint::{Ends, Joint, Joints, List, Protocol, Session, Times};
 
 use crate::Error;
 

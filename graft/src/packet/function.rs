@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use millrace_bpf::graft::{FUNCTIONS, PACKET_ABI, joint};
+use millrace_graft_kernel::{FUNCTIONS, PACKET_ABI, joint};
 use serde::Deserialize;
 
 use super::versions::Version;
@@ -348,7 +348,7 @@ impl Function {
         Ok(object)
     }
 
-    pub(super) fn refused(&self, error: millrace_bpf::graft::Error) -> Error {
+    pub(super) fn refused(&self, error: millrace_graft_kernel::Error) -> Error {
         let name = self.manifest.name.clone();
         match error.log() {
             Some(log) if !log.is_empty() => Error::Refused { name, refusal: Refusal::parse(log) },

@@ -15,8 +15,8 @@
 
 use std::time::Duration;
 
-use millrace_bpf::crypto::QuicKeys;
-use millrace_bpf::graft::joint::{Ends, KeyWord, Keys, Phase};
+use millrace_graft_kernel::joint::{Ends, KeyWord, Keys, Phase};
+use millrace_kernel::crypto::QuicKeys;
 use ring::{hkdf, hmac};
 use serde::Deserialize;
 

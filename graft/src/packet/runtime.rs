@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use millrace_bpf::clock;
-use millrace_bpf::graft::joint::{self, Ends, Joint, Joints, Reason, Room, Tick};
+use millrace_graft_kernel::joint::{self, Ends, Joint, Joints, Reason, Room, Tick};
+use millrace_kernel::clock;
 
 use self::hearing::Hearing;
 use self::hops::Hops;

@@ -8,10 +8,10 @@ use std::net::SocketAddr;
 use std::path::{self, PathBuf};
 use std::time::Duration;
 
-use millrace_bpf::graft::joint::{
+use millrace_graft_kernel::joint::{
     self, Ends, KEPT_BYTES, LIST_MAX, List, Protocol, Room, SEALED_BYTES, SESSIONS_MAX,
 };
-use millrace_bpf::xdp::Mode;
+use millrace_kernel::xdp::Mode;
 use ring::digest::{SHA256, digest};
 use serde::Deserialize;
 
@@ -365,7 +365,7 @@ impl Settings {
     pub fn memory(&self) -> Result<u64, Error> {
         let failed = |name: &str| {
             let name = name.to_owned();
-            move |error: millrace_bpf::graft::Error| Error::Graft { name, message: error.to_string() }
+            move |error: millrace_graft_kernel::Error| Error::Graft { name, message: error.to_string() }
         };
         let sealed = self.sessions.iter().filter(|session| session.cipher.is_some()).count() as u64;
         let base = joint::base_bytes(&self.room, sealed > 0).map_err(failed("joints"))?;

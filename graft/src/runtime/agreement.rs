@@ -2,11 +2,9 @@
 
 use std::{fs, net::IpAddr, net::SocketAddr, sync::OnceLock, time::Duration};
 
-use millrace_bpf::{
-    clock,
-    graft::{self as kernel, Outcome},
-};
-use millrace_proto::graft::{
+use millrace_graft_kernel as kernel;
+use millrace_graft_kernel::Outcome;
+use millrace_graft_proto::{
     evidence::Downgrade,
     judge::{Terms, judge},
     message::{
@@ -14,6 +12,7 @@ use millrace_proto::graft::{
         VERSIONS, Verdict,
     },
 };
+use millrace_kernel::clock;
 
 use super::Runtime;
 use crate::{

@@ -11,8 +11,8 @@ use std::{
     time::Duration,
 };
 
-use millrace_bpf::graft::{Arm, CHOICES, Choice, Told, What, covers};
-use millrace_proto::graft::select::{
+use millrace_graft_kernel::{Arm, CHOICES, Choice, Told, What, covers};
+use millrace_graft_proto::select::{
     arms::{CARRIED, CARRIED_WARM},
     features::{Feature, Features},
     kind::{Expected, Kinds},
@@ -308,7 +308,7 @@ impl Selection {
         let arm = told.congestion.clone().unwrap_or_else(|| self.plain.clone());
         let is_tried = told.explored && made.as_ref().is_some_and(|made| made.other.as_ref() == Some(&arm));
         let missed = !is_tried && made.as_ref().is_some_and(|made| made.arm.starts_with(CARRIED));
-        let side = if told.side == millrace_bpf::graft::Side::Client { Side::Client } else { Side::Server };
+        let side = if told.side == millrace_graft_kernel::Side::Client { Side::Client } else { Side::Server };
         let server = if side == Side::Client { told.remote } else { told.local };
         match told.what {
             What::Began => self.records.begin(

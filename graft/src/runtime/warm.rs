@@ -3,7 +3,7 @@
 
 use std::{fs, path::PathBuf, thread::JoinHandle, time::SystemTime};
 
-use millrace_bpf::graft::Control;
+use millrace_graft_kernel::Control;
 
 use crate::{Pool, identity::Key};
 
@@ -65,9 +65,10 @@ fn signs(directories: &[PathBuf]) -> Vec<Sign> {
 
 #[cfg(test)]
 mod tests {
+    use millrace_testkit::wait_for;
+
     use super::*;
     use crate::Identity;
-    use millrace_testkit::wait_for;
 
     #[test]
     fn files_that_come_are_relocated_before_they_are_wanted() {

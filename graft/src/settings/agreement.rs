@@ -7,8 +7,9 @@ use std::{
     time::Duration,
 };
 
-use millrace_bpf::{gate::Prefix, graft as kernel};
-use millrace_proto::graft::judge::{self, Wants};
+use millrace_graft_kernel as kernel;
+use millrace_graft_proto::judge::{self, Wants};
+use millrace_kernel::prefix::Prefix;
 use serde::Deserialize;
 
 use super::{gateway::networks, one_or_more::OneOrMore};

@@ -2,7 +2,7 @@
 
 use std::{fmt, net::SocketAddr};
 
-use millrace_proto::graft::carry::{WARM_MAX, WINDOW_MAX};
+use millrace_graft_proto::carry::{WARM_MAX, WINDOW_MAX};
 use serde::Deserialize;
 
 use super::{agreement::address, one_or_more::OneOrMore};

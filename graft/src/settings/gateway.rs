@@ -1,9 +1,7 @@
 //! What this host carries for hosts behind it.
 
-use millrace_bpf::{
-    gate::Prefix,
-    graft::{covers, gateway::PREFIXES},
-};
+use millrace_graft_kernel::{covers, gateway::PREFIXES};
+use millrace_kernel::prefix::Prefix;
 use serde::Deserialize;
 
 use super::one_or_more::OneOrMore;

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use millrace_proto::graft::select::{
+use millrace_graft_proto::select::{
     kind::{Expected, Kind, Kinds, Question, Source, USUAL_NAMES},
     profile::Profile,
 };

@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use millrace_bpf::graft::{CGROUP_LEVELS, COMMAND_MAX, Caller, cgroup_id};
+use millrace_graft_kernel::{CGROUP_LEVELS, COMMAND_MAX, Caller, cgroup_id};
 
 /// Without anything, whoever it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,6 +1,8 @@
-//! Compiles `src/bpf/*.bpf.c` with clang, and `src/bpf/*.native.c` for the integration tests, which run the same
-//! headers in their own process. Headers come from two places: libbpf's from the copy that
-//! `libbpf-sys` builds and links, so that both always match; the kernel's UAPI headers from the system.
+//! For build scripts: compiles `src/bpf/*.bpf.c` of a crate with clang, and `src/bpf/*.native.c` for its integration tests, which run the
+//! same headers in their own process.
+//!
+//! Headers come from three places: those that programs of several crates share, from `millrace-kernel`; libbpf's, from the copy that
+//! `libbpf-sys` builds and links, so that both always match; and the kernel's UAPI headers, from the system.
 
 use std::env;
 use std::error::Error;
@@ -15,23 +17,46 @@ const NEWEST_CLANG: u32 = 24;
 /// v3 is what 6.1 has.
 const BPF: [&str; 3] = ["-target", "bpf", "-mcpu=v3"];
 
+const SOURCE: &str = "src/bpf";
+
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-fn main() {
-    if let Err(error) = build() {
-        eprintln!("millrace-bpf: {error}");
-        std::process::exit(1);
+/// Compiles what is in the calling crate's `src/bpf` to `OUT_DIR/NAME.bpf.o`, or ends the build with what is wrong. `OUT_DIR/objects.rs`
+/// lists all objects, for the test that loads them.
+///
+/// Needs `DEP_MILLRACE_KERNEL_INCLUDE` and `DEP_MILLRACE_KERNEL_LIBBPF`, which cargo sets for crates that depend on `millrace-kernel`.
+/// That crate itself has `DEP_BPF_INCLUDE`, and says where its own headers are.
+pub fn main() {
+    if let Err(error) = build(&[]) {
+        fail(&*error);
     }
 }
 
-fn build() -> Result<()> {
+/// Compiles as [`main`] does, with headers of more crates, by their folders.
+pub fn main_with(folders: &[&str]) {
+    if let Err(error) = build(folders) {
+        fail(&*error);
+    }
+}
+
+fn fail(error: &dyn Error) -> ! {
+    eprintln!("{}: {error}", env::var("CARGO_PKG_NAME").unwrap_or_default());
+    std::process::exit(1);
+}
+
+fn build(folders: &[&str]) -> Result<()> {
     println!("cargo::rerun-if-env-changed=CLANG");
-    println!("cargo::rerun-if-changed=src/bpf");
+    println!("cargo::rerun-if-changed={SOURCE}");
     let out = PathBuf::from(env::var("OUT_DIR")?);
     let clang = find_clang()?;
-    let includes = include_flags(&clang)?;
+    let mut includes: Vec<String> = Vec::new();
+    for folder in folders.iter().map(|folder| (*folder).to_owned()).chain(shared_headers()?) {
+        println!("cargo::rerun-if-changed={folder}");
+        includes.push(format!("-I{folder}"));
+    }
+    includes.extend(include_flags(&clang)?);
     let mut objects = Vec::new();
-    for entry in fs::read_dir("src/bpf")? {
+    for entry in fs::read_dir(SOURCE)? {
         let source = entry?.path();
         let name = source.to_string_lossy();
         if name.ends_with(".bpf.c") {
@@ -42,8 +67,22 @@ fn build() -> Result<()> {
             println!("cargo::rustc-link-arg-tests={}", object.display());
         }
     }
+    objects.sort();
     fs::write(out.join("objects.rs"), list(&objects))?;
     Ok(())
+}
+
+/// The folder of headers that several crates' programs share, but for the crate that has it.
+fn shared_headers() -> Result<Option<String>> {
+    if let Ok(libbpf) = env::var("DEP_BPF_INCLUDE")
+        && env::var("CARGO_MANIFEST_LINKS").is_ok_and(|name| name == "millrace_kernel")
+    {
+        let own = Path::new(&env::var("CARGO_MANIFEST_DIR")?).join(SOURCE);
+        println!("cargo::metadata=include={}", own.display());
+        println!("cargo::metadata=libbpf={libbpf}");
+        return Ok(None);
+    }
+    Ok(Some(env::var("DEP_MILLRACE_KERNEL_INCLUDE")?))
 }
 
 /// All objects, for the test that loads them: `[(path, image)]`.
@@ -86,7 +125,7 @@ fn clang_version(clang: &str) -> Option<u32> {
 /// libbpf's headers first; then the host's, which `-target bpf` leaves out although `<linux/types.h>`
 /// needs `<asm/types.h>` from the host's architecture directory.
 fn include_flags(clang: &str) -> Result<Vec<String>> {
-    let libbpf = env::var("DEP_BPF_INCLUDE")?;
+    let libbpf = env::var("DEP_MILLRACE_KERNEL_LIBBPF").or_else(|_| env::var("DEP_BPF_INCLUDE"))?;
     let mut flags = vec![format!("-I{libbpf}")];
     let output =
         Command::new(clang).args(["-v", "-E", "-x", "c", "/dev/null", "-o", "/dev/null"]).output()?;

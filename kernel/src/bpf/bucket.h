@@ -2,19 +2,19 @@
 /* Token buckets. Of each only the time is kept when it will be full again, in ticks modulo 2^64: those take 9 years, and a
  * host may run for longer. Plain C, so that it also runs natively, at any time.
  */
-#ifndef MILLRACE_GATE_BUCKET_H
-#define MILLRACE_GATE_BUCKET_H
+#ifndef MILLRACE_BUCKET_H
+#define MILLRACE_BUCKET_H
 
-#include "gate_intf.h"
+#include "bucket_intf.h"
 #include "util.h"
 
 #define CONTENDED_ATTEMPTS 8 /* to change a word or an entry that other CPUs change too */
 
 /* By which CPUs' times may differ: a bucket that is not full for longer than its burst takes was full long ago. */
-#define BUCKET_SLACK (1000000000ULL * GATE_TICKS)
+#define BUCKET_SLACK (1000000000ULL * BUCKET_TICKS)
 
 /* What `units` take of the bucket of a network that may have `times` as much as one client: it holds the same time's worth. */
-static __always_inline __u64 price_of(const struct gate_rate *rate, __u64 units, __u64 times)
+static __always_inline __u64 price_of(const struct bucket_rate *rate, __u64 units, __u64 times)
 {
 	return units * rate->cost / times;
 }
@@ -34,7 +34,7 @@ static __always_inline __u64 bucket_after(__u64 full_at, __u64 burst, __u64 pric
 /* When a bucket will be full that begins with room for two of `price`, or full if that is more. */
 static __always_inline __u64 bucket_with_two(__u64 burst, __u64 price, __u64 now_ns)
 {
-	return now_ns * GATE_TICKS + (burst > 2 * price ? burst - 2 * price : 0);
+	return now_ns * BUCKET_TICKS + (burst > 2 * price ? burst - 2 * price : 0);
 }
 
 /* Takes from a token bucket. Not 0: there is not enough in it, and nothing was taken. An empty bucket is only read, so that
@@ -42,7 +42,7 @@ static __always_inline __u64 bucket_with_two(__u64 burst, __u64 price, __u64 now
  */
 static __always_inline int takes_too_much(__u64 *full_at, __u64 burst, __u64 price, __u64 now_ns)
 {
-	__u64 now = now_ns * GATE_TICKS;
+	__u64 now = now_ns * BUCKET_TICKS;
 
 	for (int i = 0; i < CONTENDED_ATTEMPTS; i++) {
 		__u64 old = READ_ONCE(*full_at);
@@ -57,7 +57,7 @@ static __always_inline int takes_too_much(__u64 *full_at, __u64 burst, __u64 pri
 	return 0; /* so many others were let in meanwhile that one more hardly matters */
 }
 
-static __always_inline int is_over_at(__u64 *full_at, const struct gate_rate *rate, __u64 units, __u64 now_ns)
+static __always_inline int is_over_at(__u64 *full_at, const struct bucket_rate *rate, __u64 units, __u64 now_ns)
 {
 	return takes_too_much(full_at, rate->burst, price_of(rate, units, 1), now_ns);
 }

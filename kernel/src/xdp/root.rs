@@ -37,7 +37,7 @@ const PAUSE: Duration = Duration::from_millis(2);
 
 /// Whose turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub enum Turn {
     Gate = 0,
     /// With what the gate lets pass.
     Graft = 1,
@@ -55,7 +55,7 @@ impl Turn {
 }
 
 /// A program that has its turn on an interface; dropping it ends that, and takes the root away if nobody else is there.
-pub(crate) struct Attachment {
+pub struct Attachment {
     /// Dropped before what they keep.
     _kept: [Kept; 2],
     link: OwnedFd,
@@ -291,7 +291,10 @@ mod tests {
 
     #[test]
     fn mirrors_match_btf() {
-        assert_layouts("root.bpf.o", &[Config::LAYOUT]);
-        assert_eq!(enum_names("root.bpf.o", "root_slot", "root_"), ["gate", "graft", "leaving"]);
+        assert_layouts(env!("OUT_DIR"), "root.bpf.o", &[Config::LAYOUT]);
+        assert_eq!(
+            enum_names(env!("OUT_DIR"), "root.bpf.o", "root_slot", "root_"),
+            ["gate", "graft", "leaving"]
+        );
     }
 }

@@ -1,7 +1,8 @@
 //! Poly1305 next to multiples of 2^130 - 5, where limbs are full and carries go all the way.
 
+use millrace_kernel::crypto::{QuicKeys, TAG_LEN};
+
 use crate::engine::{Case, Engine, Operation};
-use millrace_bpf::crypto::{QuicKeys, TAG_LEN};
 
 /// With r = 1 the authenticator is the sum of the blocks, each with 2^128 added: `high * 2^128 + low`.
 #[derive(Clone, Copy, Default)]

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use libbpf_rs::{MapCore, MapFlags, Object, ObjectBuilder, ProgramInput};
-use millrace_bpf::crypto::{QuicKeys, TAG_LEN, TEXT_MAX};
+use millrace_kernel::crypto::{QuicKeys, TAG_LEN, TEXT_MAX};
 use std::time::Duration;
 
 /// `enum crypto_operation`.

@@ -1,7 +1,8 @@
 //! The examples of the RFCs.
 
+use millrace_kernel::crypto::QuicKeys;
+
 use crate::engine::{Case, Engine, Operation, Short};
-use millrace_bpf::crypto::QuicKeys;
 
 pub fn hex<const N: usize>(text: &str) -> [u8; N] {
     let digits: Vec<u8> = text.bytes().filter(|byte| !byte.is_ascii_whitespace()).collect();

@@ -1,9 +1,10 @@
 //! Time per packet in the kernel. Not a check, so it runs on demand only:
-//! `cargo test -p millrace-bpf --test crypto -- --ignored --nocapture`
+//! `cargo test -p millrace-kernel --test crypto -- --ignored --nocapture`
+
+use millrace_kernel::crypto::QuicKeys;
 
 use crate::engine::{Case, Engine, Operation};
 use crate::random::{SUITES, Suite, bytes};
-use millrace_bpf::crypto::QuicKeys;
 
 const TEXT_LEN: usize = 1200;
 const REPEAT: u32 = 20_000;

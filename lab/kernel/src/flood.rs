@@ -9,10 +9,9 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use libbpf_rs::{ErrorKind, ProgramInput};
-
-use crate::Error;
-use crate::intf::mirror;
-use crate::object::{Loaded, embedded};
+use millrace_kernel::Error;
+use millrace_kernel::intf::mirror;
+use millrace_kernel::object::{Loaded, embedded};
 
 /// Sources are in 198.18.0.0/15, which RFC 2544 sets aside for measurements.
 pub const NETWORK: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 0);
@@ -146,6 +145,6 @@ mod tests {
 
     #[test]
     fn mirrors_match_btf() {
-        crate::intf::assert_layouts("flood.bpf.o", &[Config::LAYOUT]);
+        millrace_kernel::intf::assert_layouts(env!("OUT_DIR"), "flood.bpf.o", &[Config::LAYOUT]);
     }
 }

@@ -3,11 +3,10 @@
 //! Softirqs and hardware interrupts that run on top of the idle task are in its time.
 
 use libbpf_rs::{Link, MapCore, MapFlags};
-
-use crate::Error;
-use crate::clock::monotonic_ns;
-use crate::intf::Plain;
-use crate::object::{Loaded, embedded};
+use millrace_kernel::Error;
+use millrace_kernel::clock::monotonic_ns;
+use millrace_kernel::intf::Plain;
+use millrace_kernel::object::{Loaded, embedded};
 
 /// Measures from [`attach`](Self::attach) on, until it is dropped.
 pub struct Idle {

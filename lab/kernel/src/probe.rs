@@ -3,11 +3,12 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use libbpf_rs::RingBufferBuilder;
+use millrace_kernel::Error;
+use millrace_kernel::intf::Plain;
+use millrace_kernel::object::{Loaded, embedded};
+use millrace_kernel::tc::{Attachment, Hook, Mechanism, Position};
 
-use crate::Error;
-use crate::intf::{Plain, ProbeConfig, ProbeSample};
-use crate::object::{Loaded, embedded};
-use crate::tc::{Attachment, Hook, Mechanism, Position};
+use crate::intf::{ProbeConfig, ProbeSample};
 
 #[derive(Debug, Clone)]
 pub struct Config {

@@ -4,10 +4,10 @@
 //! publisher's, for example. With both totals a process can be told from what only ran on its time.
 
 use libbpf_rs::Link;
+use millrace_kernel::Error;
+use millrace_kernel::object::{Loaded, embedded};
 
-use crate::Error;
 use crate::intf::SoftirqsConfig;
-use crate::object::{Loaded, embedded};
 
 /// Program and tracepoint.
 const PROBES: [(&str, &str); 2] = [("softirqs_entry", "softirq_entry"), ("softirqs_exit", "softirq_exit")];

@@ -1,10 +1,10 @@
 //! Counts a process's system calls, all threads, by number.
 
 use libbpf_rs::Link;
+use millrace_kernel::Error;
+use millrace_kernel::object::{Loaded, embedded};
 
-use crate::Error;
 use crate::intf::SyscallsConfig;
-use crate::object::{Loaded, embedded};
 
 const TRACEPOINT: &str = "sys_enter";
 

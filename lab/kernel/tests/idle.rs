@@ -3,8 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use millrace_bpf::clock::monotonic_ns;
-use millrace_bpf::idle::Idle;
+use millrace_kernel::clock::monotonic_ns;
+use millrace_lab_kernel::idle::Idle;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;

@@ -1,14 +1,12 @@
 //! The probe on real interfaces: a veth pair between two namespaces. Needs root.
 
-#[path = "support/net.rs"]
-mod net;
-
+use millrace_testkit::net;
 use std::net::{SocketAddr, UdpSocket};
 use std::process::Command;
 use std::time::Duration;
 
-use millrace_bpf::probe::{Config, Counters, Probe, Sample};
-use millrace_bpf::tc::{Hook, Mechanism};
+use millrace_kernel::tc::{Hook, Mechanism};
+use millrace_lab_kernel::probe::{Config, Counters, Probe, Sample};
 use net::{inside, ip, root};
 
 /// A namespace with one end of a veth pair whose other end is in the namespace `peer`.

@@ -4,7 +4,7 @@ use std::net::UdpSocket;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use millrace_bpf::softirqs::{Softirqs, Times};
+use millrace_lab_kernel::softirqs::{Softirqs, Times};
 use millrace_testkit::wait_until;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};

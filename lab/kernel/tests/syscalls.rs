@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use millrace_bpf::syscalls::Syscalls;
+use millrace_lab_kernel::syscalls::Syscalls;
 
 const CALLS: u64 = 1000;
 

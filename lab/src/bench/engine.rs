@@ -1,8 +1,8 @@
 //! What the relay's BPF programs did in a stretch of time: its own counters, and the kernel's about such programs.
 
 use anyhow::{Context as _, ensure};
-use millrace_bpf::programs::{Kind, RunTime};
-use millrace_relay::status::{self, KeystreamUse, Status};
+use millrace_kernel::programs::{Kind, RunTime};
+use millrace_relay::status::{KeystreamUse, Status};
 
 use super::contender::STATUS;
 use super::figures::{Kernel, Programs};
@@ -54,7 +54,7 @@ impl Reading {
 
 /// Asks the relay of the calling thread's namespace.
 pub fn ask() -> anyhow::Result<Status> {
-    let (code, body) = status::fetch(STATUS, "/status", None).context("the relay's status")?;
+    let (code, body) = millrace_daemon::http::fetch(STATUS, "/status", None).context("the relay's status")?;
     ensure!(code == 200, "the relay's status: {code}");
     Ok(serde_json::from_str(&body)?)
 }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use millrace_bpf::clock::monotonic_ns;
+use millrace_kernel::clock::monotonic_ns;
 use millrace_relay::status::{Session, Status};
 use serde_json::{Value, json};
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail, ensure};
-use millrace_bpf::clock::monotonic_ns;
+use millrace_kernel::clock::monotonic_ns;
 
 use self::player::Player;
 use self::report::{Failure, Gap, Round, Row, render};

@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
-use millrace_bpf::clock::monotonic_ns;
-use millrace_bpf::probe::{self, Probe, Sample};
-use millrace_bpf::programs::Statistics;
-use millrace_bpf::softirqs::Softirqs;
-use millrace_bpf::syscalls::Syscalls;
+use millrace_kernel::clock::monotonic_ns;
+use millrace_kernel::programs::Statistics;
+use millrace_lab_kernel::probe::{self, Probe, Sample};
+use millrace_lab_kernel::softirqs::Softirqs;
+use millrace_lab_kernel::syscalls::Syscalls;
 use nix::net::if_::if_nametoindex;
 
 use super::contender::Contender;

@@ -3,12 +3,12 @@
 use std::path::Path;
 
 use anyhow::Context;
+use millrace_daemon::columns::{Side, aligned};
 
 use super::figures::{Figures, Row};
 use super::owed::Owed;
 use super::profile::Profile;
 use crate::stats::Percentiles;
-use millrace::columns::{Side, aligned};
 
 const HEAD: [&str; 18] = [
     "relay",

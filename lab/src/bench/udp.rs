@@ -8,11 +8,11 @@ use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use millrace_bpf::clock::monotonic_ns;
-use millrace_proto::fanout::{
+use millrace_fanout::{
     message::{Answer, Ask, Request, Say},
     token::Token,
 };
+use millrace_kernel::clock::monotonic_ns;
 use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, ClockNanosleepFlags, clock_nanosleep};
 use serde::{Deserialize, Serialize};

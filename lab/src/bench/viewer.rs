@@ -10,7 +10,7 @@ use millrace_client::payload;
 use millrace_client::session::{Remote, parse_url};
 use millrace_client::subscribe::{Options, play};
 use millrace_client::tls::Trust;
-use millrace_proto::moq::Namespace;
+use millrace_moq::Namespace;
 use tokio::io::AsyncWrite;
 
 pub const NAMESPACE: &str = "bench";

@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
-use millrace_bpf::probe::Sample;
-use millrace_bpf::tc::Hook;
+use millrace_kernel::tc::Hook;
+use millrace_lab_kernel::probe::Sample;
 use serde::{Deserialize, Serialize};
 
 /// Who sends objects to the relay, and who gets them.

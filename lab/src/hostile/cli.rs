@@ -8,6 +8,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use millrace_client::session::{parse_url, path_of};
+use millrace_daemon::{address, duration};
 use url::Url;
 
 use super::{
@@ -15,7 +16,6 @@ use super::{
     scenario::{self, Effort, Repeat, Report, Scenario},
     watch::Http,
 };
-use millrace::{address, duration};
 
 use crate::{progress::Progress, transport::Transport};
 

@@ -1,8 +1,8 @@
-//! QUIC packets of all levels, sealed and opened with `millrace-proto`'s keys, and the frames that it has no writer for.
+//! QUIC packets of all levels, sealed and opened with `millrace-quic`'s keys, and the frames that it has no writer for.
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use millrace_proto::quic::{
+use millrace_quic::{
     keys::{HeaderKey, PacketKey, Secret, Suite, initial_secrets},
     packet::{self, ConnectionId},
     varint,

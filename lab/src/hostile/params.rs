@@ -1,6 +1,6 @@
 //! What the hostile client declares in its transport parameters.
 
-use millrace_proto::quic::varint;
+use millrace_quic::varint;
 
 /// Limits that the client gives the relay (RFC 9000, section 18.2).
 #[derive(Clone, Copy, Debug)]

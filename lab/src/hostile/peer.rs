@@ -15,13 +15,11 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use millrace_client::tls::Trust;
-use millrace_proto::{
-    moq::Draft,
-    quic::{
-        frame::{self, Direction, Frame, Walker},
-        packet::ConnectionId,
-        webtransport::{self, Binding},
-    },
+use millrace_moq::Draft;
+use millrace_quic::{
+    frame::{self, Direction, Frame, Walker},
+    packet::ConnectionId,
+    webtransport::{self, Binding},
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustls::{pki_types::ServerName, quic};

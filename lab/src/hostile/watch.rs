@@ -8,7 +8,8 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use millrace_relay::status::{Status, fetch};
+use millrace_daemon::http::fetch;
+use millrace_relay::status::Status;
 use serde::Serialize;
 
 /// How long a relay may take to let go of what clients that have gone left behind: idle timeouts and cached groups

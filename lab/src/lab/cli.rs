@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use clap::Subcommand;
+use millrace_daemon::columns::indented;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -19,7 +20,6 @@ use super::shape::Counters;
 use super::signals::{Signals, runtime};
 use super::topology::{Directions, Interface, Topology};
 use super::{Lab, registry};
-use millrace::columns::indented;
 
 use crate::{hostile, receivers};
 

@@ -7,9 +7,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
+use millrace_daemon::duration::{self, number_and_unit};
 use serde::{Deserialize, Serialize};
-
-use millrace::duration::{self, number_and_unit};
 
 /// Queue length when `rate` is set and neither queue limit is; netem's default.
 pub const DEFAULT_QUEUE_PACKETS: usize = 1000;

@@ -5,11 +5,11 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 use std::time::Duration;
 
+use millrace_daemon::duration;
 use serde::{Deserialize, Serialize};
 
 use super::impair::{self, Impairment, Settings};
 use super::netem;
-use millrace::duration;
 
 /// Interface names are `to-PEER` and have at most 15 characters (IFNAMSIZ).
 const MAX_NODE_NAME: usize = 12;

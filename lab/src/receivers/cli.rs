@@ -9,7 +9,8 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use millrace_client::session::{parse_url, path_of};
-use millrace_proto::moq::{Namespace, TrackName};
+use millrace_daemon::{address, duration};
+use millrace_moq::{Namespace, TrackName};
 use millrace_relay::status::Status;
 use tokio::signal::unix::{SignalKind, signal};
 use url::Url;
@@ -19,7 +20,6 @@ use super::{
     moves::Move,
     report::{Kernel, Report},
 };
-use millrace::{address, duration};
 
 use crate::{hostile::watch::Http, stats::Percentiles};
 

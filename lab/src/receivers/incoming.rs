@@ -1,7 +1,7 @@
 //! A unidirectional stream of the relay's, as far as its objects are counted: payloads are passed over.
 
 use millrace_client::payload::{self, MIN_LEN, Stamp};
-use millrace_proto::moq::{DecodeError, Location, ObjectParser, StreamHeader};
+use millrace_moq::{DecodeError, Location, ObjectParser, StreamHeader};
 
 /// A stream that is read in pieces of any size.
 #[derive(Debug)]
@@ -134,7 +134,7 @@ impl Objects {
 mod tests {
     use std::time::Duration;
 
-    use millrace_proto::moq::{Status, SubgroupHeader, SubgroupId, data::encode_object_header};
+    use millrace_moq::{Status, SubgroupHeader, SubgroupId, data::encode_object_header};
 
     use super::*;
 
@@ -192,10 +192,8 @@ mod tests {
     #[test]
     fn other_streams_are_passed_over() {
         let mut setup = Vec::new();
-        let message = millrace_proto::moq::message::Setup::default();
-        millrace_proto::moq::Message::from(message)
-            .encode(millrace_proto::moq::Draft::NEWEST, &mut setup)
-            .unwrap();
+        let message = millrace_moq::message::Setup::default();
+        millrace_moq::Message::from(message).encode(millrace_moq::Draft::NEWEST, &mut setup).unwrap();
         let mut incoming = Incoming::default();
         incoming.take(&setup, |_, _| panic!("an object")).unwrap();
         incoming.take(b"anything", |_, _| panic!("an object")).unwrap();

@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use millrace_proto::moq::TrackName;
+use millrace_moq::TrackName;
 use parking_lot::Mutex;
 
 pub use self::engine::Receivers;

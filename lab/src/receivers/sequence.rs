@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 
-use millrace_proto::{moq::Location, ranges::Ranges};
+use millrace_moq::Location;
+use millrace_quic::ranges::Ranges;
 use serde::Serialize;
 
 /// Groups that are watched at a time; an object of an older one is late.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use bytes::BytesMut;
 use millrace_client::payload::Stamp;
-use millrace_proto::moq::{
+use millrace_moq::{
     Datagram, DecodeError, Draft, Location, Message, Parameters, TrackName,
     message::{Setup, Subscribe},
 };

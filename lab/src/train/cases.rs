@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use millrace_proto::graft::select::arms::can_be_had;
-use millrace_proto::graft::select::features::{COLUMNS, Column, Feature, Features};
-use millrace_proto::graft::select::profile::{LADDER_KIB, Profile};
+use millrace_graft_proto::select::arms::can_be_had;
+use millrace_graft_proto::select::features::{COLUMNS, Column, Feature, Features};
+use millrace_graft_proto::select::profile::{LADDER_KIB, Profile};
 
 use super::grow::Example;
 use super::runs::Run;

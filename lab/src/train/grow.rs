@@ -4,8 +4,8 @@
 //! judged: whoever gives any of them is right. Where a value is not known, an example goes every way with the share of those that know
 //! it. Thresholds lie between two values, without the later releases' penalty for numbers.
 
-use millrace_proto::graft::select::features::Column;
-use millrace_proto::graft::select::tree::{Branch, DEPTH_MAX, Leaf, Node, Rank, Side, Split};
+use millrace_graft_proto::select::features::Column;
+use millrace_graft_proto::select::tree::{Branch, DEPTH_MAX, Leaf, Node, Rank, Side, Split};
 
 /// A question with its answers.
 #[derive(Clone, Debug, PartialEq)]

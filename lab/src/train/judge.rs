@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use millrace_graft_proto::select::features::{COLUMNS, Features};
+use millrace_graft_proto::select::tree::{Leaf, Node};
 use serde::Serialize;
 
 use super::cases::{Case, Cases, SEED_COLUMNS, TCP, seed_values};
 use super::grow::{Example, Settings, grow};
 use super::runs::Run;
-use millrace_proto::graft::select::features::{COLUMNS, Features};
-use millrace_proto::graft::select::tree::{Leaf, Node};
 
 pub const FOLDS: usize = 5;
 /// Of a normal distribution, for 95 %.
@@ -226,9 +226,10 @@ fn classes(arms: &[String], confusion: &[Vec<usize>]) -> Vec<Class> {
 
 #[cfg(test)]
 mod tests {
+    use millrace_graft_proto::select::features::Feature;
+
     use super::super::runs::tests::run;
     use super::*;
-    use millrace_proto::graft::select::features::Feature;
 
     /// On odd networks, which lose, one arm is three times as fast, on even ones the other.
     fn cases(seen: bool) -> Cases {

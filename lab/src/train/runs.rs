@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 use std::fmt::Write as _;
 
-use millrace_proto::graft::select::features::{Feature, Features};
-use millrace_proto::graft::select::profile::{Came, LADDER_KIB};
+use millrace_graft_proto::select::features::{Feature, Features};
+use millrace_graft_proto::select::profile::{Came, LADDER_KIB};
 
 /// Of a file of runs; what is beyond is not read.
 pub const BYTES_MAX: usize = 64 << 20;

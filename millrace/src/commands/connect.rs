@@ -6,10 +6,9 @@ use millrace_client::{
     session::{Remote, parse_url},
     tls::{Fingerprint, Trust},
 };
-use millrace_proto::moq::Draft;
+use millrace_daemon::daemon::Ends;
+use millrace_moq::Draft;
 use url::Url;
-
-use crate::daemon::Ends;
 
 /// Where to connect, and how.
 #[derive(Clone, Debug, clap::Args)]

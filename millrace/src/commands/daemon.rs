@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::{
+use millrace_daemon::{
     daemon::Front,
     http::{ListenAddr, access},
     log::{self, Format},

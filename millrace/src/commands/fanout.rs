@@ -8,21 +8,19 @@ use std::{
 };
 
 use clap::Subcommand;
+use millrace_cost_daemon::signals::Signals;
+use millrace_daemon::render::{line, print, width};
+use millrace_fanout_daemon::{
+    DEFAULT_SOCKET,
+    config::Settings,
+    daemon::{Request, Setup, ask, run as serve},
+    receive::{self, Source},
+    text,
+    trace::{Follow, Packet, Seen},
+};
+use millrace_relay_daemon::config::Seconds;
 
 use super::daemon;
-use crate::{
-    cost::signals::Signals,
-    fanout::{
-        DEFAULT_SOCKET,
-        config::Settings,
-        daemon::{Request, Setup, ask, run as serve},
-        receive::{self, Source},
-        text,
-        trace::{Follow, Packet, Seen},
-    },
-    relay::config::Seconds,
-    render::{line, print, width},
-};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {

@@ -9,20 +9,18 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use clap::Subcommand;
-use millrace_bpf::graft::{Pins, gateway};
+use millrace_daemon::render::{print, width};
 use millrace_graft::{Graft, Pool};
+use millrace_graft_daemon::{
+    carry::{classify, keeper},
+    control::{self, DEFAULT_SOCKET, Request},
+    daemon::{Setup, usable},
+    probe::Target,
+    serve, text, tls,
+};
+use millrace_graft_kernel::{Pins, gateway};
 
 use super::{daemon, hook, packets, parse, screen, why};
-use crate::{
-    graft::{
-        carry::{classify, keeper},
-        control::{self, DEFAULT_SOCKET, Request},
-        daemon::{Setup, usable},
-        probe::Target,
-        serve, text, tls,
-    },
-    render::{print, width},
-};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {

@@ -8,13 +8,10 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use millrace_bpf::gate::Prefix;
+use millrace_daemon::cgroup::own_cgroup;
 use millrace_graft::Side;
-
-use crate::{
-    cgroup::own_cgroup,
-    graft::control::{self, Request},
-};
+use millrace_graft_daemon::control::{self, Request};
+use millrace_kernel::prefix::Prefix;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -64,7 +61,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 }
 
 fn ask(args: &Args, cgroup: &Path) -> anyhow::Result<()> {
-    let everybody = vec![millrace_bpf::graft::everybody()];
+    let everybody = vec![millrace_graft_kernel::everybody()];
     let peers = if args.peer.is_empty() { &everybody } else { &args.peer };
     let request = Request::Hook {
         cgroup: cgroup.to_owned(),

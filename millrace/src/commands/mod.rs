@@ -19,7 +19,7 @@ pub mod token;
 pub mod trace;
 mod why;
 
-use crate::render::print;
+use millrace_daemon::render::print;
 
 #[derive(Debug, clap::Subcommand)]
 #[allow(clippy::large_enum_variant, reason = "there is one of it per process")]

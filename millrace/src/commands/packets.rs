@@ -3,23 +3,21 @@
 use std::{fmt::Write as _, path::PathBuf};
 
 use clap::Subcommand;
+use millrace_daemon::render::{
+    Fit::{Name, Text, Whole},
+    line, print, table, width,
+};
 use millrace_graft::{
     message::DEFAULT_SOCKET as DEFAULT_MESSAGES_SOCKET,
     packet::{Change, PeerStatus, Settings, Status},
 };
+use millrace_graft_daemon::{
+    broker::keeper,
+    packets::{self, DEFAULT_SOCKET, Request, Setup},
+    process,
+};
 
 use super::daemon;
-use crate::{
-    graft::{
-        broker::keeper,
-        packets::{self, DEFAULT_SOCKET, Request, Setup},
-        process,
-    },
-    render::{
-        Fit::{Name, Text, Whole},
-        line, print, table, width,
-    },
-};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {

@@ -6,8 +6,7 @@ use clap::{
     Parser,
     error::{ContextKind, ContextValue, ErrorKind},
 };
-
-use crate::render::in_words;
+use millrace_daemon::render::in_words;
 
 /// Reads the arguments of a process.
 ///
@@ -69,7 +68,10 @@ impl<C> Refused<C> {
 pub fn time(text: &str) -> Result<Duration, String> {
     const MAX_S: f64 = 365.0 * 86_400.0;
     let plain = text.parse().ok().filter(|seconds| (0.0..=MAX_S).contains(seconds));
-    plain.map_or_else(|| crate::duration::parse(text), |seconds| Ok(Duration::from_secs_f64(seconds)))
+    plain.map_or_else(
+        || millrace_daemon::duration::parse(text),
+        |seconds| Ok(Duration::from_secs_f64(seconds)),
+    )
 }
 
 /// What is wrong with a value, and which arguments that is.

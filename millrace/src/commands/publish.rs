@@ -14,10 +14,11 @@ use millrace_client::{
     media::{self, Cut, HOW, MOVFLAGS, Packaging},
     publish::{self, Input, Options, Report, publish},
 };
-use millrace_proto::moq::Namespace;
+use millrace_daemon::{log, render::print};
+use millrace_moq::Namespace;
+use millrace_relay_daemon::config::Seconds;
 
 use super::connect::{ConnectArgs, until_stopped};
-use crate::{log, relay::config::Seconds, render::print};
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {

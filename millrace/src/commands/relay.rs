@@ -3,23 +3,20 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use millrace_daemon::{log, pem, render::print};
 use millrace_relay::access::keys;
+use millrace_relay_daemon::{
+    config::{Config, Errors, File, Settings},
+    lasting,
+    serve::serve,
+    server::Identity,
+};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
 
 use super::status;
-use crate::{
-    log, pem,
-    relay::{
-        config::{Config, Errors, File, Settings},
-        lasting,
-        serve::serve,
-        server::Identity,
-    },
-    render::print,
-};
 
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]

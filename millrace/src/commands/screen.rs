@@ -6,13 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use millrace_cost_daemon::signals::Signals;
+use millrace_daemon::render::{print, size, width};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
-
-use crate::{
-    cost::signals::Signals,
-    render::{print, size, width},
-};
 
 const PERIOD: Duration = Duration::from_secs(1);
 /// Clears a terminal, cursor to the top left corner.

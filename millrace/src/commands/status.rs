@@ -2,18 +2,16 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use crate::address;
 use anyhow::{Context, bail};
-
-use super::screen;
-use crate::{
+use millrace_daemon::address;
+use millrace_daemon::http::fetch;
+use millrace_daemon::{
     http::token::{Token, TokenFile},
-    relay::{
-        status::{Status, fetch},
-        text,
-    },
     render::{print, width},
 };
+use millrace_relay_daemon::{status::Status, text};
+
+use super::screen;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {

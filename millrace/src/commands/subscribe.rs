@@ -14,10 +14,11 @@ use millrace_client::{
     stats::{Arrival, Report},
     subscribe::{self, OnSecond, Options, measure, play},
 };
-use millrace_proto::moq::{Filter, GroupOrder, Location, Namespace};
+use millrace_daemon::{log, render::print};
+use millrace_moq::{Filter, GroupOrder, Location, Namespace};
+use millrace_relay_daemon::config::Seconds;
 
 use super::connect::{ConnectArgs, until_stopped};
-use crate::{log, relay::config::Seconds, render::print};
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {

@@ -9,16 +9,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::address;
 use anyhow::{Context, bail};
-use millrace_proto::moq::{Namespace, TrackName};
-
-use crate::{
+use millrace_daemon::address;
+use millrace_daemon::{
     http::token::{Token, TokenFile},
-    relay::{config::Seconds, status::Status, text::typed},
     render::time_of_day,
 };
+use millrace_moq::{Namespace, TrackName};
 use millrace_relay::trace::event::{Carries, Copied, Event, Media, Packet, Path, Place, Userspace};
+use millrace_relay_daemon::{config::Seconds, status::Status, text::typed};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {

@@ -7,21 +7,20 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use millrace_proto::graft::select::{
+use millrace_daemon::{
+    file,
+    render::{print, width},
+};
+use millrace_graft_daemon::{
+    control::{self, DEFAULT_SOCKET, Request},
+    text,
+};
+use millrace_graft_proto::select::{
     arms,
     features::Features,
     model::{self, Decision, Model},
 };
 use serde::Serialize;
-
-use crate::{
-    file,
-    graft::{
-        control::{self, DEFAULT_SOCKET, Request},
-        text,
-    },
-    render::{print, width},
-};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {

@@ -1,11 +1,9 @@
 //! `millrace fanout` as a process, between a sender and receivers in namespaces of their own. Needs root.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-#[path = "../../../millrace-bpf/tests/support/net.rs"]
-#[allow(unsafe_code)]
-mod net;
 mod scene;
 
+use millrace_testkit::net;
 use std::{
     collections::BTreeSet,
     net::{IpAddr, SocketAddr},
@@ -13,13 +11,13 @@ use std::{
     time::Duration,
 };
 
-use millrace_bpf::tc::{self, Hook};
-use millrace_proto::fanout::{
+use millrace_fanout::{
     message::{ANSWER_BYTES, Ask, REQUEST_BYTES, Refusal, Request, Say},
     rtcp::{Block, receiver_report},
     rtp::Packet,
     token::Token,
 };
+use millrace_kernel::tc::{self, Hook};
 use net::{Capture, RawSender, root};
 use nix::sys::signal::Signal;
 use scene::{Client, Fanout, NAME, PORT, Scene, Status, media, wait_for, wait_until};

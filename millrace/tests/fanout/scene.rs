@@ -8,13 +8,13 @@ use std::{
     time::Duration,
 };
 
-use millrace::relay::status::fetch;
-use millrace_lab::lab::{Lab, Node, Topology};
-use millrace_proto::fanout::{
+use millrace_daemon::http::fetch;
+use millrace_fanout::{
     message::{Answer, Ask, Request, Say},
     rtp::Packet,
     token::Token,
 };
+use millrace_lab::lab::{Lab, Node, Topology};
 use millrace_testkit::{BOUND, show_log_on_panic};
 pub use millrace_testkit::{wait_for, wait_until};
 use nix::{

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod process;
-#[path = "../../../millrace-gate/tests/support/mod.rs"]
+#[path = "../../../gate/tests/support/mod.rs"]
 mod support;
 #[path = "../terminal/mod.rs"]
 mod terminal;
@@ -19,9 +19,9 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use millrace::relay::status::fetch;
-use millrace_bpf::xdp;
+use millrace_daemon::http::fetch;
 use millrace_gate::status::Interface;
+use millrace_kernel::xdp;
 use nix::{net::if_::if_nametoindex, sys::signal::Signal};
 use process::Gate;
 use quinn::{Connection, ConnectionError, Endpoint, EndpointConfig, TokioRuntime};
@@ -548,7 +548,7 @@ async fn a_server_in_go_has_its_quota() {
     }
     let site =
         Site::new("go", &format!("{}count = \"application\"\n", policy(2).replace("rules", "\nrules")));
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../millrace-gate/examples/quic-go");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../gate/examples/quic-go");
     let program = site.path("server");
     match Command::new("go").arg("build").arg("-o").arg(&program).arg(".").current_dir(source).output() {
         Err(error) => return println!("SKIP: no Go: {error}"),

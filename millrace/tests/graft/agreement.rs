@@ -11,7 +11,7 @@ use std::{
 
 use millrace_client::tls::Trust;
 use millrace_graft::status::{Nat, Peer, Status, Why};
-use millrace_proto::graft::message::{ALPN, Hash, Host, Message, Reason, Rule, Side, Statement, Verdict};
+use millrace_graft_proto::message::{ALPN, Hash, Host, Message, Reason, Rule, Side, Statement, Verdict};
 use rustls::{
     ClientConnection, StreamOwned,
     pki_types::{PrivateKeyDer, ServerName, pem::PemObject as _},

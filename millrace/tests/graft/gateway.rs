@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use millrace_bpf::tc::{self, Hook};
+use millrace_kernel::tc::{self, Hook};
 use socket2::SockRef;
 
 use crate::{

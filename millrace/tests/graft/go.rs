@@ -29,7 +29,7 @@ impl Drop for Server {
 
 /// `None`: there is no Go, which was said.
 fn build(site: &Site, test: &str) -> Option<String> {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../millrace-lab/examples/go-pair");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../lab/examples/go-pair");
     let program = site.path("go-pair");
     let mut command = Command::new("go");
     command.args(["build", "-trimpath", "-o"]).arg(&program).arg(".").current_dir(source);

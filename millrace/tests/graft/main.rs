@@ -149,7 +149,7 @@ fn clang() -> String {
 
 /// The commands of docs/graft.md, with a graft that is Hybla under another name.
 fn compile(site: &Site, source: &str) {
-    let bpf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../millrace-bpf/src/bpf");
+    let bpf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../graft/kernel/src/bpf");
     fs::write(site.path("mine.bpf.c"), source).unwrap();
     let machine = Command::new("uname").arg("-m").output().unwrap().stdout;
     let machine = String::from_utf8(machine).unwrap();
@@ -162,7 +162,7 @@ fn compile(site: &Site, source: &str) {
 }
 
 fn hybla_as_mine() -> String {
-    let bpf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../millrace-bpf/src/bpf");
+    let bpf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../graft/kernel/src/bpf");
     fs::read_to_string(bpf.join("graft_hybla.bpf.c")).unwrap().replace("mr_hybla", "mr_mine")
 }
 

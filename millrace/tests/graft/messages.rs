@@ -13,8 +13,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use millrace_base::control;
 use millrace_graft::message::{
-    By, Error, Event, Listener, Preconnection, Received, Session, Want, Why, control,
+    By, Error, Event, Listener, Preconnection, Received, Session, Want, Why,
     wire::{Request, Word},
 };
 use millrace_graft::packet::Status;

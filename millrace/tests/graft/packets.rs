@@ -8,7 +8,7 @@ use std::{
     process::{Child, Command},
 };
 
-use millrace_bpf::graft::TALLIES;
+use millrace_graft_kernel::TALLIES;
 use millrace_testkit::show_log_on_panic;
 
 use crate::site::{CLIENT, LONG, SERVER, Site, inside, wait_for, wait_until};

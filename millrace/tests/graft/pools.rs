@@ -10,7 +10,7 @@ use std::{
 };
 
 use millrace_graft::status::Carrier;
-use millrace_proto::graft::carry::frame::{ALPN, ALPN_ASKS, Decoder, Frame, Open, Reason};
+use millrace_graft_proto::carry::frame::{ALPN, ALPN_ASKS, Decoder, Frame, Open, Reason};
 use socket2::SockRef;
 
 use crate::{

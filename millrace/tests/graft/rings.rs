@@ -6,11 +6,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_bpf::xsk;
+use millrace_base::control;
 use millrace_graft::message::{
-    By, Error, Event, Listener, Preconnection, Received, Receives, Session, Want, control,
+    By, Error, Event, Listener, Preconnection, Received, Receives, Session, Want,
     wire::{Request, Word},
 };
+use millrace_kernel::xsk;
 use nix::sys::signal::Signal;
 
 use crate::{

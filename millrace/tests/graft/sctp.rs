@@ -13,8 +13,9 @@ use std::{
     thread,
 };
 
-use millrace::confine::Hello;
-use millrace_graft::message::{Error, Event, Received, Want, Why, control};
+use millrace_base::control;
+use millrace_daemon::confine::Hello;
+use millrace_graft::message::{Error, Event, Received, Want, Why};
 use nix::sys::signal::{Signal, kill};
 
 use crate::{

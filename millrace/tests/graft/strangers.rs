@@ -9,7 +9,8 @@ use std::{
     time::Duration,
 };
 
-use millrace_graft::{message::control::Control, settings::Kind};
+use millrace_base::control::Control;
+use millrace_graft::settings::Kind;
 use millrace_lab::stall::Strangers;
 use millrace_testkit::lingering;
 use nix::sys::signal::Signal;
@@ -136,7 +137,7 @@ fn strangers(site: &Site) -> [Vec<IpAddr>; 2] {
 const PACE: Duration = Duration::from_millis(5);
 
 fn has_sctp(test: &str) -> bool {
-    let protocol = Some(Protocol::from(millrace_bpf::sctp::PROTOCOL));
+    let protocol = Some(Protocol::from(millrace_kernel::sctp::PROTOCOL));
     let is_there = Socket::new(Domain::IPV4, Type::STREAM, protocol).is_ok();
     if !is_there {
         println!("SKIP {test}: no SCTP");

@@ -2,8 +2,8 @@
 
 use std::{net::Ipv4Addr, time::Duration};
 
-use millrace::relay::status::Status;
 use millrace_lab::lab::{Directions, Lab, Node, Topology};
+use millrace_relay_daemon::status::Status;
 
 use super::{
     clip::{FRAMES, FRAMES_PER_SECOND, VIDEO, VIDEO_TRACK},

@@ -5,14 +5,14 @@ use std::{
     sync::Arc,
 };
 
-use millrace::relay::{
+use millrace_lab::lab::Node;
+use millrace_moq::{Namespace, TrackName};
+use millrace_relay_daemon::{
     config::{Config, Settings},
     server::{Identity, Server},
     status::{Status, StatusSource},
     tls,
 };
-use millrace_lab::lab::Node;
-use millrace_proto::moq::{Namespace, TrackName};
 use millrace_testkit::wait_until;
 use tokio::runtime::Runtime;
 

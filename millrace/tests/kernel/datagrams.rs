@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use millrace_proto::moq::Datagram;
+use millrace_moq::Datagram;
 use millrace_testkit::async_wait_until;
 use tokio::time;
 

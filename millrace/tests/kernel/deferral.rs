@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::time::Duration;
 
-use millrace::relay::{
+use millrace_relay_daemon::{
     config::{Config, EngineChoice},
     status::Status,
 };

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use millrace::relay::{
+use millrace_moq::code;
+use millrace_relay_daemon::{
     config::CipherSuite,
     status::{KeystreamUse, Status},
 };
-use millrace_proto::moq::code;
 use tokio::time;
 
 use crate::{

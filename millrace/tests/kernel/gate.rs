@@ -5,17 +5,17 @@ use std::{
     time::Duration,
 };
 
-use millrace::relay::{
-    config::{Config, EngineChoice, GateChoice, Settings, Upstream},
-    server::StartError,
-    status::{self, Status},
-};
-use millrace_bpf::xdp;
 use millrace_client::{
     session::{Remote, Session},
     tls::Trust,
 };
-use millrace_proto::moq::code;
+use millrace_kernel::xdp;
+use millrace_moq::code;
+use millrace_relay_daemon::{
+    config::{Config, EngineChoice, GateChoice, Settings, Upstream},
+    server::StartError,
+    status::{self, Status},
+};
 use tokio::time;
 
 use crate::{
@@ -123,7 +123,7 @@ fn by_default_what_no_client_sends_is_refused_and_nothing_else() {
     let sum = |status: &Status| status.gate.refused.values().sum::<u64>();
     let status = net.until("all that is refused is counted", |status| sum(status) >= 35);
     assert_eq!(status.gate.refused, refused, "{:?}", status.gate);
-    let metrics = millrace::relay::metrics::encode(status).unwrap();
+    let metrics = millrace_relay_daemon::metrics::encode(status).unwrap();
     let line = r#"millrace_gate_refused_packets_total{scope="relay",rule="initial_size"} 20"#;
     assert!(metrics.lines().any(|it| it == line), "{metrics}");
     drop(net.peer("sub1"));
@@ -319,7 +319,7 @@ fn another_program_on_the_interface_is_respected() {
         assert!(error.contains(part), "{error}");
     }
     let second = also(GateChoice::Auto, PORT + 2).unwrap();
-    let gate = millrace::relay::status::StatusSource::status(&second).gate;
+    let gate = millrace_relay_daemon::status::StatusSource::status(&second).gate;
     assert!(!gate.on && gate.reason.contains("another gate at XDP"), "{gate:?}");
     first.run(second.stop());
     let gate = first.status().gate; // exact: the other one has come and gone

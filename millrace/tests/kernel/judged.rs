@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use millrace::relay::status::Status;
+use millrace_relay_daemon::status::Status;
 use millrace_testkit::BOUND;
 use tokio::time;
 

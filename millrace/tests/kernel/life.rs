@@ -2,12 +2,13 @@
 
 use std::{cell::OnceCell, fs, net::SocketAddr, os::unix::process::ExitStatusExt, process::Command};
 
-use millrace::relay::{
-    config::{Config, EngineChoice},
-    status::{Status, fetch},
-};
-use millrace_bpf::tc::{self, Hook};
+use millrace_daemon::http::fetch;
+use millrace_kernel::tc::{self, Hook};
 use millrace_lab::lab::{Lab, Node, Topology};
+use millrace_relay_daemon::{
+    config::{Config, EngineChoice},
+    status::Status,
+};
 use millrace_testkit::show_log_on_panic;
 use nix::{
     net::if_::if_nametoindex,
@@ -242,7 +243,7 @@ impl<'a> Process<'a> {
         fs::write(dir.path().join("relay.toml"), text).unwrap();
     }
 
-    fn engine(&self) -> Option<millrace::relay::status::Engine> {
+    fn engine(&self) -> Option<millrace_relay_daemon::status::Engine> {
         // exact: who calls this waits, or has waited
         let (_, body) = self.node.enter(|| fetch(HTTP.parse().unwrap(), "/status", None)).unwrap().ok()?;
         Some(serde_json::from_str::<Status>(&body).unwrap().relay.engine)

@@ -5,8 +5,6 @@
 mod datagrams;
 mod deferral;
 mod forward;
-#[path = "../../../millrace-bpf/tests/support/net.rs"]
-mod frames;
 mod gate;
 mod judged;
 mod life;
@@ -23,6 +21,7 @@ mod strangers;
 mod trace;
 mod wire;
 
+use millrace_testkit::net as frames;
 use std::sync::Mutex;
 
 /// One at a time: they share the processors that they measure on, and the files of this process.

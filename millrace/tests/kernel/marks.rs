@@ -1,10 +1,10 @@
 //! DSCP and ECN of what is sent.
 
-use millrace::relay::{
+use millrace_lab::lab::Node;
+use millrace_relay_daemon::{
     config::{EngineChoice, Settings},
     status::Session,
 };
-use millrace_lab::lab::Node;
 
 use crate::{
     needs_root,
@@ -75,6 +75,6 @@ fn packets_have_the_dscp_and_marks_slow_media_down() {
 
 #[test]
 fn defaults_mark_nothing() {
-    let config = millrace::relay::config::Config::new(Settings::default(), None).unwrap();
+    let config = millrace_relay_daemon::config::Config::new(Settings::default(), None).unwrap();
     assert_eq!((config.dscp.to_string().as_str(), config.ecn), ("0", false));
 }

@@ -7,14 +7,14 @@ use std::{
     time::Duration,
 };
 
-use millrace::relay::{
+use millrace_lab::lab::{Direction, Impairment, Lab, Node, Topology};
+use millrace_moq::TrackName;
+use millrace_relay_daemon::{
     config::{Config, EngineChoice, GateChoice, Settings},
     server::{Identity, Server},
     status::{Session, Status, StatusSource},
     tls,
 };
-use millrace_lab::lab::{Direction, Impairment, Lab, Node, Topology};
-use millrace_proto::moq::TrackName;
 use millrace_testkit::{wait_for, wait_until};
 use nix::unistd::{Uid, setfsuid};
 use tokio::{runtime::Runtime, time};
@@ -152,7 +152,7 @@ pub fn start(
     runtime: &Runtime,
     config: Config,
     user: u32,
-) -> Result<Server, millrace::relay::server::StartError> {
+) -> Result<Server, millrace_relay_daemon::server::StartError> {
     start_on(lab.node("relay").unwrap(), runtime, config, user)
 }
 
@@ -161,7 +161,7 @@ pub fn start_on(
     runtime: &Runtime,
     config: Config,
     user: u32,
-) -> Result<Server, millrace::relay::server::StartError> {
+) -> Result<Server, millrace_relay_daemon::server::StartError> {
     site::log();
     let certificate = tls::identity(&config.identity, vec!["localhost".into()]).unwrap();
     let key_log =

@@ -2,9 +2,9 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use millrace::relay::status::{Session, Status};
 use millrace_client::session::Request;
-use millrace_proto::moq::{Filter, Parameters, SubgroupHeader, SubgroupId, code};
+use millrace_moq::{Filter, Parameters, SubgroupHeader, SubgroupId, code};
+use millrace_relay_daemon::status::{Session, Status};
 use millrace_testkit::async_wait_until;
 use tokio::time;
 

@@ -8,7 +8,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace::relay::status::{Session, Status};
 use millrace_client::session::Request;
 use millrace_lab::{
     hostile::{
@@ -17,9 +16,8 @@ use millrace_lab::{
     },
     transport::Transport,
 };
-use millrace_proto::moq::{
-    Message, ObjectParser, Parameters, StreamHeader, TrackName, code, message::Subscribe,
-};
+use millrace_moq::{Message, ObjectParser, Parameters, StreamHeader, TrackName, code, message::Subscribe};
+use millrace_relay_daemon::status::{Session, Status};
 use millrace_testkit::wait_for;
 use tokio::time;
 

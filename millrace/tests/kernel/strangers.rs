@@ -8,11 +8,11 @@ use std::{
     time::Duration,
 };
 
-use millrace::relay::status::Status;
 use millrace_lab::{
     hostile::peer::{Peer, Target},
     transport::Transport,
 };
+use millrace_relay_daemon::status::Status;
 use millrace_testkit::wait_for;
 
 use crate::{

@@ -9,12 +9,12 @@ use std::{
     thread::JoinHandle,
 };
 
-use millrace::relay::{
+use millrace_relay::trace::event::{Carries, Event, Media};
+use millrace_relay_daemon::{
     config::EngineChoice,
     http,
     status::{Session, StatusSource},
 };
-use millrace_relay::trace::event::{Carries, Event, Media};
 
 use crate::{
     needs_root,

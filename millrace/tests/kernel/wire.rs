@@ -9,11 +9,11 @@ use std::{
     process::{Command, Stdio},
 };
 
-use millrace::relay::{
+use millrace_lab::lab::{Lab, Topology};
+use millrace_relay_daemon::{
     config::{CipherSuite, Config},
     status::Session,
 };
-use millrace_lab::lab::{Lab, Topology};
 
 use crate::{
     frames::{Capture, check_frame},

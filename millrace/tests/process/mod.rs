@@ -8,7 +8,8 @@ use std::{
     process::{Child, Command, ExitStatus},
 };
 
-use millrace::relay::status::{Status, fetch};
+use millrace_daemon::http::fetch;
+use millrace_relay_daemon::status::Status;
 use millrace_testkit::show_log_on_panic;
 pub use millrace_testkit::wait_for;
 use nix::{

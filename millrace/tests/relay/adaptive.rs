@@ -1,6 +1,6 @@
 //! Subscribers that get the rendition that their path has room for.
 
-use millrace_proto::moq::{
+use millrace_moq::{
     Datagram, Message, Parameters, Status as ObjectStatus, code,
     data::encode_object_header,
     message::{PublishDone, RequestUpdate},
@@ -17,8 +17,7 @@ use millrace_relay::{
         token::KIND_CAT,
     },
 };
-
-use millrace::relay::{access::Loaded, status::Status};
+use millrace_relay_daemon::{access::Loaded, status::Status};
 
 use super::peer::{End, Peer, Relay, expect_done, header, patiently, payload, track};
 

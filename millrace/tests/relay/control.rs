@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use millrace_proto::moq::{
+use millrace_client::session::Error;
+use millrace_moq::{
     Draft, Filter, Message, Namespace, Parameters, code,
     message::{
         Fetch, FetchKind, NamespaceDone, NamespaceFound, Publish, RequestOk, RequestUpdate, Subscribe,
@@ -10,8 +11,6 @@ use millrace_proto::moq::{
     },
 };
 use quinn::ConnectionError;
-
-use millrace_client::session::Error;
 
 use super::peer::{End, Peer, Relay, at, first_subscriber, header, patiently, track, with_publisher};
 

@@ -2,15 +2,15 @@
 
 use std::{fs, path::Path};
 
-use millrace::relay::{
-    config::{KeyFile, Upstream},
-    status::Status,
-};
-use millrace_proto::moq::{Parameters, code};
+use millrace_moq::{Parameters, code};
 use millrace_relay::access::{
     Principal, Rule,
     jwt::{self, Claims, OneOrMany},
     keys::Signer,
+};
+use millrace_relay_daemon::{
+    config::{KeyFile, Upstream},
+    status::Status,
 };
 
 use super::peer::{End, Relay, header, with_publisher};

@@ -8,7 +8,7 @@ use millrace_client::{
     session::{Error, Remote, Request, Session},
     tls::Trust,
 };
-use millrace_proto::moq::{
+use millrace_moq::{
     Draft, Filter, GroupOrder, Location, Message, Namespace, Parameters, Properties, SubgroupId, TrackName,
     code,
     message::{
@@ -60,7 +60,7 @@ async fn join_in(
     let subscribe = Subscribe { request_id: subscription, track: name.clone(), parameters };
     let mut request = peer.session.request(subscribe).await.unwrap();
     assert!(matches!(patiently(request.answer()).await.unwrap(), Message::SubscribeOk(_)));
-    let back = millrace_proto::moq::message::FetchKind::RelativeJoining { subscription, groups_back };
+    let back = millrace_moq::message::FetchKind::RelativeJoining { subscription, groups_back };
     (request, fetched(peer, back, order).await.objects)
 }
 
@@ -97,7 +97,7 @@ async fn a_publisher_of_each_draft_meets_players_of_all() {
         let mut expected = vec![draft.number(), Draft::NEWEST.number(), 18, 19, 20, 21, 22];
         expected.sort_unstable();
         assert_eq!(spoken, expected, "/status says what each speaks");
-        let done = millrace_proto::moq::message::PublishDone {
+        let done = millrace_moq::message::PublishDone {
             code: code::Done::TRACK_ENDED,
             stream_count: 3,
             reason: "over".into(),
@@ -144,7 +144,7 @@ async fn late_players_of_each_draft_get_what_came_before() {
             let (objects, end) = player.next_subgroup().await.all().await;
             assert_eq!((objects, end), (vec![2], End::Fin), "contiguous, and without overlap");
         }
-        let done = millrace_proto::moq::message::PublishDone {
+        let done = millrace_moq::message::PublishDone {
             code: code::Done::TRACK_ENDED,
             stream_count: 4,
             reason: String::new(),
@@ -596,7 +596,7 @@ async fn a_second_subscription_upstream_under_the_same_alias_is_let_go() {
     let relay = Relay::start();
     let (mut publisher, _namespace, name) = publishing(relay.peer().await).await;
     let (mut first, _request, _ok, mut upstream) = first_subscriber(&relay, &mut publisher, &name, 1).await;
-    let goaway = millrace_proto::moq::message::GoAway { uri: String::new(), timeout: 0, request_id: None };
+    let goaway = millrace_moq::message::GoAway { uri: String::new(), timeout: 0, request_id: None };
     upstream.send(goaway).await.unwrap();
     let (message, mut again) = patiently(publisher.requests.recv()).await.unwrap();
     assert!(matches!(message, Message::Subscribe(_)), "{message:?}");

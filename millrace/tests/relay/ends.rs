@@ -1,9 +1,8 @@
 //! How subscriptions, publishers and the relay itself end; chains of relays.
 
-use millrace_proto::moq::{Parameters, code, message::PublishDone};
-
-use millrace::relay::config::Upstream;
 use millrace_client::session::Error;
+use millrace_moq::{Parameters, code, message::PublishDone};
+use millrace_relay_daemon::config::Upstream;
 use millrace_testkit::async_wait_for;
 
 use super::peer::{

@@ -2,14 +2,13 @@
 
 use std::time::Duration;
 
-use millrace_proto::moq::{
+use millrace_client::session::{Error, Request};
+use millrace_moq::{
     Draft, FetchItem, FetchObject, Filter, GroupOrder, Location, Message, Parameters, Properties, TrackName,
     code,
     data::{FetchEncoder, FetchParser, RangeEnd, encode_fetch_header},
     message::{Fetch, FetchKind, FetchOk, Subscribe, SubscribeOk},
 };
-
-use millrace_client::session::{Error, Request};
 
 use super::peer::{Peer, Relay, at, first_subscriber, header, patiently, payload, with_publisher};
 

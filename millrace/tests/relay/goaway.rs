@@ -2,9 +2,9 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use millrace::relay::config::Upstream;
 use millrace_client::session::{Error, Request};
-use millrace_proto::moq::{Parameters, message::GoAway};
+use millrace_moq::{Parameters, message::GoAway};
+use millrace_relay_daemon::config::Upstream;
 
 use super::peer::{End, Peer, Relay, first_subscriber, header, patiently, with_publisher};
 
@@ -73,7 +73,7 @@ async fn a_subscription_that_cannot_move_stays() {
         first_subscriber(&relay, &mut publisher, &track, 1).await;
     upstream.send(goaway()).await.unwrap();
     let (_, mut again) = patiently(publisher.requests.recv()).await.unwrap();
-    again.refuse(millrace_proto::moq::code::Request::DUPLICATE_SUBSCRIPTION, "one is enough").await.unwrap();
+    again.refuse(millrace_moq::code::Request::DUPLICATE_SUBSCRIPTION, "one is enough").await.unwrap();
     for group in 0..3 {
         publish(&publisher, 1, group).await;
         expect_group(&mut subscriber, group).await;
@@ -125,7 +125,7 @@ async fn an_edge_moves_to_where_its_upstream_relay_says() {
 
     // Nothing is left at the first.
     let of_second = second.addr;
-    let remotes = |status: &millrace::relay::status::Status| {
+    let remotes = |status: &millrace_relay_daemon::status::Status| {
         status
             .sessions
             .iter()
@@ -134,7 +134,7 @@ async fn an_edge_moves_to_where_its_upstream_relay_says() {
             .collect::<Vec<_>>()
     };
     edge.until("the first is left", |status| remotes(status) == [of_second]).await;
-    before.session.close(millrace_proto::moq::code::Session::NO_ERROR, "");
+    before.session.close(millrace_moq::code::Session::NO_ERROR, "");
     patiently(draining).await.unwrap();
     for group in 3..6 {
         publish(&after, 2, group).await;

@@ -22,15 +22,14 @@ use millrace_lab::{
     },
     transport::Transport,
 };
-use millrace_proto::{
-    moq::{
-        Parameters, Status as ObjectStatus, SubgroupHeader, code,
-        data::encode_object_header,
-        message::{Publish, Subscribe},
-        vi64,
-    },
-    quic::frame,
+use millrace_moq::{
+    Parameters, Status as ObjectStatus, SubgroupHeader, code,
+    data::encode_object_header,
+    message::{Publish, Subscribe},
+    vi64,
 };
+use millrace_quic::frame;
+use millrace_relay_daemon::status::Status;
 use tokio::{runtime::Handle, sync::watch, task::spawn_blocking, time::sleep};
 
 use super::{
@@ -40,7 +39,6 @@ use super::{
     },
     site::{wants_kernel, wants_web},
 };
-use millrace::relay::status::Status;
 
 /// Objects of a group of the bystanders', and the time between them.
 const OBJECTS: u64 = 10;

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use millrace_proto::moq::{
+use millrace_moq::{
     Datagram, Draft, Filter, GroupOrder, Message, Parameters, Properties, Status, SubgroupHeader, SubgroupId,
     code,
     message::{Publish, RequestUpdate, Subscribe},

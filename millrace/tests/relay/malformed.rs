@@ -1,7 +1,7 @@
 //! Tracks that a publisher breaks (draft-18, "Malformed Tracks"): they end for everybody, its session does not.
 
 use bytes::Bytes;
-use millrace_proto::moq::{
+use millrace_moq::{
     Datagram, Message, Status, SubgroupHeader, SubgroupId, code, data::encode_object_header,
     property::PairWriter,
 };

@@ -3,20 +3,20 @@
 use std::{collections::VecDeque, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use millrace::relay::{
-    config::{Config, Settings},
-    server::{Identity, Server},
-    status::{Status, StatusSource},
-};
 use millrace_client::{
     session::{DataStream, Error, Handler, Remote, Request, Session},
     tls::Trust,
 };
-use millrace_proto::moq::{
+use millrace_moq::{
     Datagram, Draft, Location, Message, Namespace, ObjectParser, Parameters, Properties,
     Status as ObjectStatus, StreamHeader, SubgroupHeader, SubgroupId, TrackName, code,
     data::encode_object_header,
     message::{PublishDone, PublishNamespace, RequestError, Subscribe, SubscribeOk},
+};
+use millrace_relay_daemon::{
+    config::{Config, Settings},
+    server::{Identity, Server},
+    status::{Status, StatusSource},
 };
 use millrace_testkit::async_wait_until;
 use millrace_webtransport::SendStream;
@@ -393,7 +393,7 @@ impl Received {
         }
     }
 
-    fn take(&mut self, chunk: &Bytes, found: &mut Vec<millrace_proto::moq::ObjectStart>) {
+    fn take(&mut self, chunk: &Bytes, found: &mut Vec<millrace_moq::ObjectStart>) {
         self.bytes.extend_from_slice(chunk);
         let mut rest = &chunk[..];
         while let Some(object) = self.parser.next(&mut rest).unwrap() {
@@ -401,7 +401,7 @@ impl Received {
         }
     }
 
-    fn check(&self, found: &[millrace_proto::moq::ObjectStart], end: &End) -> Vec<u64> {
+    fn check(&self, found: &[millrace_moq::ObjectStart], end: &End) -> Vec<u64> {
         // Offsets of the parser count the header, which is not in `bytes`.
         let base = self.parser.offset() - self.bytes.len() as u64;
         for object in found {

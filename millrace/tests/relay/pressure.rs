@@ -2,15 +2,14 @@
 
 use std::{future::poll_fn, pin::pin, time::Duration};
 
-use millrace_proto::moq::{Filter, Parameters, StreamHeader, code, property::TrackProperties};
-
 use futures_core::Stream as _;
-use millrace::relay::{
+use millrace_moq::{Filter, Parameters, StreamHeader, code, property::TrackProperties};
+use millrace_relay::trace::{Wanted, event::Event};
+use millrace_relay_daemon::{
     config::{Config, Settings},
     metrics,
     status::Status,
 };
-use millrace_relay::trace::{Wanted, event::Event};
 
 use super::peer::{End, Peer, Relay, at, first_subscriber, header, patiently, with_publisher};
 

@@ -12,7 +12,8 @@ use std::{
 
 use millrace_client::payload::{self, Stamp};
 use millrace_lab::receivers::{Control, Receivers, Settings, moves::Move, report::Report};
-use millrace_proto::moq::{Status as ObjectStatus, code, data::encode_object_header, message::PublishDone};
+use millrace_moq::{Status as ObjectStatus, code, data::encode_object_header, message::PublishDone};
+use millrace_relay_daemon::status::Status;
 use millrace_testkit::async_wait_for;
 use tokio::{
     task::{JoinHandle, spawn_blocking},
@@ -20,7 +21,6 @@ use tokio::{
 };
 
 use super::peer::{Peer, Relay, first_subscriber, header, patiently, with_publisher};
-use millrace::relay::status::Status;
 
 const SESSIONS: usize = 200;
 const OBJECTS: u64 = 20;
@@ -29,7 +29,7 @@ const OBJECT: usize = 300;
 const PAUSE: Duration = Duration::from_millis(25);
 const ALIAS: u64 = 1;
 
-fn settings(relay: &Relay, track: &millrace_proto::moq::TrackName) -> Settings {
+fn settings(relay: &Relay, track: &millrace_moq::TrackName) -> Settings {
     Settings {
         relay: relay.addr,
         host: "localhost".to_owned(),

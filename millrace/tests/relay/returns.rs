@@ -3,7 +3,7 @@
 use std::{net::Ipv6Addr, time::Duration};
 
 use millrace_client::session::Request;
-use millrace_proto::moq::{
+use millrace_moq::{
     Filter, Location, Message, Parameters, Properties, SubgroupHeader, TrackName, code,
     message::{Publish, RequestOk, TrackStatus},
 };
@@ -122,7 +122,7 @@ async fn end_of_a_track_is_an_end() {
     let (_subscriber, mut request, _ok, mut upstream) =
         first_subscriber(&relay, &mut publisher, &track, 1).await;
     let (code, reason) = (code::Done::TRACK_ENDED, String::new());
-    let done = millrace_proto::moq::message::PublishDone { code, stream_count: 0, reason };
+    let done = millrace_moq::message::PublishDone { code, stream_count: 0, reason };
     upstream.send(done).await.unwrap();
     assert_eq!(expect_done(&mut request).await.code, code::Done::TRACK_ENDED);
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millrace_proto::moq::{Filter, Parameters, Properties, code, message::Publish};
+use millrace_moq::{Filter, Parameters, Properties, code, message::Publish};
 
 use super::peer::{
     End, Relay, Rivals, at, first_subscriber, header, patiently, track as track_of, with_publisher,

@@ -6,7 +6,7 @@ use millrace_client::{
     session::{Remote, Request},
     tls::Trust,
 };
-use millrace_proto::moq::{
+use millrace_moq::{
     Message, Parameters, code,
     message::{PublishDone, RequestError, RequestUpdate},
     param::Assignment,
@@ -99,14 +99,14 @@ impl Scene {
     }
 
     async fn until_largest(&self, name: &str, largest: (u64, u64)) {
-        let is_there = |status: &millrace::relay::status::Status| {
+        let is_there = |status: &millrace_relay_daemon::status::Status| {
             status.tracks.iter().any(|track| track.name.ends_with(name) && track.largest == Some(largest))
         };
         self.relay.until(&format!("{name} at {largest:?}"), is_there).await;
     }
 
     async fn until_switched(&self, down: u64, up: u64) {
-        let switched = |status: &millrace::relay::status::Status| {
+        let switched = |status: &millrace_relay_daemon::status::Status| {
             (status.totals.renditions_down, status.totals.renditions_up) == (down, up)
         };
         self.relay.until(&format!("{down} down and {up} up"), switched).await;
@@ -303,7 +303,7 @@ async fn what_cannot_be_is_refused() {
     let relay = Relay::start();
     let subscriber = subscriber(&relay).await;
     let request_id = subscriber.session.next_request_id();
-    let subscribe = millrace_proto::moq::message::Subscribe {
+    let subscribe = millrace_moq::message::Subscribe {
         request_id,
         track: track("low"),
         parameters: assigned(1, 1, true),

@@ -15,11 +15,11 @@ use std::{
     },
 };
 
-use millrace::relay::{
+use millrace_lab::lab::{Lab, Node, Topology};
+use millrace_relay_daemon::{
     config::{Config, EngineChoice},
     status::Status,
 };
-use millrace_lab::lab::{Lab, Node, Topology};
 use millrace_testkit::wait_until;
 use nix::{
     sched::{CloneFlags, setns},

@@ -1,7 +1,7 @@
 //! Clients that take a draft for something else.
 
 use bytes::BytesMut;
-use millrace_proto::moq::{
+use millrace_moq::{
     Draft, Filter, Location, Message, ObjectParser, Parameters, StreamHeader, TrackName,
     message::{Setup, Subscribe},
 };

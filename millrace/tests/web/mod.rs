@@ -7,7 +7,7 @@ mod session;
 use std::sync::Arc;
 
 use millrace_client::tls::Trust;
-use millrace_proto::moq::{Draft, Message, message::Setup};
+use millrace_moq::{Draft, Message, message::Setup};
 use millrace_webtransport::{ALPN, Binding, Foreign, Streams};
 use quinn::{Connection, Endpoint, RecvStream, SendStream, VarInt};
 use web_transport_proto::{ConnectRequest, ConnectResponse, Settings};

@@ -1,13 +1,11 @@
 //! Who gets a session, and who does not.
 
 use bytes::BytesMut;
-use millrace_proto::{
-    moq::{
-        Draft, Message, Namespace, Parameters,
-        message::{PublishNamespace, Setup},
-    },
-    quic::webtransport::error,
+use millrace_moq::{
+    Draft, Message, Namespace, Parameters,
+    message::{PublishNamespace, Setup},
 };
+use millrace_quic::webtransport::error;
 use millrace_relay::{
     Origins,
     access::{Principal, Rule},

@@ -1,9 +1,7 @@
 //! What happens in a session.
 
-use millrace_proto::{
-    moq::{code, message::Setup},
-    quic::{varint, webtransport::error},
-};
+use millrace_moq::{code, message::Setup};
+use millrace_quic::{varint, webtransport::error};
 use millrace_webtransport::Foreign;
 use web_transport_proto::{Capsule, Http3CapsuleReader};
 

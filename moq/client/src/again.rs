@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_proto::moq::code;
+use millrace_moq::code;
 use tokio::time::{Instant, sleep};
 
 use crate::session::{ConnectError, Error, Remote, Session, parse_url};

@@ -1,10 +1,10 @@
 //! A subscription to a track, or to all tracks that can stand for it, of which the relay sends each group of one
 //! (draft-wilaw-moq-moqt-ssts).
 
-use millrace_proto::moq::message::PublishDone;
-use millrace_proto::moq::param::Assignment;
-use millrace_proto::moq::{Namespace, Parameters, TrackName, msf};
-use millrace_proto::relay::adapt::{Ladder, Rung};
+use millrace_moq::message::PublishDone;
+use millrace_moq::param::Assignment;
+use millrace_moq::tracks::adapt::{Ladder, Rung};
+use millrace_moq::{Namespace, Parameters, TrackName, msf};
 
 use crate::receive::{Receiver, Sink, Subscription};
 use crate::session::Error;

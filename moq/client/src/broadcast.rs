@@ -6,8 +6,8 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use millrace_proto::moq::name::NameError;
-use millrace_proto::moq::{GroupOrder, Location, Namespace, Properties, SubgroupId, TrackName};
+use millrace_moq::name::NameError;
+use millrace_moq::{GroupOrder, Location, Namespace, Properties, SubgroupId, TrackName};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use millrace_proto::moq::Draft;
+use millrace_moq::Draft;
 use millrace_webtransport as webtransport;
 use nix::errno::Errno;
 use nix::sys::socket::{setsockopt, sockopt};
@@ -20,7 +20,6 @@ use tokio::io::Interest;
 use tokio::sync::watch;
 use url::Url;
 
-use crate::congestion;
 use crate::tls::{self, Refusal, Trust, Verdict};
 
 /// Socket buffer asked for, bytes: Linux' default holds less than 100 packets, 5 ms of 200 Mbit/s.
@@ -176,7 +175,7 @@ pub(crate) fn transport() -> quinn::TransportConfig {
         .datagram_send_buffer_size(4 << 20)
         // As good as none, but it can be raised: see `Prober`.
         .receive_window(quinn::VarInt::from_u64(RECEIVE_WINDOW).unwrap_or(quinn::VarInt::MAX))
-        .congestion_controller_factory(Arc::new(congestion::Bbr::default()));
+        .congestion_controller_factory(Arc::new(millrace_congestion::Bbr::default()));
     transport
 }
 

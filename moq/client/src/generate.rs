@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_proto::moq::{Location, SubgroupId};
+use millrace_moq::{Location, SubgroupId};
 use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, ClockNanosleepFlags, clock_nanosleep};
 use serde::Serialize;
@@ -175,9 +175,10 @@ fn sleep_until(deadline: Duration) {
 
 #[cfg(test)]
 mod tests {
+    use millrace_moq::{GroupOrder, Namespace, Properties};
+
     use super::*;
     use crate::broadcast::{Broadcast, History};
-    use millrace_proto::moq::{GroupOrder, Namespace, Properties};
 
     fn settings() -> Settings {
         Settings {

@@ -11,7 +11,7 @@
 //! ```no_run
 //! use millrace_client::session::{Remote, parse_url};
 //! use millrace_client::{subscribe, tls::Trust};
-//! use millrace_proto::moq::Namespace;
+//! use millrace_moq::Namespace;
 //!
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 //! let remote = Remote::new(parse_url("moqt://relay.example:4443")?, Trust::System);
@@ -37,7 +37,6 @@
 mod again;
 mod alternates;
 pub mod broadcast;
-pub mod congestion;
 pub mod dial;
 pub mod generate;
 mod keep;

@@ -5,7 +5,7 @@
 //! `catalog.json` as hang, moq-dev's format. Of several [renditions](Renditions) the others' tracks are named `r1-N.m4s` and so on; what
 //! comes after another init segment is named `i2-N.m4s`.
 //!
-//! Packaged as [LOC](millrace_proto::moq::loc), an object is a sample, the tracks are `N.loc`, and what moq-pub describes by its names and its
+//! Packaged as [LOC](millrace_moq::loc), an object is a sample, the tracks are `N.loc`, and what moq-pub describes by its names and its
 //! catalog is not there. Tracks that LOC has no place for stay `N.m4s`.
 //!
 //! | module | what |
@@ -39,8 +39,8 @@ mod wrap;
 
 use std::time::Duration;
 
-use millrace_proto::moq::loc;
-use millrace_proto::moq::name::NameError;
+use millrace_moq::loc;
+use millrace_moq::name::NameError;
 use mp4_atom::FourCC;
 
 pub use self::boxes::Boxes;

@@ -1,8 +1,8 @@
 //! Whole objects from the bytes of a data stream.
 
 use bytes::{Bytes, BytesMut};
-use millrace_proto::moq::data::{FetchItem, FetchParser, ObjectParser};
-use millrace_proto::moq::{Draft, GroupOrder, Location, Status, SubgroupHeader, code};
+use millrace_moq::data::{FetchItem, FetchParser, ObjectParser};
+use millrace_moq::{Draft, GroupOrder, Location, Status, SubgroupHeader, code};
 
 use crate::session::{DataStream, Error, Request, violation};
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use bytes::Bytes;
-use millrace_proto::moq::Location;
+use millrace_moq::Location;
 
 use crate::object::Object;
 use crate::receive::Step;

@@ -3,9 +3,9 @@
 use std::io;
 use std::sync::Arc;
 
-use millrace_proto::moq::Namespace;
-use millrace_proto::moq::name::NameError;
-use millrace_proto::moq::property::TrackProperties;
+use millrace_moq::Namespace;
+use millrace_moq::name::NameError;
+use millrace_moq::property::TrackProperties;
 use serde::Serialize;
 use tokio::io::AsyncRead;
 use tokio::sync::watch;

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_proto::moq::message::{Fetch, FetchKind, PublishDone, Subscribe, SubscribeOk};
-use millrace_proto::moq::property::TrackProperties;
-use millrace_proto::moq::{
+use millrace_moq::message::{Fetch, FetchKind, PublishDone, Subscribe, SubscribeOk};
+use millrace_moq::property::TrackProperties;
+use millrace_moq::{
     Datagram, Filter, GroupOrder, Location, Message, Parameters, StreamHeader, TrackName, code,
 };
 use parking_lot::Mutex;
@@ -221,7 +221,7 @@ impl Receiver {
 
     async fn subgroup(
         &self,
-        header: millrace_proto::moq::SubgroupHeader,
+        header: millrace_moq::SubgroupHeader,
         mut stream: DataStream,
     ) -> Result<(), Error> {
         let mut tracks = self.tracks.subscribe();

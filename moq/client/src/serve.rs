@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use millrace_proto::moq::data::{FetchEncoder, FetchItem, FetchObject, RangeEnd};
-use millrace_proto::moq::data::{encode_fetch_header, encode_object_header};
-use millrace_proto::moq::message::{
+use millrace_moq::data::{FetchEncoder, FetchItem, FetchObject, RangeEnd};
+use millrace_moq::data::{encode_fetch_header, encode_object_header};
+use millrace_moq::message::{
     Fetch, FetchKind, FetchOk, Publish, PublishDone, PublishNamespace, RequestError, RequestOk,
     RequestUpdate, Subscribe, SubscribeOk, TrackStatus,
 };
-use millrace_proto::moq::param::Scope;
-use millrace_proto::moq::{
+use millrace_moq::param::Scope;
+use millrace_moq::{
     Datagram, Draft, Filter, GroupOrder, Location, Message, Parameters, Properties, Status, SubgroupHeader,
     SubgroupId, code,
 };

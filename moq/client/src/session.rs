@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
-use millrace_proto::moq::param::Assignment;
-use millrace_proto::moq::{self, DecodeError, Draft, EncodeError, Message, StreamHeader, code, message};
-use millrace_proto::quic::silence::{self, Silence};
-use millrace_webtransport::{
-    self as webtransport, Foreign, NotOurs, RecvStream, SendStream, Streams, Tunnel,
-};
+use millrace_moq as moq;
+use millrace_moq::param::Assignment;
+use millrace_moq::{DecodeError, Draft, EncodeError, Message, StreamHeader, code, message};
+use millrace_quic::silence::{self, Silence};
+use millrace_webtransport as webtransport;
+use millrace_webtransport::{Foreign, NotOurs, RecvStream, SendStream, Streams, Tunnel};
 use parking_lot::Mutex;
 use quinn::VarInt;
 use tokio::sync::watch;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use millrace_proto::moq::message::{FetchKind, PublishDone};
-use millrace_proto::moq::name::NameError;
-use millrace_proto::moq::{Filter, GroupOrder, Location, Namespace, Parameters, TrackName, code, msf};
+use millrace_moq::message::{FetchKind, PublishDone};
+use millrace_moq::name::NameError;
+use millrace_moq::{Filter, GroupOrder, Location, Namespace, Parameters, TrackName, code, msf};
 use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::io::{AsyncWrite, AsyncWriteExt};

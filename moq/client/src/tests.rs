@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use millrace_proto::moq::message::{FetchKind, Setup};
-use millrace_proto::moq::param::RangeFilter;
-use millrace_proto::moq::property::TrackProperties;
-use millrace_proto::moq::{
+use millrace_moq::message::{FetchKind, Setup};
+use millrace_moq::param::RangeFilter;
+use millrace_moq::property::TrackProperties;
+use millrace_moq::{
     Draft, Filter, GroupOrder, Location, Namespace, Parameters, Properties, SubgroupId, TrackName, code,
 };
 use parking_lot::Mutex;

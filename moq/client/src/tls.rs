@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::{fmt, fs, io};
 
-use millrace_proto::pem::{Wanted, fault};
+use millrace_base::pem::{Wanted, fault};
 use parking_lot::Mutex;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};

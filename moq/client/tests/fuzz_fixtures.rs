@@ -3,11 +3,11 @@
 
 use std::{fs, path::Path};
 
-#[path = "../../fuzz/media_checks.rs"]
+#[path = "../../../fuzz/media_checks.rs"]
 mod media_checks;
 
 fn inputs() -> Vec<Vec<u8>> {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/fixtures/media_input");
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/fixtures/media_input");
     let files = fs::read_dir(dir).unwrap().map(|entry| fs::read(entry.unwrap().path()).unwrap());
     files.collect()
 }

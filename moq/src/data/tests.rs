@@ -4,8 +4,8 @@ use proptest::option;
 use proptest::prelude::*;
 
 use super::*;
-use crate::moq::code::Session;
-use crate::moq::{DecodeError, Draft, GroupOrder, Location};
+use crate::code::Session;
+use crate::{DecodeError, Draft, GroupOrder, Location};
 
 fn header(bytes: &[u8]) -> Result<Option<StreamHeader>, DecodeError> {
     StreamHeader::decode(&mut &bytes[..])

@@ -1,9 +1,9 @@
 //! The bodies of the control messages behind SETUP.
 
 use super::{Body, DecodeError};
-use crate::moq::param::Scope;
-use crate::moq::wire::{Reader, Writer};
-use crate::moq::{Draft, Filter, Location, Namespace, Parameters, Properties, TrackName, code};
+use crate::param::Scope;
+use crate::wire::{Reader, Writer};
+use crate::{Draft, Filter, Location, Namespace, Parameters, Properties, TrackName, code};
 
 /// The longest New Session URI of GOAWAY, in bytes.
 const MAX_URI: usize = 8192;

@@ -3,10 +3,10 @@
 use bytes::Bytes;
 
 use super::{Body, DecodeError};
-use crate::moq::param::Token;
-use crate::moq::property::{Pair, PairWriter, Pairs, Value};
-use crate::moq::wire::{Reader, Writer};
-use crate::moq::{Draft, code, vi64};
+use crate::param::Token;
+use crate::property::{Pair, PairWriter, Pairs, Value};
+use crate::wire::{Reader, Writer};
+use crate::{Draft, code, vi64};
 
 const PATH: u64 = 0x01;
 const AUTHORIZATION_TOKEN: u64 = 0x03;

@@ -4,11 +4,11 @@ use proptest::option;
 use proptest::prelude::*;
 
 use super::*;
-use crate::moq::code::{self, Session};
-use crate::moq::param::RangeFilter;
-use crate::moq::param::{Assignment, Scope, Token};
-use crate::moq::property::TrackProperties;
-use crate::moq::{Filter, GroupOrder, Location, Namespace, Parameters, Properties, TrackName};
+use crate::code::{self, Session};
+use crate::param::RangeFilter;
+use crate::param::{Assignment, Scope, Token};
+use crate::property::TrackProperties;
+use crate::{Filter, GroupOrder, Location, Namespace, Parameters, Properties, TrackName};
 
 fn encode(message: impl Into<Message>) -> Vec<u8> {
     encode_in(Draft::D18, message).unwrap()

@@ -3,6 +3,7 @@
 use std::{collections::VecDeque, ops::RangeInclusive, sync::Arc, time::Instant};
 
 use bytes::Bytes;
+use millrace_quic::plane::source::{End, Extent, Source};
 use parking_lot::RwLock;
 
 use super::{
@@ -10,11 +11,8 @@ use super::{
     track::{DatagramObject, Group, Track},
 };
 use crate::{
-    moq::{
-        Draft, FetchEncoder, FetchItem, FetchObject, GroupOrder, Location, Status,
-        data::{RangeEnd, encode_fetch_header},
-    },
-    plane::source::{End, Extent, Source},
+    Draft, FetchEncoder, FetchItem, FetchObject, GroupOrder, Location, Status,
+    data::{RangeEnd, encode_fetch_header},
 };
 
 /// The bytes of a FETCH response. It grows by items and ends once; what was acknowledged is dropped from its front.

@@ -1,6 +1,6 @@
 //! Which objects a subscription gets (draft-22, section "Location Filters").
 
-use crate::moq::{Filter, Location};
+use crate::{Filter, Location};
 
 /// A filter made absolute when the subscription was established.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 //!
 //! Found is what a relay reads anyway: copies of a subgroup that it has are not read, so that nothing is found in them.
 
-use crate::moq::{
+use crate::{
     DecodeError,
     property::{Pair, Pairs, Value},
 };
@@ -108,7 +108,7 @@ fn fits(gap: u64, id: u64, more: &'static str) -> Result<(), Malformed> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::moq::property::PairWriter;
+    use crate::property::PairWriter;
 
     #[test]
     fn properties_of_objects() {

@@ -2,7 +2,7 @@
 //!
 //! A [`track::Track`] holds its recent groups, and in them each [`subgroup::Subgroup`] as the raw bytes that arrived.
 //! The [`cache::Cache`] bounds the memory of all tracks. A [`view::View`] is a subgroup as one subscriber gets it, and
-//! a [`fetch::Response`] answers a FETCH; both are [sources](crate::plane::source::Source) for the data plane.
+//! a [`fetch::Response`] answers a FETCH; both are [sources](millrace_quic::plane::source::Source) for the data plane.
 //! A [`filter::Window`] says which objects a subscription gets, [`malformed`] which a track cannot have,
 //! [`adapt`] which rendition of a content a subscriber gets.
 
@@ -16,7 +16,9 @@ pub mod subgroup;
 pub mod track;
 pub mod view;
 
-use crate::{moq::code, plane::downstream::ResetCodes};
+use millrace_quic::plane::downstream::ResetCodes;
+
+use crate::code;
 
 /// The codes of draft-18 for streams that the data plane resets by itself.
 pub const RESET_CODES: ResetCodes = ResetCodes {

@@ -10,13 +10,11 @@ use std::{
 };
 
 use bytes::Bytes;
+use millrace_quic::plane::source::{End, Extent};
 use parking_lot::RwLock;
 
 use super::malformed::Malformed;
-use crate::{
-    moq::{DecodeError, ObjectParser, ObjectStart, Position, Status, SubgroupHeader, SubgroupId, code},
-    plane::source::{End, Extent},
-};
+use crate::{DecodeError, ObjectParser, ObjectStart, Position, Status, SubgroupHeader, SubgroupId, code};
 
 /// The bytes of one subgroup stream behind its header, shared by all who send it on.
 ///

@@ -6,6 +6,10 @@ use std::{
 };
 
 use bytes::Bytes;
+use millrace_quic::plane::{
+    downstream::{Asked, Config, Downstream, EventKind, Label, NewStream, PeerLimits, Priority},
+    source::{End, Extent, Source},
+};
 use proptest::prelude::*;
 
 use super::{
@@ -18,16 +22,10 @@ use super::{
     view::View,
 };
 use crate::{
-    moq::{
-        Datagram, Draft, FetchItem, GroupOrder, Location, Namespace, ObjectParser, Properties, Status,
-        StreamHeader, SubgroupHeader, SubgroupId, TrackName, code,
-        data::{FetchParser, encode_object_header},
-        property::TrackProperties,
-    },
-    plane::{
-        downstream::{Asked, Config, Downstream, EventKind, Label, NewStream, PeerLimits, Priority},
-        source::{End, Extent, Source},
-    },
+    Datagram, Draft, FetchItem, GroupOrder, Location, Namespace, ObjectParser, Properties, Status,
+    StreamHeader, SubgroupHeader, SubgroupId, TrackName, code,
+    data::{FetchParser, encode_object_header},
+    property::TrackProperties,
 };
 
 fn header(group: u64, subgroup: SubgroupId) -> SubgroupHeader {

@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use millrace_quic::plane::source::End;
 use parking_lot::Mutex;
 
 use super::{
@@ -14,12 +15,9 @@ use super::{
     subgroup::{Pushed, Subgroup},
 };
 use crate::{
-    moq::{
-        Datagram, DecodeError, GroupOrder, Location, ObjectStart, Parameters, Properties, Status, SubgroupId,
-        TrackName,
-        property::{DEFAULT_PRIORITY, TrackProperties},
-    },
-    plane::source::End,
+    Datagram, DecodeError, GroupOrder, Location, ObjectStart, Parameters, Properties, Status, SubgroupId,
+    TrackName,
+    property::{DEFAULT_PRIORITY, TrackProperties},
 };
 
 /// One track: name, properties and cache of recent groups.

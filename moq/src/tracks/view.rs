@@ -2,11 +2,10 @@
 
 use std::{ops::Range, sync::Arc, time::Instant};
 
+use millrace_quic::plane::source::{Extent, Source};
+
 use super::subgroup::{Object, Subgroup};
-use crate::{
-    moq::{Status, SubgroupHeader, SubgroupId, data::encode_object_header},
-    plane::source::{Extent, Source},
-};
+use crate::{Status, SubgroupHeader, SubgroupId, data::encode_object_header};
 
 /// A subgroup stream for one subscriber, from some object on.
 ///

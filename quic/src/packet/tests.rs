@@ -1,5 +1,5 @@
 use super::*;
-use crate::quic::{
+use crate::{
     frame,
     keys::{Secret, Suite, initial_secrets},
 };

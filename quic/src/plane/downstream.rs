@@ -25,7 +25,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-use crate::quic::webtransport::Binding;
+use crate::webtransport::Binding;
 
 use super::{
     datagrams::Datagrams,
@@ -308,7 +308,7 @@ impl Downstream {
     }
 }
 
-#[cfg(test)]
-mod sim;
+#[cfg(any(test, feature = "simulator"))]
+pub mod sim;
 #[cfg(test)]
 mod tests;

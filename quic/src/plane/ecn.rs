@@ -1,6 +1,6 @@
 //! Explicit congestion notification (RFC 9000, section 13.4): whether packets are sent as ECT(0), and what the peer's counts say.
 
-use crate::quic::ack::EcnCounts;
+use crate::ack::EcnCounts;
 
 /// Packets that are marked before it is known whether marks arrive (section 13.4.2, appendix A.4).
 const TESTS: u64 = 10;

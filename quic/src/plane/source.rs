@@ -51,5 +51,5 @@ pub enum End {
     Reset(u64),
 }
 
-#[cfg(test)]
-pub(crate) mod mem;
+#[cfg(any(test, feature = "simulator"))]
+pub mod mem;

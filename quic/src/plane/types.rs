@@ -2,7 +2,7 @@
 
 use std::{ops::RangeInclusive, time::Duration};
 
-use crate::quic::ack::EcnCounts;
+use crate::ack::EcnCounts;
 
 /// Names a stream of one connection. Never reused; keys compare by age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 
 use super::*;
-use crate::quic::frame::{Frame, Walker};
+use crate::frame::{Frame, Walker};
 
 /// Takes a payload as the seam does, and returns what is left of it.
 fn pass(streams: &mut ReceivedStreams, payload: &[u8]) -> Vec<u8> {

@@ -16,7 +16,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use bytes::Bytes;
-use millrace_proto::plane::{
+use millrace_quic::plane::{
     downstream::{Asked, Label, NewStream, Priority},
     source::{End, Extent, Source},
 };

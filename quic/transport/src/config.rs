@@ -2,9 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use millrace_proto::{
+use millrace_quic::{
+    keys::Suite,
     plane::downstream::{self, ResetCodes},
-    quic::keys::Suite,
 };
 use rustls::{KeyLog, RootCertStore, sign::CertifiedKey};
 

@@ -6,15 +6,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_proto::{
+use millrace_quic::{
+    keys::Suite,
     plane::{
         downstream::{Downstream, Event, NewStream, StreamKey},
         estimate::Estimate,
     },
-    quic::{
-        keys::Suite,
-        silence::{self, Silence},
-    },
+    silence::{self, Silence},
 };
 use millrace_webtransport::{Binding, Foreign, Streams};
 use parking_lot::MappedMutexGuard;

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_proto::quic::keys::Suite;
+use millrace_quic::keys::Suite;
 use millrace_webtransport::Foreign;
 use parking_lot::RwLock;
 use quinn::{

@@ -14,16 +14,13 @@
 //!           stack  plane  offload::state     what quinn believes; what is owed; what was delegated
 //!              └────┼──────┤
 //!          numbers  send   offload           the packet number word; sockets; the trait
-//!                          kernel            the offload in the kernel (feature `kernel`)
 //! ```
 //!
 //! Arrows point down only. What the parts compute (frames, ACKs, keys, recovery, congestion control) is in
-//! `millrace-proto`, which does no I/O.
+//! `millrace-quic`, which does no I/O. The offload is a trait here; the one in the kernel is `millrace-relay-kernel`. So this crate needs
+//! no more than Rust.
 //!
-//! The example `ticks` serves a stream of times with the second sender, without any of MoQ.
-//!
-//! # Features
-//! * `kernel` (default): engine `kernel`; needs clang and libelf to build. Without it nothing here needs more than Rust.
+//! The example `files` serves files with the second sender, without any of MoQ.
 
 mod alarm;
 pub mod clock;
@@ -34,8 +31,6 @@ mod driver;
 mod dscp;
 mod endpoint;
 pub mod interfaces;
-#[cfg(feature = "kernel")]
-pub mod kernel;
 mod lasting;
 mod marking;
 mod numbers;

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, atomic::AtomicU64},
 };
 
-use millrace_proto::quic::number::PacketNumbers;
+use millrace_quic::number::PacketNumbers;
 
 use crate::offload::Offload;
 

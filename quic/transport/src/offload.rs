@@ -29,14 +29,12 @@ use std::{
     time::Instant,
 };
 
-use millrace_proto::{
-    moq::data::Position,
+use millrace_moq::data::Position;
+use millrace_quic::{
+    keys::{Secret, Suite},
+    packet::ConnectionId,
     plane::downstream::{Budget, StreamKey},
-    quic::{
-        keys::{Secret, Suite},
-        packet::ConnectionId,
-        webtransport::Binding,
-    },
+    webtransport::Binding,
 };
 use quinn::AsyncUdpSocket;
 use thiserror::Error;
@@ -409,7 +407,7 @@ pub struct Stream {
 /// last group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opens {
-    /// The subscription, as of [`NewStream::owner`](millrace_proto::plane::downstream::NewStream::owner).
+    /// The subscription, as of [`NewStream::owner`](millrace_quic::plane::downstream::NewStream::owner).
     pub owner: u64,
     /// The track's towards the subscriber.
     pub alias: u64,

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use millrace_proto::quic::packet::ConnectionId;
+use millrace_quic::packet::ConnectionId;
 
 /// The peer's end of a connection, as far as quinn has let on.
 #[derive(Debug)]

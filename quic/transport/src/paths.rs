@@ -5,7 +5,7 @@ use std::{
     time::Instant,
 };
 
-use millrace_proto::plane::estimate::{Estimate, Told};
+use millrace_quic::plane::estimate::{Estimate, Told};
 use tokio::sync::broadcast;
 
 use crate::clock::monotonic_ns;

@@ -2,12 +2,10 @@
 
 use std::time::Instant;
 
-use millrace_proto::{
+use millrace_quic::{
+    keys::{HeaderKey, PacketKey, Secret},
+    packet,
     plane::downstream::{self, Downstream, PeerLimits},
-    quic::{
-        keys::{HeaderKey, PacketKey, Secret},
-        packet,
-    },
 };
 
 use crate::{dscp::Dscp, numbers::Numbers, path::Path, send::Flow, stats::Counters, tap::Tap};

@@ -20,12 +20,10 @@ use std::{
 };
 
 use bytes::BytesMut;
-use millrace_proto::{
+use millrace_quic::{
+    keys::Suite,
     plane::downstream::{Ack, Downstream},
-    quic::{
-        keys::Suite,
-        received::{ReceivedNumbers, ReceivedStreams, Repeat},
-    },
+    received::{ReceivedNumbers, ReceivedStreams, Repeat},
 };
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 use tokio::sync::Notify;

@@ -6,7 +6,7 @@ use std::{
 };
 
 use bytes::BytesMut;
-use millrace_proto::quic::{
+use millrace_quic::{
     ack::{self, NumberMap},
     credit::Credit,
     frame,

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use millrace_proto::plane::downstream::Piece;
+use millrace_quic::plane::downstream::Piece;
 use parking_lot::Mutex;
 
 use crate::{clock::monotonic_ns, trace::Filter};
@@ -84,7 +84,7 @@ impl Tap {
 mod tests {
     use std::num::NonZero;
 
-    use millrace_proto::plane::downstream::{Carried, Label};
+    use millrace_quic::plane::downstream::{Carried, Label};
 
     use super::*;
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use millrace_proto::quic::keys::Suite;
+use millrace_quic::keys::Suite;
 use parking_lot::RwLock;
 use rustls::{
     CipherSuite, ClientConfig, DigitallySignedStruct, DistinguishedName, Error, KeyLog, RootCertStore,

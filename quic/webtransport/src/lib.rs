@@ -19,7 +19,7 @@ mod streams;
 mod tunnel;
 
 pub use foreign::Foreign;
-pub use millrace_proto::quic::{
+pub use millrace_quic::{
     capsule::Closed,
     webtransport::{ALPN, Binding},
 };

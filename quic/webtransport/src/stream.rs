@@ -3,7 +3,7 @@
 use std::future::Future;
 
 use bytes::Bytes;
-use millrace_proto::quic::webtransport::{Begins, Binding, error};
+use millrace_quic::webtransport::{Begins, Binding, error};
 use quinn::{Chunk, ClosedStream, ReadError, ResetError, StoppedError, StreamId, VarInt, WriteError};
 
 use crate::Foreign;

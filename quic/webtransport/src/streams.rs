@@ -1,7 +1,7 @@
 //! Opening and taking streams.
 
 use bytes::{Bytes, BytesMut};
-use millrace_proto::quic::webtransport::Binding;
+use millrace_quic::webtransport::Binding;
 use quinn::{Connection, ConnectionError, SendDatagramError, WriteError};
 
 use crate::{Foreign, NotOurs, RecvStream, SendStream};

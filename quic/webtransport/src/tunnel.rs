@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millrace_proto::quic::{
+use millrace_quic::{
     capsule::{Capsules, Closed, Malformed},
     webtransport::{self, Binding},
 };

@@ -10,7 +10,8 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use millrace_proto::moq::token::Credential;
+use millrace_daemon::pem;
+use millrace_moq::token::Credential;
 use millrace_relay::access::{
     Policy, Requirements, Unread,
     keys::{self, Key},
@@ -23,7 +24,6 @@ use super::{
     config::{Access, KeyFile, RevokedFile},
     tls::{Stamp, stamp},
 };
-use crate::pem;
 
 /// The contents of the files.
 pub struct Loaded {

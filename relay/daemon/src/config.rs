@@ -19,13 +19,13 @@ use std::{
 };
 
 use clap::ValueEnum;
+use millrace_moq::Draft;
+use millrace_relay::{Adaptive, DelayRule, LadderRule, Origins, access::Rule};
+use millrace_relay_kernel::Limits;
+use millrace_transport::Dscp;
 use serde::{Deserialize, de};
 use toml::de::{DeTable, ValueDeserializer};
 use url::Url;
-
-use millrace_proto::moq::Draft;
-use millrace_relay::{Adaptive, DelayRule, LadderRule, Origins, access::Rule};
-use millrace_transport::{Dscp, kernel::Limits};
 
 pub use self::{
     access::{Access, KeyFile, RevokedFile},
@@ -35,7 +35,7 @@ pub use self::{
     values::{ByteCount, CodePoint, DraftNumber, ListenOn, RelayUrl, Seconds, name},
 };
 
-use crate::{
+use millrace_daemon::{
     http::{self, ListenAddr, token::TokenFile},
     log::{self, Format},
     render::in_words,

@@ -3,11 +3,8 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use millrace_relay::Engine;
-use millrace_transport::{
-    ID_LEN,
-    interfaces::with_addresses,
-    kernel::{Error, Kernel, Setup},
-};
+use millrace_relay_kernel::{Error, Kernel, Setup};
+use millrace_transport::{ID_LEN, interfaces::with_addresses};
 
 use super::config::{Config, EngineChoice};
 

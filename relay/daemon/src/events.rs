@@ -2,13 +2,13 @@
 
 use std::{cmp::Reverse, sync::Arc};
 
+use millrace_daemon::http::push::Channel;
 use serde::Serialize;
 
 use super::{
     status::{Status, StatusSource, Web},
     text::typed,
 };
-use crate::http::push::Channel;
 
 /// Sessions, and tracks, that are listed: a page of thousands is read by nobody, and made and sent each second.
 const MOST: usize = 200;
@@ -82,7 +82,7 @@ impl StatusSource for Counted {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::relay::{
+    use crate::{
         status::{Session, Track},
         text::tests::session,
     };

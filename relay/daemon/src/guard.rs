@@ -14,12 +14,14 @@ use std::{
     thread::JoinHandle,
 };
 
+use millrace_base::networks::{Full, Places};
 use millrace_gate::{
     Gate, Mode, Policy, Rule, Scope,
     rules::{self, Place},
-    status::{self as gate_status, Status},
+    status as gate_status,
+    status::Status,
 };
-use millrace_proto::networks::{Full, Places};
+use millrace_gate_daemon::watch::{self as gate_watch, Watch};
 use millrace_relay::{Admission, Crowded, Permit};
 use millrace_transport::interfaces;
 use parking_lot::Mutex;
@@ -29,7 +31,6 @@ use super::{
     config::{Config, GateChoice},
     status,
 };
-use crate::gate_watch::{self, Watch};
 
 const SCOPE: &str = "relay";
 /// How often addresses are looked at: every so many ticks, each of [`gate_watch::TICK`].

@@ -10,6 +10,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
+use millrace_daemon::http::{self, StartError, push::Channel};
 use millrace_relay::trace::{Tracer, Wanted};
 
 use super::{
@@ -17,8 +18,7 @@ use super::{
     metrics, page,
     status::{Status, StatusSource},
 };
-use crate::http::{self, StartError, push::Channel};
-pub use crate::http::{Server, access::Access};
+pub use millrace_daemon::http::{Server, access::Access};
 
 /// Serves until the server is dropped.
 ///
@@ -95,6 +95,8 @@ mod tests {
         time::Duration,
     };
 
+    use millrace_daemon::http::fetch;
+    use millrace_daemon::http::token::TokenFile;
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _},
         net::TcpStream,
@@ -102,11 +104,10 @@ mod tests {
     };
 
     use super::*;
-    use crate::http::token::TokenFile;
-    use crate::relay::{
+    use crate::{
         config::{Config, EngineChoice, Settings},
         server,
-        status::{Web, fetch},
+        status::Web,
         tls,
     };
 

@@ -3,14 +3,14 @@
 use std::path::Path;
 
 use anyhow::Context;
+use millrace_daemon::{
+    http::token::{Error, TokenFile},
+    pem,
+};
 use millrace_transport::LastingSecret;
 use tracing::info;
 
 use super::config::{Config, Identity};
-use crate::{
-    http::token::{Error, TokenFile},
-    pem,
-};
 
 /// The file with a Linux machine's ID (machine-id(5)).
 const MACHINE_ID: &str = "/etc/machine-id";

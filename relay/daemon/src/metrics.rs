@@ -2,8 +2,13 @@
 //!
 //! Sessions and tracks come and go without bound, so they are summed up here and listed only in `/status`.
 
-use std::{collections::BTreeMap, fmt};
+use std::fmt;
 
+use millrace_daemon::openmetrics::{self, Out};
+use millrace_gate::status as gate_status;
+use millrace_gate_daemon::metrics;
+use millrace_moq::Draft;
+use millrace_relay::status as relay;
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric},
@@ -11,19 +16,11 @@ use prometheus_client::{
     registry::Unit,
 };
 
-use millrace_gate::status as gate_status;
-use millrace_proto::moq::Draft;
-use millrace_relay::status as relay;
-
 use super::status::{Engine, Gate, Keystreams, Sent, Session, Status};
-use crate::{
-    gate_metrics,
-    openmetrics::{self, Out},
-};
 
 /// The text of one scrape.
 pub fn encode(status: Status) -> Result<String, fmt::Error> {
-    let gate = (!status.gate.scopes.is_empty()).then(|| gate_metrics::group(gate_of(&status)));
+    let gate = (!status.gate.scopes.is_empty()).then(|| metrics::group(gate_of(&status)));
     let relay = ("millrace_relay", Box::new(Snapshot(status)) as Box<dyn Collector>);
     openmetrics::encode_all([relay].into_iter().chain(gate).collect())
 }
@@ -179,8 +176,8 @@ impl Snapshot {
         let received = totals.object_bytes_received;
         out.counter("objects_received", "Payload of objects from publishers", Some(Unit::Bytes), received)?;
         let senders = [("quinn", totals.quinn), ("data_plane", totals.data_plane), ("kernel", totals.kernel)];
-        out.per_sender("packets_sent", "QUIC packets sent", None, senders, |sent| sent.packets)?;
-        out.per_sender("sent", "UDP payload sent", Some(&Unit::Bytes), senders, |sent| sent.bytes)?;
+        per_sender(out, "packets_sent", "QUIC packets sent", None, senders, |sent| sent.packets)?;
+        per_sender(out, "sent", "UDP payload sent", Some(&Unit::Bytes), senders, |sent| sent.bytes)?;
         out.counter("packets_lost", "QUIC packets deemed lost", None, totals.packets_lost)?;
         out.counter("packets_marked", "QUIC packets marked CE", None, totals.packets_marked)?;
         let again = totals.bytes_retransmitted;
@@ -247,66 +244,28 @@ impl Snapshot {
     }
 }
 
-impl Out<'_> {
-    /// Of so many sessions as there are, if there are any.
-    fn quantiles(
-        &mut self,
-        name: &str,
-        help: &str,
-        values: impl Iterator<Item = f64>,
-        quantiles: [f64; 3],
-    ) -> fmt::Result {
-        let mut values: Vec<_> = values.collect();
-        values.sort_by(f64::total_cmp);
-        self.labelled(name, help, MetricType::Gauge, |family| {
-            quantiles.into_iter().try_for_each(|quantile| {
-                let index = (quantile * values.len().saturating_sub(1) as f64).round() as usize;
-                let Some(value) = values.get(index) else { return Ok(()) };
-                ConstGauge::new(*value).encode(family.encode_family(&[("quantile", quantile.to_string())])?)
-            })
-        })
-    }
-
-    fn by_outcome(&mut self, name: &str, help: &str, counts: &Option<BTreeMap<String, u64>>) -> fmt::Result {
-        let Some(counts) = counts else { return Ok(()) };
-        self.counts(name, help, "outcome", counts)
-    }
-
-    fn by_table<'a>(
-        &mut self,
-        name: &str,
-        help: &str,
-        mut values: impl Iterator<Item = (&'a str, u64)>,
-    ) -> fmt::Result {
-        self.labelled(name, help, MetricType::Gauge, |family| {
-            values.try_for_each(|(table, value)| {
-                let value = i64::try_from(value).unwrap_or(i64::MAX);
-                ConstGauge::new(value).encode(family.encode_family(&[("table", table)])?)
-            })
-        })
-    }
-
-    fn per_sender(
-        &mut self,
-        name: &str,
-        help: &str,
-        unit: Option<&Unit>,
-        senders: [(&str, Sent); 3],
-        value: fn(Sent) -> u64,
-    ) -> fmt::Result {
-        let mut family = self.0.encode_descriptor(name, help, unit, MetricType::Counter)?;
-        senders.into_iter().try_for_each(|(sender, sent)| {
-            ConstCounter::new(value(sent)).encode(family.encode_family(&[("sender", sender)])?)
-        })
-    }
+/// A counter of what each sender has sent.
+fn per_sender(
+    out: &mut Out<'_>,
+    name: &str,
+    help: &str,
+    unit: Option<&Unit>,
+    senders: [(&str, Sent); 3],
+    value: fn(Sent) -> u64,
+) -> fmt::Result {
+    let mut family = out.0.encode_descriptor(name, help, unit, MetricType::Counter)?;
+    senders.into_iter().try_for_each(|(sender, sent)| {
+        ConstCounter::new(value(sent)).encode(family.encode_family(&[("sender", sender)])?)
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    use millrace_daemon::http::push::Counts;
+
     use super::*;
-    use crate::http::push::Counts;
-    use crate::relay::status::{Access, Cache, Interface, KeystreamUse, Receive, Totals};
-    use crate::relay::text::tests::session;
+    use crate::status::{Access, Cache, Interface, KeystreamUse, Receive, Totals};
+    use crate::text::tests::session;
 
     #[test]
     fn names_and_units_follow_the_conventions() {
@@ -402,7 +361,7 @@ mod tests {
         ] {
             assert!(text.lines().any(|have| have == line), "{line} is not in\n{text}");
         }
-        crate::documented::assert_families_named("millrace_relay", &text);
+        millrace_testkit::documented::assert_families_named("millrace_relay", &text);
         let mut families: Vec<_> = text.lines().filter(|line| line.starts_with("# TYPE ")).collect();
         let count = families.len();
         families.sort_unstable();

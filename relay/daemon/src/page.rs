@@ -9,9 +9,9 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
+use millrace_daemon::http::asset::{Asset, asset};
 
 use super::status::{StatusSource, Web};
-use crate::http::asset::{Asset, asset};
 
 /// Any page may ask for these, without a token: every client sees the certificate in its handshake, and the files are the
 /// same for all.
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn everything_that_is_built_is_served() {
-        let built = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../web/dist/relay")).unwrap();
+        let built = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../../web/dist/relay")).unwrap();
         for file in built {
             let name = file.unwrap().file_name().into_string().unwrap();
             let path = if name == "index.html" { "/".to_owned() } else { format!("/{name}") };

@@ -6,6 +6,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
+use millrace_daemon::{daemon::Ends, log, memory::Memory, pem};
 use millrace_relay::access::{Policy, keys};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
@@ -18,7 +19,6 @@ use super::{
     status::StatusSource,
     tls,
 };
-use crate::{daemon::Ends, log, memory::Memory, pem};
 
 const SECOND_SIGNAL: &str = "ended by a second signal while sessions were open";
 

@@ -6,20 +6,24 @@ use std::{
 };
 
 use anyhow::Context;
-use millrace_proto::{
+use millrace_daemon::{log, pem};
+use millrace_moq::tracks::cache;
+use millrace_quic::{
+    keys::Suite,
     plane::{
         congestion::Algorithm,
         downstream::{self, policy},
     },
-    quic::{keys::Suite, webtransport},
-    relay::cache,
+    webtransport,
 };
 use millrace_relay::{
     Bound,
     access::{Access, Policy, Unread, keys},
     trace::Tracer,
 };
-use millrace_transport::{self as transport, BindError, kernel};
+use millrace_relay_kernel as kernel;
+use millrace_transport as transport;
+use millrace_transport::BindError;
 use parking_lot::Mutex;
 use rustls::{KeyLog, RootCertStore, sign::CertifiedKey};
 use tracing::{error, info, warn};
@@ -33,7 +37,6 @@ use super::{
     status::{Status, StatusSource, Web},
     tls,
 };
-use crate::{log, pem};
 
 /// A running relay.
 pub struct Server {

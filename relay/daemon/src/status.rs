@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 pub use millrace_relay::status::*;
 
-use crate::http::push;
+use millrace_daemon::http::push;
 
 /// Gives a snapshot of a running relay. Called a few times a second at most; may lock briefly.
 pub trait StatusSource: Send + Sync + 'static {

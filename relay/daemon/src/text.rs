@@ -2,14 +2,14 @@
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
-use millrace_proto::moq::TrackName;
-use millrace_relay::status as relay;
-
-use super::status::{Session, Status, Track};
-use crate::render::{
+use millrace_daemon::render::{
     Fit::{self, Name, Text, Whole},
     bytes, line, percent, span, table,
 };
+use millrace_moq::TrackName;
+use millrace_relay::status as relay;
+
+use super::status::{Session, Status, Track};
 
 /// All of a status, with rates since `before`, in lines of that width if there is room for numbers and addresses.
 pub fn render(status: &Status, before: Option<&Status>, width: usize) -> String {
@@ -277,9 +277,10 @@ fn outcomes(out: &mut String, width: usize, head: [&str; 2], counts: &Option<BTr
 
 #[cfg(test)]
 pub(super) mod tests {
+    use millrace_testkit::golden::assert_as_reviewed;
+
     use super::*;
-    use crate::golden::assert_as_reviewed;
-    use crate::relay::status::{Engine, KeystreamUse, Keystreams, Sent, Totals};
+    use crate::status::{Engine, KeystreamUse, Keystreams, Sent, Totals};
 
     #[test]
     fn the_kernels_part_is_shown() {
@@ -313,7 +314,7 @@ pub(super) mod tests {
             ..relay::Status::default()
         };
         let text = render(&status.into(), None, 80);
-        assert_as_reviewed("relay-status-kernel", &text);
+        assert_as_reviewed(env!("CARGO_MANIFEST_DIR"), "relay-status-kernel", &text);
         for part in [
             "by kernel out 300 media packets (1), 75.0 % of all; 2 streams",
             "4         300     75.0     51     52   53          9      0\n",
@@ -414,7 +415,7 @@ pub(super) mod tests {
         };
         let name = "a-namespace-of-many/characters-that-somebody-has-really-given-it/1.m4s";
         let (namespace, last) = name.rsplit_once('/').unwrap();
-        let namespace = millrace_proto::moq::Namespace::from_path(namespace).unwrap();
+        let namespace = millrace_moq::Namespace::from_path(namespace).unwrap();
         let track = Track {
             name: TrackName::new(namespace, last.as_bytes().to_vec()).unwrap().to_string(),
             alias: 12_345,
@@ -444,7 +445,7 @@ pub(super) mod tests {
         };
         let before = relay::Status::default();
         let text = render(&status.clone().into(), Some(&before.into()), 80);
-        assert_as_reviewed("relay-status", &text);
+        assert_as_reviewed(env!("CARGO_MANIFEST_DIR"), "relay-status", &text);
         for line in text.lines() {
             assert!(line.chars().count() <= 80, "{} wide: {line}\n{text}", line.chars().count());
         }

@@ -11,6 +11,7 @@ use std::{
 };
 
 use base64::Engine as _;
+use millrace_daemon::pem;
 use nix::{
     errno::Errno,
     fcntl::{Flock, FlockArg},
@@ -19,7 +20,6 @@ use parking_lot::Mutex;
 use rustls::{crypto::ring, pki_types::PrivatePkcs8KeyDer, sign::CertifiedKey};
 
 use super::config::Identity;
-use crate::pem;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {

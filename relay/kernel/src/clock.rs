@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::clock::monotonic_ns;
+use millrace_transport::clock::monotonic_ns;
 
 /// Microseconds.
 const MOST_WAITING: u32 = 1_000_000;

@@ -9,7 +9,8 @@ use std::{
     time::Duration,
 };
 
-use millrace_bpf::relay::Want;
+use crate::program::Want;
+use millrace_transport::ID_LEN;
 use tracing::debug;
 
 use super::{
@@ -17,7 +18,6 @@ use super::{
     connection::Connection,
     keystream::{Ahead, Kept},
 };
-use crate::config::ID_LEN;
 
 /// How often rings are filled up. Twice what is used in this time is kept ahead, so a shorter tick takes less
 /// memory, and a longer one fewer wake-ups.
@@ -83,7 +83,7 @@ fn keep(connection: &Connection) -> Kept {
     sealing.or(opening)
 }
 
-fn compute(ahead: &Ahead) -> impl millrace_bpf::relay::Compute {
+fn compute(ahead: &Ahead) -> impl crate::program::Compute {
     let mut key = None;
     move |generation, number, once, text| {
         // Of one generation from the first to the last call.

@@ -8,12 +8,13 @@ use std::{
     time::Instant,
 };
 
-use millrace_bpf::relay::{self as bpf, Forwarded};
-use millrace_proto::quic::webtransport::Binding;
+use millrace_quic::webtransport::Binding;
+
+use crate::program::{self as bpf, Forwarded};
+use millrace_transport::offload::{Claim, Ingress, Owner, Seen, Standing, Worth};
 use parking_lot::Mutex;
 
 use super::{Claimant, Kernel, deferred::Deferred, keystream::Ahead, queue::Place};
-use crate::offload::{Claim, Ingress, Owner, Seen, Standing, Worth};
 
 /// A connection's claim to a record.
 pub(super) struct Claimed {
@@ -129,7 +130,7 @@ impl Connection {
     }
 
     /// Makes the kernel open the connection's packets, those that nothing was seen of.
-    pub fn open_from(&self, seen: &Seen) -> Result<&bpf::Upstream, millrace_bpf::Error> {
+    pub fn open_from(&self, seen: &Seen) -> Result<&bpf::Upstream, millrace_kernel::Error> {
         if self.upstream.get().is_none() {
             let upstream = self.kernel.relay.upstream_from(seen.packets, seen.streams)?;
             seen.begun.iter().for_each(|id| upstream.note_begun(*id));
@@ -137,7 +138,7 @@ impl Connection {
             self.deferred.iter().for_each(|deferred| upstream.set_deferred_socket(&deferred.handle));
             let _ = self.upstream.set(upstream); // another was faster
         }
-        self.upstream().ok_or(millrace_bpf::Error::Full { what: "upstreams" })
+        self.upstream().ok_or(millrace_kernel::Error::Full { what: "upstreams" })
     }
 
     /// Says how streams and datagrams lie on the connection, in both directions.

@@ -8,7 +8,7 @@ use std::{
     task::Waker,
 };
 
-use millrace_bpf::relay::DeferredSocket;
+use crate::program::DeferredSocket;
 use parking_lot::Mutex;
 
 /// Looks in vain after which a packet is not expected any more.

@@ -8,12 +8,13 @@ use std::{
     },
 };
 
-use millrace_bpf::relay::{self as bpf, EgressKey, Slot};
-use millrace_proto::moq::data::Position;
+use millrace_moq::data::Position;
+
+use crate::program::{self as bpf, EgressKey, Slot};
+use millrace_transport::offload::{self, Declined, Delegation, Opener};
 use parking_lot::Mutex;
 
 use super::connection::Connection;
-use crate::offload::{self, Declined, Delegation, Opener};
 
 /// A slot of an upstream connection.
 pub(super) struct Ingress {
@@ -69,12 +70,12 @@ impl Egress {
         to: Arc<Connection>,
         ingress: &Arc<Ingress>,
         opened: bool,
-        added: Result<EgressKey, millrace_bpf::Error>,
+        added: Result<EgressKey, millrace_kernel::Error>,
     ) -> Result<Box<dyn Delegation>, Declined> {
         let key = match added {
             Ok(key) => key,
             Err(error) => {
-                if matches!(error, millrace_bpf::Error::Unsettled { .. }) {
+                if matches!(error, millrace_kernel::Error::Unsettled { .. }) {
                     to.kernel.settle();
                 }
                 to.kernel.room.explain(&error, "userspace sends a stream");

@@ -5,13 +5,13 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use millrace_bpf::relay::Relay;
+use crate::program::Relay;
+use millrace_transport::offload::Interface;
 use nix::{libc, net::if_::if_nametoindex};
 use parking_lot::Mutex;
 use tracing::{info, warn};
 
 use super::Error;
-use crate::offload::Interface;
 
 /// The interfaces that media is to be forwarded from.
 pub(super) struct Interfaces {
@@ -133,7 +133,7 @@ fn attach(relay: &Relay, name: &str) -> Result<Place, Error> {
 /// Refuses interfaces whose packets do not begin with an Ethernet header (tunnels), and loopback, which has one but
 /// leads nowhere.
 fn check(name: &str) -> Result<(), Error> {
-    let kind = crate::interfaces::kind(name)
+    let kind = millrace_transport::interfaces::kind(name)
         .map_err(|errno| Error::Interface { name: name.to_owned(), source: errno.into() })?;
     match kind {
         Some(libc::ARPHRD_ETHER) => Ok(()),

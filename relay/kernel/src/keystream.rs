@@ -5,8 +5,9 @@ use std::sync::{
     atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
-use millrace_bpf::relay::Refill;
-use millrace_proto::quic::{keys::Secret, keystream::KeystreamKey};
+use millrace_quic::{keys::Secret, keystream::KeystreamKey};
+
+use crate::program::Refill;
 use parking_lot::Mutex;
 
 /// Ticks without any stream after which a ring is given back.

@@ -1,5 +1,5 @@
 //! Engine `kernel`: media of the streams that were delegated to it is forwarded at TC ingress, before any process
-//! wakes (`millrace_bpf::relay`).
+//! wakes (`crate::program`).
 //!
 //! [`Kernel`] is the engine; each connection that it sends on has a record in the kernel (`connection`), of which there are fewer than
 //! connections (`records`). The kernel says
@@ -17,6 +17,7 @@ mod interfaces;
 mod keystream;
 mod offloading;
 mod openings;
+pub mod program;
 mod queue;
 mod records;
 mod room;
@@ -35,11 +36,13 @@ use std::{
     time::Instant,
 };
 
-use millrace_bpf::crypto::QuicKeys;
-use millrace_bpf::relay::{self as bpf, EgressOutcome, FrameOutcome, FurtherRun, Opening, Outcome};
-use millrace_proto::{
-    plane::downstream::StreamKey,
-    quic::{keys::Suite, packet::ConnectionId},
+use millrace_kernel::crypto::QuicKeys;
+use millrace_quic::{keys::Suite, packet::ConnectionId, plane::downstream::StreamKey};
+
+use crate::program::{self as bpf, EgressOutcome, FrameOutcome, FurtherRun, Opening, Outcome};
+use millrace_transport::{
+    offload::{self, Attached, Delegation, Owner, Path, Status},
+    trace,
 };
 use nix::sys::socket::{getsockopt, setsockopt, sockopt};
 use parking_lot::RwLock;
@@ -60,10 +63,6 @@ use self::{
     ticker::Ticker,
     worker::SetInterfaces,
 };
-use crate::{
-    offload::{self, Attached, Delegation, Owner, Path, Status},
-    trace,
-};
 
 /// Receive buffer of a deferred socket, bytes.
 const DEFERRED_BUFFER: usize = 4 << 20;
@@ -74,13 +73,13 @@ const DEFERRED_PACKET: usize = 4096 + 256;
 #[derive(Debug, Error)]
 pub enum Error {
     #[error("the kernel's fast path cannot be loaded: {0}")]
-    Load(#[source] millrace_bpf::Error),
+    Load(#[source] millrace_kernel::Error),
     #[error("the kernel's fast path needs CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN: {0}")]
-    Denied(#[source] millrace_bpf::Error),
+    Denied(#[source] millrace_kernel::Error),
     #[error("there is no interface {name}: {source}")]
     Interface { name: String, source: io::Error },
     #[error("interface {name}: {source}")]
-    Attach { name: String, source: millrace_bpf::Error },
+    Attach { name: String, source: millrace_kernel::Error },
     #[error("no interface is named to forward from, and none has a listen address of its own")]
     NoInterface,
     #[error("the kernel's fast path needs listen addresses with a port")]
@@ -249,7 +248,7 @@ impl Kernel {
         let decided = self.records.decide(Instant::now());
         if decided.is_short {
             self.room
-                .explain(&millrace_bpf::Error::Full { what: "downstreams" }, "sessions wait for a record");
+                .explain(&millrace_kernel::Error::Full { what: "downstreams" }, "sessions wait for a record");
         }
         for decision in decided.decisions {
             match decision {
@@ -265,7 +264,7 @@ impl Kernel {
     fn grant(self: &Arc<Self>, claim: u64, claimant: Claimant) {
         let record = match self.record(claim, &claimant) {
             // Those of connections that have ended are free in a moment.
-            Err(millrace_bpf::Error::Unsettled { .. }) => {
+            Err(millrace_kernel::Error::Unsettled { .. }) => {
                 worker::settle(self);
                 self.record(claim, &claimant)
             }
@@ -290,7 +289,7 @@ impl Kernel {
         self: &Arc<Self>,
         claim: u64,
         claimant: &Claimant,
-    ) -> Result<Arc<Connection>, millrace_bpf::Error> {
+    ) -> Result<Arc<Connection>, millrace_kernel::Error> {
         let at = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
         let nowhere = bpf::Path { local: at, remote: at, id: Vec::new(), traffic_class: 0, flow_label: 0 };
         let downstream = self.relay.downstream(&nowhere, 0, 0)?;

@@ -10,27 +10,24 @@ use std::{
     time::Instant,
 };
 
+use millrace_kernel::crypto::QuicKeys;
+use millrace_quic::{
+    keys::{Secret, Suite},
+    packet::ConnectionId,
+    plane::downstream::{Budget, StreamKey},
+    webtransport::Binding,
+};
+use millrace_transport::offload::{
+    self, Carried, ConnectionStatus, Datagrams, Declined, Delegation, KeystreamUse, Offload, Opened, Opens,
+    Origin, Path, Seen, Sent, Stream,
+};
+
 use super::{
     connection::{Binds, Connection},
     ingress::{Egress, Ingress, ours},
     openings::Openings,
 };
-use crate::offload::{
-    self, Carried, ConnectionStatus, Datagrams, Declined, Delegation, KeystreamUse, Offload, Opened, Opens,
-    Origin, Path, Seen, Sent, Stream,
-};
-use millrace_bpf::{
-    crypto::QuicKeys,
-    relay::{self as bpf, EgressOutcome, Forwarded, Lookup},
-};
-use millrace_proto::{
-    plane::downstream::{Budget, StreamKey},
-    quic::{
-        keys::{Secret, Suite},
-        packet::ConnectionId,
-        webtransport::Binding,
-    },
-};
+use crate::program::{self as bpf, EgressOutcome, Forwarded, Lookup};
 
 impl Offload for Connection {
     fn numbers(&self) -> &AtomicU64 {

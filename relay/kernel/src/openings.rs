@@ -8,14 +8,14 @@ use std::{
     },
 };
 
-use millrace_bpf::relay as bpf;
+use crate::program as bpf;
+use millrace_transport::offload::{self, Seen};
 use parking_lot::Mutex;
 
 use super::{
     connection::{Binds, Connection},
     ingress::Ingress,
 };
-use crate::offload::{self, Seen};
 
 /// Openings of a track that wait, at first. There are more where streams have found none.
 const FIRST: u32 = 4;
@@ -42,7 +42,7 @@ impl Openings {
         (alias, last): (u64, (u64, u64)),
         seen: Seen,
         held: Arc<dyn Any + Send + Sync>,
-    ) -> Result<Arc<Self>, millrace_bpf::Error> {
+    ) -> Result<Arc<Self>, millrace_kernel::Error> {
         let track = connection.open_from(&seen)?.track(alias, last)?;
         track.set_low(FIRST / 2);
         Ok(Arc::new(Self {

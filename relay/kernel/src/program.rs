@@ -6,7 +6,7 @@
 //! 1. [`Relay::load`], then [`Relay::attach`] to each interface that media arrives on.
 //! 2. An [`Upstream`] for each connection that media arrives on, with its connection IDs and receive keys.
 //! 3. A [`Downstream`] for each subscriber's connection. [`Downstream::number`] is the packet number word
-//!    (`millrace_proto::quic::number`) of both senders from then on; the send keys of a generation are
+//!    (`millrace_quic::number`) of both senders from then on; the send keys of a generation are
 //!    installed before anybody moves the word to it.
 //! 4. A [`Slot`] for each stream of an upstream that is forwarded. Once userspace has opened a subscriber's stream, an
 //!    [`Egress`] in the slot delegates it to the kernel. Removing the egress, or dropping the slot, recalls it.
@@ -54,12 +54,12 @@ pub use trace::{Event, Tracing, What};
 pub use track::Track;
 pub use upstream::Upstream;
 
-use crate::Error;
-use crate::fan::Attachments;
-use crate::intf::Plain;
-use crate::object::{Loaded, embedded};
-use crate::tc::Mechanism;
 use memory::Ring;
+use millrace_kernel::Error;
+use millrace_kernel::fan::Attachments;
+use millrace_kernel::intf::Plain;
+use millrace_kernel::object::{Loaded, embedded};
+use millrace_kernel::tc::Mechanism;
 use shared::{Shared, lock};
 
 const OBJECT: &str = "relay.bpf.o";

@@ -13,12 +13,11 @@ use std::{
     time::Instant,
 };
 
-use millrace_bpf::crypto::QuicKeys;
-use millrace_proto::{plane::downstream::StreamKey, quic::packet::ConnectionId};
+use millrace_kernel::crypto::QuicKeys;
+use millrace_quic::{packet::ConnectionId, plane::downstream::StreamKey};
+use millrace_transport::offload::{Delegation, Path};
 use parking_lot::{Condvar, Mutex};
 use tracing::error;
-
-use crate::offload::{Delegation, Path};
 
 /// A connection that has commands carried out.
 pub(super) trait Subject {

@@ -13,9 +13,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use millrace_transport::offload::{Standing, Worth};
 use parking_lot::Mutex;
-
-use crate::offload::{Standing, Worth};
 
 /// How long a connection keeps its record after its last subscription, where others wait that have some: one that changes tracks has none
 /// for a moment.

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use millrace_bpf::Error;
+use millrace_kernel::Error;
 use tracing::{debug, warn};
 
 /// Each table's name, what it holds, and the setting that makes it larger.

@@ -5,8 +5,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_bpf::{crypto::QuicKeys, relay as bpf};
-use millrace_proto::{plane::downstream::StreamKey, quic::packet::ConnectionId};
+use millrace_kernel::crypto::QuicKeys;
+use millrace_quic::{packet::ConnectionId, plane::downstream::StreamKey};
+
+use crate::program as bpf;
+use millrace_transport::offload::Path;
 use tracing::{debug, warn};
 
 use super::{
@@ -14,7 +17,6 @@ use super::{
     connection::Connection,
     queue::{Place, Subject, Taker, guarded},
 };
-use crate::offload::Path;
 
 /// How often interfaces are looked at: a system call each.
 const LOOK: Duration = Duration::from_secs(1);

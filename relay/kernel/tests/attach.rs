@@ -1,14 +1,12 @@
 //! Programs that come and go on interfaces, and processes that die.
 #![allow(clippy::expect_used, reason = "a test may panic")]
 
-#[path = "support/net.rs"]
-mod net;
-
+use millrace_testkit::net;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
-use millrace_bpf::relay::{Config, Relay};
-use millrace_bpf::tc::{self, Hook, Mechanism};
+use millrace_kernel::tc::{self, Hook, Mechanism};
+use millrace_relay_kernel::program::{Config, Relay};
 use millrace_testkit::wait_until;
 use net::{Network, inside, ip, root, run};
 use nix::sys::signal::{Signal, raise};

@@ -1,23 +1,22 @@
 //! The relay program and objects that come as datagrams, on real interfaces; what it sends is compared with what the
 //! userspace builder makes. Needs root.
 
-#[path = "support/net.rs"]
-mod net;
 #[path = "support/peers.rs"]
 mod peers;
 #[path = "support/quic.rs"]
 #[allow(dead_code)]
 mod quic;
 
+use millrace_testkit::net;
 use std::net::UdpSocket;
 
 use fastrand::Rng;
-use millrace_bpf::crypto::QuicKeys;
-use millrace_bpf::relay::{
+use millrace_kernel::crypto::QuicKeys;
+use millrace_moq::{Datagram, Status};
+use millrace_quic::{frame, keys::Suite, webtransport::Binding};
+use millrace_relay_kernel::program::{
     Compute, Config, Counters, Datagrams, EgressOutcome, Forwarded, Outcome, Position, Relay, Slot, Upstream,
 };
-use millrace_proto::moq::{Datagram, Status};
-use millrace_proto::quic::{frame, keys::Suite, webtransport::Binding};
 use net::{Capture, Network, address, root};
 use peers::{PORT, Subscriber};
 use quic::Direction;
@@ -477,7 +476,7 @@ fn no_packet_is_forwarded_twice_or_for_another_track() {
     assert_eq!(scene.send(&frames(ALIAS + 1)), []);
     // A stream of that number is no track of that alias.
     let mut streams = scene.upstream.slot(ALIAS + 1);
-    let egress = millrace_bpf::relay::Egress {
+    let egress = millrace_relay_kernel::program::Egress {
         stream_id: 3,
         shift: 0,
         from: 0,

@@ -1,24 +1,23 @@
 //! Where the relay program's packets come from and go to: gateways, hairpins, narrow links, both families, frames whose
 //! checksum is known. Needs root.
 
-#[path = "support/net.rs"]
-mod net;
 #[path = "support/peers.rs"]
 mod peers;
 #[path = "support/quic.rs"]
 #[allow(dead_code)]
 mod quic;
 
+use millrace_testkit::net;
 use std::net::{IpAddr, UdpSocket};
 
 use fastrand::Rng;
-use millrace_bpf::crypto::QuicKeys;
-use millrace_bpf::gate::{self, Gate};
-use millrace_bpf::relay::{
+use millrace_gate::kernel::{self as gate, Gate};
+use millrace_kernel::crypto::QuicKeys;
+use millrace_kernel::xdp::Mode;
+use millrace_quic::keys::Suite;
+use millrace_relay_kernel::program::{
     Compute, Config, Counters, Egress, EgressOutcome, Forwarded, Outcome, Position, Relay, Slot, Upstream,
 };
-use millrace_bpf::xdp::Mode;
-use millrace_proto::quic::keys::Suite;
 use millrace_testkit::wait_until;
 use net::{Capture, Network, RawSender, address, ip, root};
 use peers::{PORT, Subscriber};

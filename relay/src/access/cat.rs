@@ -11,7 +11,7 @@ use coset::{
     CborSerializable, CoseMac0, CoseSign1, Header, HeaderBuilder, RegisteredLabelWithPrivate,
     TaggedCborSerializable, iana,
 };
-use millrace_proto::moq::name::MAX_FIELDS;
+use millrace_moq::name::MAX_FIELDS;
 
 use super::{
     grant::{Action, Actions, Grant, Match, Scope, of_issuers},

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_proto::relay::account;
+use millrace_moq::tracks::account;
 use millrace_transport as transport;
 use parking_lot::Mutex;
 

@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc, time::SystemTime};
 
 use bytes::Bytes;
-use millrace_proto::moq::Namespace;
+use millrace_moq::Namespace;
 
 use super::keys::Key;
 
@@ -105,7 +105,7 @@ impl Resource {
         Self { namespace: namespace.clone(), track: None }
     }
 
-    pub fn track(name: &millrace_proto::moq::TrackName) -> Self {
+    pub fn track(name: &millrace_moq::TrackName) -> Self {
         Self { namespace: name.namespace().clone(), track: Some(name.name().clone()) }
     }
 

@@ -2,7 +2,7 @@
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use bytes::Bytes;
-use millrace_proto::moq::{Namespace, name::MAX_FIELDS};
+use millrace_moq::{Namespace, name::MAX_FIELDS};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 

@@ -36,10 +36,8 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use millrace_proto::{
-    networks::{self, Network},
-    relay::account,
-};
+use millrace_base::networks::{self, Network};
+use millrace_moq::tracks::account;
 use millrace_transport as transport;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;

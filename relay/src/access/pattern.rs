@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use bytes::Bytes;
-use millrace_proto::moq::Namespace;
+use millrace_moq::Namespace;
 
 /// Namespaces by their fields: `live/*/cam`, `live/**`, `**`.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,7 +7,8 @@ use std::{
     time::SystemTime,
 };
 
-use millrace_proto::{moq::token::Credential, networks};
+use millrace_base::networks;
+use millrace_moq::token::Credential;
 use parking_lot::Mutex;
 
 use super::{

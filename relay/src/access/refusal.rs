@@ -1,6 +1,6 @@
 //! Why a token is not good, and why something is refused.
 
-use millrace_proto::moq::code;
+use millrace_moq::code;
 
 /// Why a token is not good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

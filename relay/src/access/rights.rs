@@ -8,7 +8,8 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use millrace_proto::{moq::token::Credential, networks};
+use millrace_base::networks;
+use millrace_moq::token::Credential;
 use parking_lot::Mutex;
 use tokio::{
     sync::watch,

@@ -93,7 +93,7 @@ impl Rule {
     pub fn is_for(&self, peer: &Peer) -> bool {
         let path = |pattern: &Pattern| {
             let fields = pattern::path(&peer.path);
-            millrace_proto::moq::Namespace::new(fields).is_ok_and(|path| pattern.matches(&path))
+            millrace_moq::Namespace::new(fields).is_ok_and(|path| pattern.matches(&path))
         };
         let authority = |wanted: &Authority| peer.authority.as_ref().is_some_and(|said| wanted.is(said));
         self.path.as_ref().is_none_or(path) && self.authority.as_ref().is_none_or(authority)

@@ -6,7 +6,7 @@ mod tokens;
 
 use std::time::{Duration, SystemTime};
 
-use millrace_proto::moq::{Namespace, token::Credential};
+use millrace_moq::{Namespace, token::Credential};
 
 use super::{
     grant::{Action, Grant, Resource},

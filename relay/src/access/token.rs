@@ -7,7 +7,7 @@ use std::{
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use bytes::Bytes;
-use millrace_proto::moq::token::Credential;
+use millrace_moq::token::Credential;
 use url::form_urlencoded;
 
 use super::{cat, grant::Grant, jwt, keys::Key, refusal::TokenError};

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use millrace_proto::networks::{Full, Network, Places};
+use millrace_base::networks::{Full, Network, Places};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
@@ -23,7 +23,7 @@ use super::refusal::Refusal;
 pub struct Bounds {
     /// Sessions, of all clients.
     pub sessions: usize,
-    /// Sessions of one client, by address or /64. Wider networks have multiples of it ([`millrace_proto::networks`]).
+    /// Sessions of one client, by address or /64. Wider networks have multiples of it ([`millrace_base::networks`]).
     pub of_client: usize,
     /// How long one may be without a right after SETUP, and after its last right is over.
     pub patience: Duration,

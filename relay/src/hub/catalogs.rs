@@ -2,9 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use millrace_proto::{
-    moq::{Namespace, TrackName, msf},
-    relay::{adapt::Ladder, subgroup::Subgroup},
+use millrace_moq::{
+    Namespace, TrackName, msf,
+    tracks::{adapt::Ladder, subgroup::Subgroup},
 };
 use tokio::time::timeout;
 

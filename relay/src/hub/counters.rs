@@ -5,7 +5,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use millrace_proto::relay::{subgroup::Pushed, track::Duplicate};
+use millrace_moq::tracks::{subgroup::Pushed, track::Duplicate};
 
 /// Counts for the operator, since start.
 #[derive(Debug, Default)]

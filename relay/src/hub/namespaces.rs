@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use millrace_proto::moq::Namespace;
+use millrace_moq::Namespace;
 use parking_lot::Mutex;
 use tokio::{
     sync::mpsc,

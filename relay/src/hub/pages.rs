@@ -6,7 +6,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use millrace_proto::moq::{Namespace, TrackName};
+use millrace_moq::{Namespace, TrackName};
 
 /// Entries of a page at most.
 pub const PAGE: usize = 64;

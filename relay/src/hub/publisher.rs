@@ -3,7 +3,7 @@
 use std::{pin::Pin, sync::Arc};
 
 use bytes::Bytes;
-use millrace_proto::moq::{
+use millrace_moq::{
     FetchItem, GroupOrder, Location, TrackName,
     message::{FetchOk, RequestError},
 };

@@ -1,9 +1,6 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use millrace_proto::{
-    moq::{GroupOrder, Location},
-    relay::cache,
-};
+use millrace_moq::{GroupOrder, Location, tracks::cache};
 use millrace_testkit::async_wait_for;
 use tokio::{task::JoinSet, time::sleep};
 

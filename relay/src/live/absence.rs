@@ -5,11 +5,8 @@
 
 use std::time::{Duration, Instant};
 
-use millrace_proto::{
-    moq::{Location, code},
-    plane::source::End,
-    relay::track::GROUP_SLACK,
-};
+use millrace_moq::{Location, code, tracks::track::GROUP_SLACK};
+use millrace_quic::plane::source::End;
 use tracing::info;
 
 use super::LiveTrack;
@@ -207,9 +204,9 @@ mod tests {
         sync::{Arc, Weak},
     };
 
-    use millrace_proto::{
-        moq::{Namespace, TrackName},
-        relay::cache::{Cache, Limits},
+    use millrace_moq::{
+        Namespace, TrackName,
+        tracks::cache::{Cache, Limits},
     };
 
     use super::*;

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_proto::moq::code;
+use millrace_moq::code;
 use tracing::info;
 
 use super::Shared;

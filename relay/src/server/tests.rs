@@ -9,12 +9,10 @@ mod windows;
 
 use std::net::Ipv4Addr;
 
-use millrace_proto::{
-    moq::{
-        Draft, Message, Namespace, Parameters, Properties, SubgroupHeader, SubgroupId, TrackName,
-        message::{Publish, PublishNamespace, Setup, Subscribe},
-    },
-    relay::cache,
+use millrace_moq::{
+    Draft, Message, Namespace, Parameters, Properties, SubgroupHeader, SubgroupId, TrackName,
+    message::{Publish, PublishNamespace, Setup, Subscribe},
+    tracks::cache,
 };
 use millrace_testkit::{BOUND, async_wait_for};
 use millrace_transport::tls::Trust;

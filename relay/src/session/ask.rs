@@ -1,7 +1,7 @@
 //! Requests of the relay's own, and their first answers.
 
 use bytes::BytesMut;
-use millrace_proto::moq::{Message, code, message::RequestError};
+use millrace_moq::{Message, code, message::RequestError};
 use tokio::time::timeout;
 
 use super::context::Context;

@@ -3,7 +3,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use millrace_proto::moq::{
+use millrace_moq::{
     Message, Namespace, Parameters,
     message::{PublishNamespace, RequestError, SubscribeNamespace},
 };

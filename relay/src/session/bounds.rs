@@ -11,7 +11,7 @@
 //! Each token beyond the first counts as one more request: its signature is checked. So does each further [page](crate::hub) of what is
 //! there already, for SUBSCRIBE_NAMESPACE, SUBSCRIBE_TRACKS and PUBLISH_NAMESPACE.
 
-use millrace_proto::moq::{Message, Parameters};
+use millrace_moq::{Message, Parameters};
 
 /// The bound of the work that a message of a peer causes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +73,7 @@ pub fn cost(message: &Message) -> u64 {
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use millrace_proto::moq::{message::RequestUpdate, param::Token};
+    use millrace_moq::{message::RequestUpdate, param::Token};
 
     use super::*;
 

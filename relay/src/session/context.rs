@@ -9,13 +9,12 @@ use std::{
 };
 
 use bytes::BytesMut;
-use millrace_proto::{
-    moq::{
-        Draft, Message, code,
-        message::{self, GoAway, RequestError},
-        param::Assignment,
-    },
-    relay::{account::Account, malformed::Malformed},
+use millrace_base::short;
+use millrace_moq::{
+    Draft, Message, code,
+    message::{self, GoAway, RequestError},
+    param::Assignment,
+    tracks::{account::Account, malformed::Malformed},
 };
 use millrace_transport::Connection;
 use millrace_webtransport::{RecvStream, SendStream, Tunnel};
@@ -36,7 +35,6 @@ use crate::{
     hub::{Counters, Hub, Requester},
     incomplete::{Held, Incomplete},
     live::LiveTrack,
-    log_limit::short,
     outbox::Outbox,
     wire::{self, Answers, GoAways, MessageReader, SessionError},
 };

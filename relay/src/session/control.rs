@@ -2,14 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use millrace_proto::moq::{Message, code, message::Setup, param::Assignment};
+use millrace_base::short;
+use millrace_moq::{Message, code, message::Setup, param::Assignment};
 use tokio::{sync::mpsc, time::timeout};
 use tracing::info;
 
 use super::{context::Context, rights::session_over};
 use crate::{
     access::{rights::Rights, unproven},
-    log_limit::short,
     wire::{self, Incoming, MessageReader, SessionError},
 };
 

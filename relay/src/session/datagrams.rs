@@ -6,9 +6,9 @@ use std::{
 };
 
 use bytes::Bytes;
-use millrace_proto::{
-    moq::Datagram,
-    relay::track::{DatagramObject, Duplicate},
+use millrace_moq::{
+    Datagram,
+    tracks::track::{DatagramObject, Duplicate},
 };
 
 use super::{

@@ -1,6 +1,6 @@
 //! What some implementations take the drafts for.
 
-use millrace_proto::moq::{Filter, Location, Parameters, message::Setup};
+use millrace_moq::{Filter, Location, Parameters, message::Setup};
 
 /// How a peer reads and means its draft, by the implementation that its SETUP names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

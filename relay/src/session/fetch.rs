@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_proto::moq::{
+use millrace_moq::{
     Filter, Location, Parameters, Properties, TrackName, code,
     message::{Fetch, FetchKind, FetchOk, RequestError},
     property::DEFAULT_PRIORITY,

@@ -1,6 +1,6 @@
 //! Filters that nobody may ask for.
 
-use millrace_proto::moq::{Parameters, code, message::RequestError};
+use millrace_moq::{Parameters, code, message::RequestError};
 
 /// Range filters are refused: SETUP says nothing of MAX_FILTER_RANGES, so that nobody may send any.
 ///

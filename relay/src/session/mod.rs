@@ -47,7 +47,7 @@ mod within;
 
 use std::{sync::Arc, time::Duration};
 
-use millrace_proto::moq::{Draft, code, message::Setup};
+use millrace_moq::{Draft, code, message::Setup};
 use millrace_transport::Connection;
 use millrace_webtransport::Tunnel;
 use parking_lot::Mutex;

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_proto::moq::{
+use millrace_moq::{
     Filter, Location, Message, Namespace, Parameters, Properties, code,
     message::{Publish, PublishDone, RequestError, RequestOk, RequestUpdate, Subscribe, SubscribeOk},
 };

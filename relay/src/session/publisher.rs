@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use millrace_proto::moq::{GroupOrder, Location, TrackName, code, message::RequestError};
+use millrace_moq::{GroupOrder, Location, TrackName, code, message::RequestError};
 use tokio::sync::mpsc;
 
 use super::{

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::BytesMut;
-use millrace_proto::moq::{
+use millrace_moq::{
     Message, code,
     message::{Fetch, FetchKind, RequestError},
 };

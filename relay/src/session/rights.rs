@@ -5,13 +5,11 @@ use std::{
     time::Instant,
 };
 
-use millrace_proto::{
-    moq::{
-        Message, Namespace, Parameters, TrackName,
-        message::{FetchKind, RequestError, RequestUpdate, Setup},
-        token::Registered,
-    },
-    relay::account::Account,
+use millrace_moq::{
+    Message, Namespace, Parameters, TrackName,
+    message::{FetchKind, RequestError, RequestUpdate, Setup},
+    token::Registered,
+    tracks::account::Account,
 };
 use millrace_transport::Connection;
 use parking_lot::Mutex;

@@ -6,9 +6,9 @@ use std::{
 };
 
 use bytes::BytesMut;
-use millrace_proto::{
-    moq::{StreamHeader, SubgroupHeader, SubgroupId, code},
-    relay::{
+use millrace_moq::{
+    StreamHeader, SubgroupHeader, SubgroupId, code,
+    tracks::{
         malformed::Malformed,
         subgroup::{PushError, Subgroup, SubgroupWriter},
         track::Duplicate,

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use millrace_proto::moq::message::{RequestError, RequestOk, TrackStatus};
+use millrace_moq::message::{RequestError, RequestOk, TrackStatus};
 
 use super::context::Context;
 use crate::{

@@ -7,7 +7,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use millrace_proto::moq::{
+use millrace_moq::{
     FetchItem, Filter, GroupOrder, Location, Message, Parameters, TrackName, code,
     data::FetchParser,
     message::{Fetch, FetchKind, RequestError},

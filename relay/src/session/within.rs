@@ -5,7 +5,7 @@ use std::{
     time::Instant,
 };
 
-use millrace_proto::moq::{Message, message::RequestUpdate};
+use millrace_moq::{Message, message::RequestUpdate};
 use tracing::info;
 
 use super::{

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use millrace_proto::{
-    moq::{Filter, GroupOrder, Parameters, property::subgroup_timeouts},
-    relay::{filter::Window, subgroup::Subgroup, track::Track},
+use millrace_moq::{
+    Filter, GroupOrder, Parameters,
+    property::subgroup_timeouts,
+    tracks::{filter::Window, subgroup::Subgroup, track::Track},
 };
 
 /// What a subscriber asked for; REQUEST_UPDATE changes it.
@@ -85,12 +86,9 @@ fn smaller(one: Option<u64>, other: Option<u64>) -> Option<Duration> {
 mod tests {
     use std::{sync::Arc, time::Instant};
 
-    use millrace_proto::{
-        moq::{
-            Namespace, Status, SubgroupHeader, SubgroupId, TrackName, data::encode_object_header,
-            property::TrackProperties,
-        },
-        relay::subgroup::SubgroupWriter,
+    use millrace_moq::{
+        Namespace, Status, SubgroupHeader, SubgroupId, TrackName, data::encode_object_header,
+        property::TrackProperties, tracks::subgroup::SubgroupWriter,
     };
 
     use super::*;

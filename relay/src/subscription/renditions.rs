@@ -2,10 +2,7 @@
 
 use std::time::Instant;
 
-use millrace_proto::{
-    moq::{Filter, Location, code},
-    relay::adapt::Choice,
-};
+use millrace_moq::{Filter, Location, code, tracks::adapt::Choice};
 
 use super::{Ended, Origin, Place, Subscription, TrackRef};
 

@@ -2,10 +2,9 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use millrace_proto::plane::{downstream::Carried, estimate::Estimate};
-use serde::{Deserialize, Serialize};
-
+use millrace_quic::plane::{downstream::Carried, estimate::Estimate};
 use millrace_transport::{PathChange, Sent, clock::monotonic_ns, trace};
+use serde::{Deserialize, Serialize};
 
 /// One line. Sessions are numbered as in the status; times are microseconds since 1970.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -20,7 +20,8 @@ use std::{
 
 use bytes::Bytes;
 use futures_core::Stream;
-use millrace_proto::moq::TrackName;
+use millrace_moq::TrackName;
+use millrace_transport::{PathChange, Paths, Tap, clock::monotonic_ns, trace::Filter};
 use parking_lot::Mutex;
 use tokio::{
     sync::{
@@ -32,7 +33,6 @@ use tokio::{
 
 use self::event::{Clock, Event, Place, Raw};
 use super::{engine::Engine, hub::Hub};
-use millrace_transport::{PathChange, Paths, Tap, clock::monotonic_ns, trace::Filter};
 
 /// How often events are collected.
 const TICK: Duration = Duration::from_millis(20);

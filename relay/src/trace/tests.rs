@@ -1,9 +1,7 @@
 use std::{future::poll_fn, pin::pin};
 
-use millrace_proto::{
-    plane::downstream::{Carried, Label, Piece},
-    relay::cache::{self, Cache},
-};
+use millrace_moq::tracks::cache::{self, Cache};
+use millrace_quic::plane::downstream::{Carried, Label, Piece};
 use millrace_testkit::{BOUND, async_wait_for};
 use millrace_transport::trace::{Event as OffloadEvent, What};
 

@@ -9,18 +9,16 @@ use std::{
     path::Path,
 };
 
-use millrace_proto::{
-    moq::vi64,
-    networks::{levels, most},
-    quic::webtransport::Binding,
-};
+use millrace_base::networks::{levels, most};
+use millrace_moq::vi64;
+use millrace_quic::webtransport::Binding;
 
-#[path = "../../fuzz/kernel_checks.rs"]
+#[path = "../../../fuzz/kernel_checks.rs"]
 mod checks;
 
 #[test]
 fn every_fixture_passes() {
-    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/fixtures");
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/fixtures");
     for (name, check) in checks::ALL {
         let dir = fixtures.join(name);
         let files: Vec<_> =
@@ -48,7 +46,7 @@ fn random_bytes_pass() {
 /// Almost right: random bytes are seldom of protocol 253.
 #[test]
 fn random_frames_of_protocol_253_pass() {
-    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/fixtures/kernel_udp");
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/fixtures/kernel_udp");
     let mut rng = fastrand::Rng::with_seed(4);
     for name in ["ipv4_253", "ipv6_extensions_253"] {
         let fixture = fs::read(fixtures.join(name)).expect("a frame");
@@ -241,7 +239,7 @@ fn each_walk_accepts_what_it_says() {
     }
 }
 
-/// `struct gate_rate`, in ticks of 1/64 ns.
+/// `struct bucket_rate`, in ticks of 1/64 ns.
 #[repr(C)]
 struct Rate {
     cost: u64,

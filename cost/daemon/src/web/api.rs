@@ -17,11 +17,11 @@ use axum::{Json, Router};
 use futures_core::Stream;
 use millrace_cost::merge;
 use millrace_cost::report::{Report, Stacks};
+use millrace_daemon::http;
 use serde::Serialize;
 use tokio::sync::mpsc;
 
 use super::{Shared, assets, metrics};
-use crate::http;
 
 /// For a sum that others are before.
 const MAX_WAIT: Duration = Duration::from_secs(10);

@@ -1,6 +1,6 @@
 //! The dashboard's files.
 
-use crate::http::asset::{Asset, asset};
+use millrace_daemon::http::asset::{Asset, asset};
 
 pub(super) const PAGE: Asset = asset!("text/html; charset=utf-8", "index.html");
 pub(super) const SCRIPT: Asset = asset!("text/javascript; charset=utf-8", "app.js");

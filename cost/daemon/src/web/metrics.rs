@@ -7,14 +7,14 @@ use std::fmt;
 use std::sync::atomic::Ordering;
 
 use millrace_cost::report::{Auto, Cpu, Energy, Event, Missing, Report};
+use millrace_daemon::openmetrics;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeCounterValue, EncodeMetric, MetricEncoder};
 use prometheus_client::metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge};
 use prometheus_client::registry::Unit;
 
 use super::Shared;
-use crate::cost::losses::Loss;
-use crate::openmetrics;
+use crate::losses::Loss;
 
 const PREFIX: &str = "millrace_cost";
 /// Parts beyond these are one, [`FURTHER`]: BPF programs may come with ever new names.
@@ -268,7 +268,7 @@ mod tests {
     use millrace_cost::report::EnergyDomain;
 
     use super::*;
-    use crate::cost::text::tests::example;
+    use crate::text::tests::example;
 
     /// Everything that there can be.
     fn scrape(reports: &[Report]) -> String {
@@ -326,7 +326,7 @@ mod tests {
         ] {
             assert!(text.lines().any(|of| of == line), "{line} in\n{text}");
         }
-        crate::documented::assert_families_named("millrace_cost", &text);
+        millrace_testkit::documented::assert_families_named("millrace_cost", &text);
     }
 
     /// Names of BPF programs are anybody's.

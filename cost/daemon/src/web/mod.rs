@@ -16,13 +16,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use axum::body::Bytes;
 use millrace_cost::report::Report;
+use millrace_daemon::http::{self, StartError, access::Access};
 use parking_lot::Mutex;
 use tokio::runtime::Runtime;
 use tokio::sync::{Semaphore, mpsc};
 
 use super::losses::Losses;
 use super::sink::Sink;
-use crate::http::{self, StartError, access::Access};
 use history::History;
 
 /// Reports that wait for the server; seconds at the usual period.

@@ -3,11 +3,11 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use millrace_cost::report::{Event, Stack, Stacks};
+use millrace_daemon::http::fetch;
+use millrace_daemon::http::token::{Token, TokenFile};
 
 use super::*;
-use crate::cost::text::tests::example;
-use crate::http::token::{Token, TokenFile};
-use crate::relay::status::fetch;
+use crate::text::tests::example;
 
 const WAIT: Duration = Duration::from_secs(10);
 

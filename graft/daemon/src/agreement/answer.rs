@@ -7,7 +7,7 @@ use std::{
 };
 
 use millrace_graft::agreements::State;
-use millrace_proto::graft::message::{Message, Reason, Refusal};
+use millrace_graft_proto::message::{Message, Reason, Refusal};
 use rustls::ServerConfig;
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -22,7 +22,7 @@ use super::{
     talk::{End, Talk, unexpected},
     wire::{Broken, PATIENCE, Wire},
 };
-use crate::graft::callers::Callers;
+use crate::callers::Callers;
 
 /// Conversations at once: the settings have at most as many peers, and one that was started anew has two for a moment.
 const CONVERSATIONS_MAX: usize = 512;

@@ -1,5 +1,5 @@
 //! Agreements with the peers of the settings, on connections that mutual TLS has proved: who calls, who is called, and what
-//! both say. The messages and how they are judged are in `millrace-proto`, what is done with them in `millrace-graft`.
+//! both say. The messages and how they are judged are in `millrace-graft-proto`, what is done with them in `millrace-graft`.
 
 mod answer;
 mod call;

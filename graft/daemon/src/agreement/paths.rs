@@ -11,11 +11,11 @@ use std::{
 
 use anyhow::Context as _;
 use millrace_graft::status::Verdict;
-use millrace_proto::graft::probe::{HEADER_BYTES, Kind, Probe, TOKEN_LABEL, Token};
+use millrace_graft_proto::probe::{HEADER_BYTES, Kind, Probe, TOKEN_LABEL, Token};
 use tokio::{net::UdpSocket, task::JoinSet, time::Instant};
 use tracing::warn;
 
-use crate::graft::sockets::{PROTOCOL_253, payload, raw, send_whole, udp};
+use crate::sockets::{PROTOCOL_253, payload, raw, send_whole, udp};
 
 /// Sizes of IP packets that are tried: those that links and tunnels have.
 const SIZES: [u16; 9] = [1280, 1380, 1400, 1420, 1450, 1480, 1492, 1500, 9000];

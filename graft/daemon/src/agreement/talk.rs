@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, time::Instant};
 
 use millrace_graft::{Own, Session, agreements::State, settings::Fetch, status::Negotiated};
-use millrace_proto::graft::{
+use millrace_graft_proto::{
     evidence::Downgrade,
     judge::Terms,
     message::{Hash, Message, Reason, Refusal, Statement},

@@ -3,7 +3,7 @@
 use std::{io, time::Duration};
 
 use millrace_graft::agreements::State;
-use millrace_proto::graft::message::{MESSAGE_MAX, Malformed, Message};
+use millrace_graft_proto::message::{MESSAGE_MAX, Malformed, Message};
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
     time::timeout,

@@ -1,10 +1,10 @@
 //! Sessions while applications have them: other wishes, other grafts, what each end has sent, and who is still there.
 
-use millrace_bpf::graft::joint::Ends;
 use millrace_graft::{
     message::{By, Receives, Want, Why, wire::Word},
     packet::{Event, Runtime, choose::choose},
 };
+use millrace_graft_kernel::joint::Ends;
 use tracing::{info, warn};
 
 use super::{

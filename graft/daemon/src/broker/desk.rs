@@ -6,10 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use millrace_base::control::Received;
 use millrace_graft::{
     message::{
         Want, Why,
-        control::Received,
         wire::{NAME_MAX, Request, Word},
     },
     packet::Runtime,

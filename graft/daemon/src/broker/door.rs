@@ -10,8 +10,9 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use millrace_bpf::unix::peer_groups;
-use millrace_graft::message::control::Control;
+use millrace_base::control::Control;
+use millrace_daemon::{closer::Closer, socket::put};
+use millrace_kernel::unix::peer_groups;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
     sockopt::socket_peercred,
@@ -21,7 +22,6 @@ use super::{
     line::Line,
     places::{Places, Pool},
 };
-use crate::{closer::Closer, socket::put};
 
 const BACKLOG: i32 = 64;
 /// Connections at once, and of one user, of those whom the settings name.

@@ -12,8 +12,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_bpf::graft::joint::Ends;
 use millrace_graft::{message::Why, packet::choose::Path};
+use millrace_graft_kernel::joint::Ends;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 

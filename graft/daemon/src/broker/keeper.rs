@@ -14,8 +14,9 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use millrace_bpf::{graft::joint::Ends, udp::end_for_all};
-use millrace_graft::message::control::{Control, Received};
+use millrace_base::control::{Control, Received};
+use millrace_graft_kernel::joint::Ends;
+use millrace_kernel::udp::end_for_all;
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::signal::SigSet,

@@ -5,7 +5,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_bpf::graft::joint::Ends;
 use millrace_graft::{
     message::{By, Want, Why},
     packet::{
@@ -13,6 +12,7 @@ use millrace_graft::{
         choose::{Offer, Refused},
     },
 };
+use millrace_graft_kernel::joint::Ends;
 use tracing::warn;
 
 use super::{far::Say, quality::Quality};

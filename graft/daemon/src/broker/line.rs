@@ -15,10 +15,8 @@ use std::{
     thread,
 };
 
-use millrace_graft::message::{
-    control::{Control, Received},
-    wire::{RECORD_MAX, Request, Word},
-};
+use millrace_base::control::{Control, Received};
+use millrace_graft::message::wire::{RECORD_MAX, Request, Word};
 
 use super::places::Place;
 

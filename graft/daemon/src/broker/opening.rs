@@ -2,11 +2,12 @@
 
 use std::{os::fd::AsFd, time::Instant};
 
-use millrace_bpf::graft::joint::Ends;
+use millrace_base::control::Control;
 use millrace_graft::{
-    message::{Opened, Receives, Want, Why, control::Control, wire::Word},
+    message::{Opened, Receives, Want, Why, wire::Word},
     packet::{Runtime, choose::choose},
 };
+use millrace_graft_kernel::joint::Ends;
 use ring::rand::{SecureRandom as _, SystemRandom};
 use tracing::{info, warn};
 

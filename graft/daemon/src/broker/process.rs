@@ -9,17 +9,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_graft::{
-    message::control::{Control, Received},
-    packet::{Process, ProcessStatus, Settings},
-};
+use millrace_base::control::{Control, Received};
+use millrace_daemon::confine::{CPU_IDLE, Confined, Hello, hello};
+use millrace_graft::packet::{Process, ProcessStatus, Settings};
 use tracing::{info, warn};
 
 use super::Broker;
-use crate::{
-    confine::{CPU_IDLE, Confined, Hello, hello},
-    graft::process::{Serve, Tell},
-};
+use crate::process::{Serve, Tell};
 
 /// Until one that could not be started, or has ended, is followed by another: at first, and at most.
 const PAUSE: Duration = Duration::from_millis(100);

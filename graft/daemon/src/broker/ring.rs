@@ -5,8 +5,8 @@ use std::{
     os::fd::{AsFd as _, BorrowedFd},
 };
 
-use millrace_bpf::graft::joint::{Ends, Lent};
 use millrace_graft::{message::Receives, packet::Runtime};
+use millrace_graft_kernel::joint::{Ends, Lent};
 use tracing::{info, warn};
 
 use super::Broker;

@@ -3,7 +3,8 @@
 
 use std::{io, net::UdpSocket, os::fd::AsFd, time::Instant};
 
-use millrace_bpf::{graft::joint::Ends, udp::end_for_all};
+use millrace_graft_kernel::joint::Ends;
+use millrace_kernel::udp::end_for_all;
 use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Protocol, SockFilter, Socket, Type};
 use tracing::warn;

@@ -2,7 +2,7 @@
 
 use std::{io, os::fd::OwnedFd};
 
-use millrace_bpf::graft::Events;
+use millrace_graft_kernel::Events;
 use tokio::io::{Interest, unix::AsyncFd};
 use tracing::warn;
 

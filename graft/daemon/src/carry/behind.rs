@@ -5,8 +5,8 @@
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
-use millrace_bpf::graft::gateway::{Ask, Flow};
-use millrace_proto::graft::{carry::frame::Reason, select::kind::Kind};
+use millrace_graft_kernel::gateway::{Ask, Flow};
+use millrace_graft_proto::{carry::frame::Reason, select::kind::Kind};
 use nix::sys::socket::{setsockopt, sockopt};
 use tokio::net::TcpStream;
 use tracing::debug;

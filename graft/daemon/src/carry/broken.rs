@@ -1,6 +1,6 @@
 //! Why a stream of a carrier is over.
 
-use millrace_proto::graft::carry::frame::Malformed;
+use millrace_graft_proto::carry::frame::Malformed;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Broken {

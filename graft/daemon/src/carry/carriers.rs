@@ -7,11 +7,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_bpf::gate::Prefix;
 use millrace_graft::{
     settings::{Kind, Peer},
     status,
 };
+use millrace_kernel::prefix::Prefix;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tracing::{info, warn};

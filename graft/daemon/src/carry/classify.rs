@@ -12,12 +12,11 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use millrace_bpf::ndpi::Ndpi;
-use millrace_graft::{
-    message::control::{Control, Received},
-    status,
-};
-use millrace_proto::graft::select::kind::Kind;
+use millrace_base::control::{Control, Received};
+use millrace_daemon::confine::{self, Bounds, CPU_IDLE, Confined, Hello};
+use millrace_graft::status;
+use millrace_graft_kernel::ndpi::Ndpi;
+use millrace_graft_proto::select::kind::Kind;
 use parking_lot::Mutex;
 use rustix::{
     event::{PollFd, PollFlags, poll},
@@ -36,7 +35,6 @@ use super::{
     asking::register,
     sample::{RECORD_MAX, Sample, parse},
 };
-use crate::confine::{self, Bounds, CPU_IDLE, Confined, Hello};
 
 /// That wait for it.
 const QUEUE: usize = 64;

@@ -7,9 +7,9 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use millrace_client::congestion::Bbr;
+use millrace_congestion::Bbr;
 use millrace_graft::settings::{Carry, Kind, Peer, QuicCongestion};
-use millrace_proto::graft::carry::{
+use millrace_graft_proto::carry::{
     WINDOW_MAX,
     frame::{ALPN, Frame},
 };
@@ -30,7 +30,7 @@ use super::{
     stream::{PATIENCE, Stream},
     warm,
 };
-use crate::graft::{callers::Callers, tls::Tls};
+use crate::{callers::Callers, tls::Tls};
 
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
 /// After so much silence a carrier is gone.

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_bpf::netfilter::{self, Chain, Look, Rule};
+use millrace_kernel::netfilter::{self, Chain, Look, Rule};
 use tracing::warn;
 
 /// The first port that the kernel may choose for a client, on any host.

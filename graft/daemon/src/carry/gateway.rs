@@ -6,18 +6,16 @@ use std::{
     time::Duration,
 };
 
-use millrace_bpf::{
-    gate::Prefix,
-    graft::{
-        covers,
-        gateway::{self as kernel, Ask, Config, Flow, Run, VERDICTS},
-        hook::Lead,
-    },
-};
 use millrace_graft::{
     settings::{self, Peer},
     status,
 };
+use millrace_graft_kernel::{
+    covers, gateway as kernel,
+    gateway::{Ask, Config, Flow, Run, VERDICTS},
+    hook::Lead,
+};
+use millrace_kernel::prefix::Prefix;
 use parking_lot::Mutex;
 use tokio::{net::TcpStream, sync::oneshot, time::timeout};
 use tracing::{debug, warn};

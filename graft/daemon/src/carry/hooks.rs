@@ -15,12 +15,12 @@ use std::{
 };
 
 use anyhow::bail;
-use millrace_bpf::graft::{
+use millrace_graft::{Side, status::Sockmap};
+use millrace_graft_kernel::{
     Caller, Shared, everybody,
     hook::{Arrival, Config, Guest, HOOK_RULES, Hook, Lead},
     hop::{self, Attached, Hop},
 };
-use millrace_graft::{Side, status::Sockmap};
 use parking_lot::Mutex;
 use tokio::net::{TcpSocket, TcpStream};
 
@@ -188,7 +188,7 @@ impl Hooks {
 
     /// Whether a command serves this port to this peer.
     pub fn serves(&self, port: u16, peer: IpAddr) -> bool {
-        let fits = |lead: &Lead| lead.ports.contains(&port) && millrace_bpf::graft::covers(lead.peer, peer);
+        let fits = |lead: &Lead| lead.ports.contains(&port) && millrace_graft_kernel::covers(lead.peer, peer);
         self.state.lock().commands.iter().flat_map(|command| &command.serves).any(fits)
     }
 

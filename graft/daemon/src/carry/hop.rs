@@ -5,7 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use millrace_bpf::graft::hop::{Ends, Hop};
+use millrace_graft_kernel::hop::{Ends, Hop};
 use tokio::net::TcpStream;
 
 use super::listeners::canonical;

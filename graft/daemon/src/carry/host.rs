@@ -10,13 +10,13 @@ use std::{
 };
 
 use anyhow::Context as _;
-use millrace_bpf::graft::{
+use millrace_graft::Rule;
+use millrace_graft_kernel::{
     Listener,
     hook::{Guest, Owner},
     listener,
 };
-use millrace_graft::Rule;
-use millrace_proto::graft::{
+use millrace_graft_proto::{
     carry::frame::{Frame, Open, Reason},
     select::kind::Kind,
 };

@@ -7,7 +7,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use millrace_bpf::graft::gateway::{Run, remove_leftovers, remove_programs};
+use millrace_graft_kernel::gateway::{Run, remove_leftovers, remove_programs};
 use nix::sys::signal::SigSet;
 
 /// The daemon's side.

@@ -3,8 +3,8 @@
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use millrace_bpf::graft::hook::{Arrival, Owner};
-use millrace_proto::graft::{
+use millrace_graft_kernel::hook::{Arrival, Owner};
+use millrace_graft_proto::{
     carry::frame::{Frame, Open, Reason},
     select::kind::Kind,
 };

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use millrace_bpf::graft::hook::Ports;
+use millrace_graft_kernel::hook::Ports;
 use nix::sys::socket::{setsockopt, sockopt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tracing::warn;

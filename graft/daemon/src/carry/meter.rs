@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use millrace_proto::graft::select::{
+use millrace_graft_proto::select::{
     kind::{Expected, Flow, Kind, number_of},
     profile::Profile,
 };

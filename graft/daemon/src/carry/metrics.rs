@@ -2,9 +2,8 @@
 
 use std::{collections::BTreeMap, fmt};
 
+use millrace_daemon::openmetrics::Out;
 use millrace_graft::status::{Carrier, Carry};
-
-use crate::openmetrics::Out;
 
 /// Of each peer and kind, in the order of the settings' names.
 type Sums<'a> = BTreeMap<(&'a str, &'a str), u64>;
@@ -75,9 +74,9 @@ fn labelled<'a>(sums: &'a Sums<'a>) -> impl Iterator<Item = ([(&'a str, &'a str)
 
 #[cfg(test)]
 mod tests {
-    use millrace_bpf::graft::hook::Verdict;
     use millrace_graft::status::{Firewall, Gateway, Sockmap, Status};
-    use millrace_proto::graft::carry::frame::Reason;
+    use millrace_graft_kernel::hook::Verdict;
+    use millrace_graft_proto::carry::frame::Reason;
 
     use super::*;
 
@@ -120,7 +119,7 @@ mod tests {
             ..Carry::default()
         };
         let status = Status { carry: Some(carry), ..Status::default() };
-        let text = crate::graft::metrics::encode(status, Vec::new()).unwrap();
+        let text = crate::metrics::encode(status, Vec::new()).unwrap();
         for line in [
             r#"millrace_graft_hook_verdicts_total{verdict="led"} 1"#,
             r#"millrace_graft_held_packets_total{verdict="asked"} 2"#,
@@ -157,19 +156,19 @@ mod tests {
         for verdict in Verdict::ALL {
             assert!(DOCUMENTED.contains(&format!("| `{}` |", verdict.name())), "{}", verdict.name());
         }
-        for verdict in millrace_bpf::graft::hold::VERDICTS {
+        for verdict in millrace_graft_kernel::hold::VERDICTS {
             assert!(DOCUMENTED.contains(&format!("| `{verdict}` |")), "{verdict}");
         }
-        for verdict in millrace_bpf::graft::gateway::VERDICTS {
+        for verdict in millrace_graft_kernel::gateway::VERDICTS {
             assert!(GATEWAY.contains(&format!("| `{verdict}` |")), "{verdict}");
         }
-        for verdict in millrace_bpf::graft::hop::VERDICTS {
+        for verdict in millrace_graft_kernel::hop::VERDICTS {
             assert!(DOCUMENTED.contains(&format!("| `{verdict}` |")), "{verdict}");
         }
         for verdict in super::super::openings::Verdict::ALL {
             assert!(DOCUMENTED.contains(&format!("| `{}` |", verdict.name())), "{}", verdict.name());
         }
-        for verdict in millrace_bpf::graft::opening::VERDICTS {
+        for verdict in millrace_graft_kernel::opening::VERDICTS {
             assert!(DOCUMENTED.contains(&format!("| `{verdict}` |")), "{verdict}");
         }
         for reason in Reason::ALL {

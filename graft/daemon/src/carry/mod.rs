@@ -55,16 +55,17 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use millrace_bpf::graft::{
-    Shared,
-    hook::{Config, HOOK_RULES, Lead},
-};
+use millrace_daemon::cgroup::own_cgroup;
 use millrace_graft::{
     Carried, Settings, Side,
     settings::{Agreement, Carry, Kind, Loopback, Peer},
     status,
 };
-use millrace_proto::graft::select::kind::Kinds;
+use millrace_graft_kernel::{
+    Shared,
+    hook::{Config, HOOK_RULES, Lead},
+};
+use millrace_graft_proto::select::kind::Kinds;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use parking_lot::{Mutex, RwLock};
 use quinn::Endpoint;
@@ -77,7 +78,6 @@ use self::{
     watch::Watch,
 };
 use super::tls::Tls;
-use crate::cgroup::own_cgroup;
 
 /// Descriptors for all else.
 const OTHER_DESCRIPTORS: u64 = 256;
@@ -344,7 +344,7 @@ impl Drop for Broker {
     }
 }
 
-fn said(what: &str, done: Result<(), millrace_bpf::graft::Error>) {
+fn said(what: &str, done: Result<(), millrace_graft_kernel::Error>) {
     if let Err(error) = done {
         warn!("{what}: {error}");
     }

@@ -13,14 +13,12 @@ use std::{
 };
 
 use anyhow::Context as _;
-use millrace_bpf::{
-    graft::{
-        hook::Owner,
-        opening::{self, Openings as Kernel},
-    },
-    neighbour::NextHop,
-};
 use millrace_graft::status;
+use millrace_graft_kernel::{
+    hook::Owner,
+    opening::{self, Openings as Kernel},
+};
+use millrace_kernel::neighbour::NextHop;
 use parking_lot::Mutex;
 use ring::rand::{SecureRandom as _, SystemRandom};
 use socket2::{Domain, Protocol, Socket, Type};

@@ -2,7 +2,7 @@
 
 use std::{io, os::fd::AsFd};
 
-use millrace_bpf::graft::hook::Owner;
+use millrace_graft_kernel::hook::Owner;
 use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
 use socket2::SockRef;
 

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use millrace_proto::graft::carry::frame::Frame;
+use millrace_graft_proto::carry::frame::Frame;
 use tokio::time::{Instant, sleep};
 
 use super::{carrier::Carrier, carriers::Carriers};

@@ -6,7 +6,7 @@
 use std::{io, io::IoSlice, sync::Arc, sync::atomic::Ordering::Relaxed, time::Duration};
 
 use bytes::{Bytes, BytesMut};
-use millrace_proto::graft::carry::{
+use millrace_graft_proto::carry::{
     frame::{Frame, Open, Reason, head_of_data},
     ledger::{Incoming, Outgoing, Untrue},
 };

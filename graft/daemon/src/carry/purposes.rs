@@ -6,7 +6,7 @@ use std::{
 };
 
 use millrace_graft::{Settings, status};
-use millrace_proto::graft::select::kind::{Expected, Flow, Kind, Kinds, Named};
+use millrace_graft_proto::select::kind::{Expected, Flow, Kind, Kinds, Named};
 use parking_lot::RwLock;
 
 use super::classify::Classifier;

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use millrace_proto::graft::carry::frame::Frame;
+use millrace_graft_proto::carry::frame::Frame;
 use tokio::time::Instant;
 
 /// Of silence, after the last news; each answer that is nothing more makes it longer.

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use millrace_proto::graft::carry::frame::{Decoder, Frame};
+use millrace_graft_proto::carry::frame::{Decoder, Frame};
 use quinn::{Connection, ReadError, RecvStream, SendStream, VarInt, WriteError};
 use tokio::time::timeout;
 

@@ -3,11 +3,11 @@
 
 use std::{collections::HashMap, io, net::SocketAddr, os::fd::AsFd as _, sync::Arc, time::Duration};
 
-use millrace_bpf::graft::{
+use millrace_graft_kernel::{
     hold::{self, Ask, Hold},
     hook::Arrival,
 };
-use millrace_proto::graft::carry::frame::{Frame, Open, Reason};
+use millrace_graft_proto::carry::frame::{Frame, Open, Reason};
 use parking_lot::Mutex;
 use tokio::{net::TcpStream, sync::oneshot, time::timeout};
 use tracing::{debug, warn};

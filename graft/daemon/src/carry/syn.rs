@@ -7,7 +7,7 @@ use std::{
 
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::graft::sockets::checksum;
+use crate::sockets::checksum;
 
 /// The kernel takes packets with their IP header.
 const PROTOCOL_RAW: i32 = 255;

@@ -21,7 +21,7 @@ use super::{
     stream::{Home, Stream},
     tcp,
 };
-use crate::graft::{callers::Callers, tls::Tls};
+use crate::{callers::Callers, tls::Tls};
 
 /// For an answer of who has called: that one knows how long it takes, and this end does not, and need only end what is no connection any more.
 const ASKED: Duration = Duration::from_secs(5);

@@ -9,9 +9,9 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use bytes::Bytes;
-use millrace_bpf::sctp;
 use millrace_graft::settings::{self, Kind};
-use millrace_proto::graft::carry::frame::{ALPN, ALPN_ASKS, Decoder, Frame};
+use millrace_graft_proto::carry::frame::{ALPN, ALPN_ASKS, Decoder, Frame};
+use millrace_kernel::sctp;
 use rustls::{
     AlertDescription, ClientConfig, ExtractedSecrets, ServerConfig,
     pki_types::{CertificateDer, ServerName},

@@ -1,11 +1,10 @@
 //! What the commands print of it.
 
-use millrace_graft::status::{Carrier, Carry};
-
-use crate::render::{
+use millrace_daemon::render::{
     Fit::{self, Name, Text, Whole},
     bytes, line, span, table,
 };
+use millrace_graft::status::{Carrier, Carry};
 
 pub fn status(out: &mut String, carry: &Carry, width: usize) {
     const CARRIERS: [(&str, Fit); 8] = [

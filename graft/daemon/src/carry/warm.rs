@@ -4,7 +4,7 @@
 //! its own, but for the handshake.
 
 use bytes::Bytes;
-use millrace_proto::graft::carry::{
+use millrace_graft_proto::carry::{
     WARM_MAX,
     frame::{Frame, head_of_data},
 };

@@ -6,9 +6,10 @@ use std::{
     time::Duration,
 };
 
-use millrace_bpf::{clock, graft::hook::Arrival};
 use millrace_graft::{Carried, Flow, Side};
-use millrace_proto::graft::select::{arms::CARRIED_WARM, kind::Expected};
+use millrace_graft_kernel::hook::Arrival;
+use millrace_graft_proto::select::{arms::CARRIED_WARM, kind::Expected};
+use millrace_kernel::clock;
 use parking_lot::Mutex;
 
 /// That nobody has taken yet. What begins beyond is lost, and counted; who has heard of a beginning hears of the end.
@@ -124,8 +125,8 @@ impl Watch {
 
 #[cfg(test)]
 mod tests {
-    use millrace_bpf::graft::hook::Owner;
-    use millrace_proto::graft::select::kind::{Kinds, Question};
+    use millrace_graft_kernel::hook::Owner;
+    use millrace_graft_proto::select::kind::{Kinds, Question};
 
     use super::*;
 

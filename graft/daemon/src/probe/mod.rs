@@ -12,9 +12,9 @@ use std::{
 };
 
 use anyhow::bail;
-use millrace_bpf::clock;
 use millrace_graft::settings::{self, probe::check};
-use millrace_proto::graft::measure::Report;
+use millrace_graft_proto::measure::Report;
+use millrace_kernel::clock;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tracing::debug;

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use millrace_proto::graft::measure::{Report, Sample};
+use millrace_graft_proto::measure::{Report, Sample};
 use tokio::{
     net::UdpSocket,
     task::JoinSet,
@@ -14,7 +14,7 @@ use tokio::{
 };
 
 use super::Target;
-use crate::graft::sockets::{checksum, payload, raw};
+use crate::sockets::{checksum, payload, raw};
 
 /// For the last answers; who answers later is lost.
 const PATIENCE: Duration = Duration::from_secs(3);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What graft_gateway.bpf.c shares with millrace-bpf/src/graft/gateway/intf.rs. */
+/* What graft_gateway.bpf.c shares with graft/kernel/src/gateway/intf.rs. */
 #ifndef MILLRACE_GRAFT_GATEWAY_INTF_H
 #define MILLRACE_GRAFT_GATEWAY_INTF_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What graft_hold.bpf.c shares with millrace-bpf/src/graft/hold.rs. */
+/* What graft_hold.bpf.c shares with graft/kernel/src/hold.rs. */
 #ifndef MILLRACE_GRAFT_HOLD_INTF_H
 #define MILLRACE_GRAFT_HOLD_INTF_H
 

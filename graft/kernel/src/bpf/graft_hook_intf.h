@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What graft_hook.bpf.c shares with millrace-bpf/src/graft/hook/intf.rs. */
+/* What graft_hook.bpf.c shares with graft/kernel/src/hook/intf.rs. */
 #ifndef MILLRACE_GRAFT_HOOK_INTF_H
 #define MILLRACE_GRAFT_HOOK_INTF_H
 

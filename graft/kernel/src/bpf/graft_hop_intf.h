@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What graft_hop.bpf.c shares with millrace-bpf/src/graft/hop.rs. */
+/* What graft_hop.bpf.c shares with graft/kernel/src/hop.rs. */
 #ifndef MILLRACE_GRAFT_HOP_INTF_H
 #define MILLRACE_GRAFT_HOP_INTF_H
 

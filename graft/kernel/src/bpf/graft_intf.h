@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What graft's programs share with millrace-bpf/src/graft/intf.rs. */
+/* What graft's programs share with graft/kernel/src/intf.rs. */
 #ifndef MILLRACE_GRAFT_INTF_H
 #define MILLRACE_GRAFT_INTF_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What graft_opening.bpf.c shares with millrace-bpf/src/graft/opening.rs. */
+/* What graft_opening.bpf.c shares with graft/kernel/src/opening.rs. */
 #ifndef MILLRACE_GRAFT_OPENING_INTF_H
 #define MILLRACE_GRAFT_OPENING_INTF_H
 

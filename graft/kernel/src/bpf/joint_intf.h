@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What the dispatcher of packet grafts shares with millrace-bpf/src/graft/joint/intf.rs. */
+/* What the dispatcher of packet grafts shares with graft/kernel/src/joint/intf.rs. */
 #ifndef MILLRACE_JOINT_INTF_H
 #define MILLRACE_JOINT_INTF_H
 

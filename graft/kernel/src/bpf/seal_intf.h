@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What sealing (seal.bpf.c) shares with millrace-bpf/src/graft/joint/seal.rs, and what a sealed datagram looks like. */
+/* What sealing (seal.bpf.c) shares with graft/kernel/src/joint/seal.rs, and what a sealed datagram looks like. */
 #ifndef MILLRACE_SEAL_INTF_H
 #define MILLRACE_SEAL_INTF_H
 

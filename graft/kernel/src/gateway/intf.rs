@@ -1,7 +1,8 @@
 //! Mirrors of `bpf/graft_gateway_intf.h`. The test compares them with the BTF of the compiled object.
 
+use millrace_kernel::intf::mirror;
+
 use super::super::hook::intf::End;
-use crate::intf::mirror;
 
 pub(crate) const PREFIXES: usize = 2048;
 pub(crate) const OPEN: u32 = 2;
@@ -19,12 +20,14 @@ mirror!(RawAsk = "gateway_ask" { flow: RawFlow, bytes: u32, old: u32, syn: [[u8;
 
 #[cfg(test)]
 mod tests {
+    use millrace_kernel::intf::{assert_layouts, enum_names};
+
     use super::*;
-    use crate::intf::{assert_layouts, enum_names};
 
     #[test]
     fn mirrors_match_btf() {
         assert_layouts(
+            env!("OUT_DIR"),
             "graft_gateway.bpf.o",
             &[Config::LAYOUT, PrefixKey::LAYOUT, RawFlow::LAYOUT, State::LAYOUT, RawAsk::LAYOUT],
         );
@@ -33,6 +36,6 @@ mod tests {
     #[test]
     fn verdicts_have_the_names_of_c() {
         let names: Vec<_> = super::super::VERDICTS.iter().map(|name| name.replace('-', "_")).collect();
-        assert_eq!(names, enum_names("graft_gateway.bpf.o", "gateway_verdict", "gateway_"));
+        assert_eq!(names, enum_names(env!("OUT_DIR"), "graft_gateway.bpf.o", "gateway_verdict", "gateway_"));
     }
 }

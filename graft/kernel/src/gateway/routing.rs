@@ -5,10 +5,12 @@
 
 use std::io;
 
+use millrace_kernel::netlink::{
+    CREATE, RTA_OIF, RTM_GETROUTE, RTM_NEWROUTE, attribute, attribute_of, change, dump,
+};
 use nix::libc;
 
 use super::{LOOPBACK, Run};
-use crate::netlink::{CREATE, RTA_OIF, RTM_GETROUTE, RTM_NEWROUTE, attribute, attribute_of, change, dump};
 
 // linux/rtnetlink.h, linux/fib_rules.h
 const RTM_DELROUTE: u16 = 25;

@@ -1,7 +1,8 @@
 //! Mirrors of `bpf/graft_hook_intf.h`. The test compares them with the BTF of the compiled object.
 
+use millrace_kernel::intf::mirror;
+
 use super::super::caller::intf as caller;
-use crate::intf::mirror;
 
 pub(crate) const RULES: usize = 64;
 
@@ -39,12 +40,14 @@ mirror!(Guest = "hook_guest" { broker: End, server_port: u16, pad: u16 });
 
 #[cfg(test)]
 mod tests {
+    use millrace_kernel::intf::{assert_layouts, enum_names};
+
     use super::*;
-    use crate::intf::{assert_layouts, enum_names};
 
     #[test]
     fn mirrors_match_btf() {
         assert_layouts(
+            env!("OUT_DIR"),
             "graft_hook.bpf.o",
             &[Config::LAYOUT, End::LAYOUT, Rule::LAYOUT, Peer::LAYOUT, Led::LAYOUT, Guest::LAYOUT],
         );
@@ -53,6 +56,6 @@ mod tests {
     #[test]
     fn verdicts_have_the_names_of_c() {
         let names: Vec<_> = super::super::Verdict::ALL.iter().map(|it| it.name().replace('-', "_")).collect();
-        assert_eq!(names, enum_names("graft_hook.bpf.o", "hook_verdict", "hook_"));
+        assert_eq!(names, enum_names(env!("OUT_DIR"), "graft_hook.bpf.o", "hook_verdict", "hook_"));
     }
 }

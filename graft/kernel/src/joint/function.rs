@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, OpenObject, ProgramType};
+use millrace_kernel::intf::mirror;
+use millrace_kernel::object::take_log;
+use millrace_kernel::raw;
 
 use super::super::Error;
 use super::super::object::{Parameter, form, open, parameters, set, with_btf};
 use super::{Joint, Room};
-use crate::intf::mirror;
-use crate::object::take_log;
-use crate::raw;
 
 /// Maps that functions share with the dispatcher, by name.
 pub(super) const SHARED: [&str; 5] = ["works", "shared", "programs_tx", "programs_rx", "programs_repair"];

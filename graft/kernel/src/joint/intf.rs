@@ -1,6 +1,6 @@
 //! Mirrors of `bpf/joint_intf.h` and of `bpf/graft_packet.h`. The test compares them with the BTF of the compiled object.
 
-use crate::intf::mirror;
+use millrace_kernel::intf::mirror;
 
 pub(crate) const SESSIONS: usize = 64;
 pub(crate) const KEEPERS: usize = 16;
@@ -107,12 +107,14 @@ mirror!(Shared = "graft_shared" {
 
 #[cfg(test)]
 mod tests {
+    use millrace_kernel::intf::{assert_layouts, enum_names};
+
     use super::*;
-    use crate::intf::{assert_layouts, enum_names};
 
     #[test]
     fn mirrors_match_btf() {
         assert_layouts(
+            env!("OUT_DIR"),
             "joint.bpf.o",
             &[
                 Config::LAYOUT,
@@ -137,12 +139,12 @@ mod tests {
 
     #[test]
     fn calls_match_btf() {
-        assert_layouts("tally2_test.bpf.o", &[super::super::function::MigrateCall::LAYOUT]);
+        assert_layouts(env!("OUT_DIR"), "tally2_test.bpf.o", &[super::super::function::MigrateCall::LAYOUT]);
     }
 
     #[test]
     fn reasons_have_the_names_of_c() {
         let names: Vec<_> = super::super::Reason::ALL.iter().map(|it| it.name().replace('-', "_")).collect();
-        assert_eq!(names, enum_names("joint.bpf.o", "graft_reason", "graft_"));
+        assert_eq!(names, enum_names(env!("OUT_DIR"), "joint.bpf.o", "graft_reason", "graft_"));
     }
 }

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use libbpf_rs::{MapCore, MapFlags};
+use millrace_kernel::intf::Plain;
 
 use super::{Ends, Joints, Reason, intf};
-use crate::graft::Error;
-use crate::intf::Plain;
+use crate::Error;
 
 /// How long packets took at a joint: every 64th is timed, from the dispatcher to the verdict.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -60,13 +60,13 @@ impl Joints {
     fn per_cpu<T: Plain>(&mut self, name: &'static str, ends: &Ends) -> Result<Vec<T>, Error> {
         let index = self.find(ends)?.raw.index;
         let values = self.object.map(name)?.lookup_percpu(&index.to_ne_bytes(), MapFlags::ANY);
-        let values = values.map_err(|source| crate::Error::Read { what: name, source })?;
+        let values = values.map_err(|source| millrace_kernel::Error::Read { what: name, source })?;
         Ok(values.iter().flatten().filter_map(|bytes| T::from_bytes(bytes)).collect())
     }
 
     pub fn progress(&self, ends: &Ends) -> Result<Progress, Error> {
         let index = self.find(ends)?.raw.index;
-        let error = |source| crate::Error::Read { what: "shared", source };
+        let error = |source| millrace_kernel::Error::Read { what: "shared", source };
         let bytes = self.shared["shared"].lookup(&index.to_ne_bytes(), MapFlags::ANY).map_err(error)?;
         let Some(raw) = bytes.and_then(|bytes| intf::Shared::from_bytes(&bytes)) else {
             return Ok(Progress::default());

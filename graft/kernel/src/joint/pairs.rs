@@ -1,11 +1,11 @@
 //! Addresses between which there are sessions of which nothing passes as an application has sent it: in fragments nothing does at all.
 
 use libbpf_rs::{MapCore, MapHandle};
+use millrace_kernel::intf::Plain;
+use millrace_kernel::object::write;
 
 use super::super::Error;
 use super::{Ends, intf, key};
-use crate::intf::Plain;
-use crate::object::write;
 
 /// In the kernel, each with one of its sessions, by which packets are counted.
 pub(super) struct Pairs(pub MapHandle);

@@ -3,12 +3,12 @@
 use std::net::IpAddr;
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
+use millrace_kernel::intf::Plain;
+use millrace_kernel::object::write;
 
 use super::super::Error;
 use super::super::rule::remove;
 use super::{Ends, Joints, bytes, intf, key};
-use crate::intf::Plain;
-use crate::object::write;
 
 /// Of one session.
 pub const PATHS_MAX: usize = intf::PATHS;
@@ -39,7 +39,7 @@ pub(super) struct Maps {
 }
 
 impl Maps {
-    pub fn of(object: &mut crate::object::Loaded) -> Result<Self, Error> {
+    pub fn of(object: &mut millrace_kernel::object::Loaded) -> Result<Self, Error> {
         let [paths, counts, keys] = ["paths", "path_counts", "path_keys"].map(|name| object.handle(name));
         Ok(Self { paths: paths?, counts: counts?, keys: keys? })
     }

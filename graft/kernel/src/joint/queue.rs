@@ -5,11 +5,11 @@ use std::os::fd::AsFd as _;
 use std::time::Duration;
 
 use libbpf_rs::{MapCore as _, MapHandle};
+use millrace_kernel::memory::Ring;
+use millrace_kernel::object::Loaded;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::Error;
-use crate::memory::Ring;
-use crate::object::Loaded;
 
 pub(super) struct Queue {
     name: &'static str,
@@ -21,7 +21,11 @@ impl Queue {
     pub fn new(object: &mut Loaded, name: &'static str) -> Result<Self, Error> {
         let map = object.handle(name)?;
         let ring = Ring::new(&map, map.max_entries() as usize);
-        Ok(Self { name, ring: ring.map_err(|source| crate::Error::Memory { what: name, source })?, map })
+        Ok(Self {
+            name,
+            ring: ring.map_err(|source| millrace_kernel::Error::Memory { what: name, source })?,
+            map,
+        })
     }
 
     /// Until there is something, a signal comes, or it has taken so long.
@@ -30,7 +34,8 @@ impl Queue {
         match poll(&mut [PollFd::new(self.map.as_fd(), PollFlags::POLLIN)], patience) {
             Ok(_) | Err(nix::Error::EINTR) => Ok(()),
             Err(error) => {
-                Err(crate::Error::Read { what: self.name, source: io::Error::from(error).into() }.into())
+                Err(millrace_kernel::Error::Read { what: self.name, source: io::Error::from(error).into() }
+                    .into())
             }
         }
     }

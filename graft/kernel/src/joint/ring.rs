@@ -3,12 +3,12 @@
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use libbpf_rs::{MapCore, MapFlags, MapType};
+use millrace_kernel::intf::Plain;
+use millrace_kernel::object::{Open, write};
+use millrace_kernel::xsk;
 
 use super::super::Error;
 use super::{Ends, Joint, Joints, intf};
-use crate::intf::Plain;
-use crate::object::{Open, write};
-use crate::xsk;
 
 /// The kernel's maps of them.
 const RINGS: &str = "rings";
@@ -107,7 +107,7 @@ impl Joints {
 
     fn ring_place(&mut self, index: u32) -> Result<intf::Ring, Error> {
         let read = self.object.map(PLACES)?.lookup(&index.to_ne_bytes(), MapFlags::ANY);
-        let read = read.map_err(|source| crate::Error::Read { what: PLACES, source })?;
+        let read = read.map_err(|source| millrace_kernel::Error::Read { what: PLACES, source })?;
         Ok(read.and_then(|bytes| intf::Ring::from_bytes(&bytes)).unwrap_or_default())
     }
 
@@ -119,7 +119,7 @@ impl Joints {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graft::joint::{List, Protocol, Room, Session};
+    use crate::joint::{List, Protocol, Room, Session};
 
     /// As on a kernel without AF_XDP: all works, but for rings.
     #[test]

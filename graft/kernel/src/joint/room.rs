@@ -2,10 +2,10 @@
 //! sessions come and go, but keys of sealed ones.
 
 use libbpf_rs::{MapType, OpenMapMut, OpenObject, num_possible_cpus};
+use millrace_kernel::object::Embedded;
 
 use super::super::Error;
 use super::intf;
-use crate::object::Embedded;
 
 /// Maps so called have a part for each session that may keep packets.
 const KEPT: &str = "kept_";
@@ -120,7 +120,7 @@ mod tests {
     /// What `KEPT_BYTES` says of a session is what its parts of the maps take.
     #[test]
     fn what_a_session_keeps_is_stated() {
-        use crate::graft::{FUNCTIONS, joint::Function};
+        use crate::{FUNCTIONS, joint::Function};
         let fec = FUNCTIONS.iter().find(|(name, _)| *name == "fec").expect("fec").1;
         let bytes = |keepers| {
             let room = Room { sessions: 64, keepers };

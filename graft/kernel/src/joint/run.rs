@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Joint, Joints};
-use crate::graft::Error;
+use crate::Error;
 
 /// The kernel's `struct __sk_buff`, and its `tstamp`.
 const SK_BUFF_BYTES: usize = 192;
@@ -54,7 +54,7 @@ impl Joints {
             ..libbpf_rs::ProgramInput::default()
         };
         let output = self.object.program(name)?.test_run(input);
-        let output = output.map_err(|source| crate::Error::Read { what: "the verdict", source })?;
+        let output = output.map_err(|source| millrace_kernel::Error::Read { what: "the verdict", source })?;
         let (verdict, time) = (output.return_value.cast_signed(), output.duration);
         let frame = output.data.map_or_else(Vec::new, |data| data.to_vec());
         let leaves_ns = context.get(TIME_STAMP_AT..).and_then(|rest| rest.first_chunk());

@@ -1,14 +1,14 @@
 //! Sealed sessions: keys in the kernel, and words about them (`bpf/seal.bpf.c`). On which keys both ends agree is not known here.
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
+use millrace_kernel::crypto::{QuicKeys, TAG_LEN, TEXT_MAX};
+use millrace_kernel::intf::{mirror, shared};
+use millrace_kernel::object::{Embedded, Loaded, embedded, write};
+use millrace_kernel::siphash::siphash128;
 use std::os::fd::{AsFd, AsRawFd};
 
 use super::super::Error;
 use super::{Ends, Joints, Session, word};
-use crate::crypto::{QuicKeys, TAG_LEN, TEXT_MAX};
-use crate::intf::{mirror, shared};
-use crate::object::{Embedded, Loaded, embedded, write};
-use crate::siphash::siphash128;
 
 /// Bytes that sealing adds to a datagram, beside its frame.
 pub const SEAL_BYTES: usize = TAIL + TAG_LEN;
@@ -278,12 +278,13 @@ fn make(phase: Phase, keys: &Keys) -> Result<MapHandle, Error> {
 
 #[cfg(test)]
 mod tests {
+    use millrace_kernel::intf::assert_layouts;
+
     use super::*;
-    use crate::intf::assert_layouts;
 
     #[test]
     fn mirrors_match_btf() {
-        assert_layouts("seal.bpf.o", &[Key::LAYOUT, Heard::LAYOUT]);
+        assert_layouts(env!("OUT_DIR"), "seal.bpf.o", &[Key::LAYOUT, Heard::LAYOUT]);
         assert_eq!(std::mem::offset_of!(Key, seals), 32, "what `make` puts in front of it");
     }
 }

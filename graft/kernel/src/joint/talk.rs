@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use millrace_kernel::intf::Plain;
+use millrace_kernel::raw;
+use millrace_kernel::siphash::siphash128;
+
 use super::known::micros;
 use super::{Ends, Epoch, FRAME_BYTES, Joints, intf, key, seal, word};
-use crate::graft::Error;
-use crate::intf::Plain;
-use crate::raw;
-use crate::siphash::siphash128;
+use crate::Error;
 
 const MAGIC: u8 = 0x67;
 const VERSION: u8 = 2;

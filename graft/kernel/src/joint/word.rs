@@ -4,13 +4,13 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 
+use millrace_kernel::netlink::octets;
 use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, sendto, setsockopt,
     socket, sockopt,
 };
 
 use super::Ends;
-use crate::netlink::octets;
 
 /// What a word has, instead of the mark of functions: behind it the number of the path by which it is to leave.
 pub(super) fn word_mark(mark: u32) -> u32 {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millrace_bpf::graft::{Caller, Outcome, Rule, Settings, Side, cgroup_id};
+use millrace_graft_kernel::{Caller, Outcome, Rule, Settings, Side, cgroup_id};
 use nix::sys::socket::{getsockopt, sockopt};
 
 use crate::net;
@@ -224,7 +224,7 @@ fn another_program_of_the_cgroup_stays() {
 #[test]
 fn there_is_room_for_so_many_rules() {
     let Some(_site) = Site::new("room") else { return };
-    let mut tcp = millrace_bpf::graft::Tcp::load().expect("loads");
+    let mut tcp = millrace_graft_kernel::Tcp::load().expect("loads");
     tcp.set_rules(&vec![reno(Side::Client); 64]).expect("room");
     let error = tcp.set_rules(&vec![reno(Side::Client); 65]).expect_err("no room");
     assert_eq!(error.to_string(), "65 rules are more than there is room for, 64");

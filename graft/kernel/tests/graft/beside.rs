@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use libbpf_rs::{Link, MapCore as _, MapFlags, Object, ObjectBuilder};
-use millrace_bpf::graft::{Outcome, Side};
+use millrace_graft_kernel::{Outcome, Side};
 
 use crate::site::{Cgroup, Site, congestion, congestion_of, counted, loaded, rule, transfer};
 

@@ -1,6 +1,6 @@
 //! Congestion controls from object files.
 
-use millrace_bpf::graft::{Control, Error, Object, SHIPPED, remove_leftovers};
+use millrace_graft_kernel::{Control, Error, Object, SHIPPED, remove_leftovers};
 
 use crate::site::{Site, available, congestion_of, set_congestion, transfer};
 

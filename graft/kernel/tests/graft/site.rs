@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use millrace_bpf::gate::Prefix;
-use millrace_bpf::graft::{Caller, Outcome, Rule, Settings, Side, Tcp};
+use millrace_graft_kernel::{Caller, Outcome, Rule, Settings, Side, Tcp};
+use millrace_kernel::prefix::Prefix;
 use nix::fcntl::{Flock, FlockArg};
 
 use crate::net::{self, Network, inside};

@@ -1,6 +1,6 @@
 //! Sockets that live, read and changed.
 
-use millrace_bpf::graft::{Change, Changed, Rule, Side, Sockets};
+use millrace_graft_kernel::{Change, Changed, Rule, Side, Sockets};
 
 use crate::net::inside;
 use crate::site::{Site, congestion, congestion_of, rule, transfer};

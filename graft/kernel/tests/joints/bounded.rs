@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use millrace_bpf::graft::joint::{Protocol, Reason, Word};
+use millrace_graft_kernel::joint::{Protocol, Reason, Word};
 use millrace_testkit::wait_until;
 use nix::sys::socket::{setsockopt, sockopt};
 

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use millrace_bpf::graft::joint::Ends;
+use millrace_graft_kernel::joint::Ends;
 
 use crate::ends;
 

@@ -1,7 +1,9 @@
 //! One frame at a time, without a network.
 
-use millrace_bpf::graft::TALLIES;
-use millrace_bpf::graft::joint::{Ends, FRAME_BYTES, Function, Joint, Joints, Protocol, Reason, Tick, Word};
+use millrace_graft_kernel::TALLIES;
+use millrace_graft_kernel::joint::{
+    Ends, FRAME_BYTES, Function, Joint, Joints, Protocol, Reason, Tick, Word,
+};
 use millrace_testkit::wait_for;
 use nix::sched::{CpuSet, sched_getcpu, sched_setaffinity};
 use nix::unistd::Pid;
@@ -141,7 +143,7 @@ fn forged_frames_are_dropped() {
     }
     // No frame, less than a frame, what came from here, and of another key.
     let mut other = joints();
-    let session = millrace_bpf::graft::joint::Session {
+    let session = millrace_graft_kernel::joint::Session {
         ends: v4(),
         key: [7; 16],
         list: list(&["number", "repair"]),
@@ -341,8 +343,8 @@ fn what_cannot_be_is_said() {
     }
     let mut joints = joints();
     open(&mut joints, v4(), &["number"]);
-    let said = |error: millrace_bpf::graft::Error| error.to_string();
-    let session = |ends, functions: &[&str]| millrace_bpf::graft::joint::Session {
+    let said = |error: millrace_graft_kernel::Error| error.to_string();
+    let session = |ends, functions: &[&str]| millrace_graft_kernel::joint::Session {
         ends,
         key: [0; 16],
         list: list(functions),
@@ -479,7 +481,7 @@ fn a_session_that_is_paused_lets_nothing_pass() {
 /// Congestion controls, and objects with more than one function in them, are not functions.
 #[test]
 fn objects_that_are_none_are_refused() {
-    use millrace_bpf::graft::SHIPPED;
+    use millrace_graft_kernel::SHIPPED;
     for (name, image) in SHIPPED {
         let error = Function::open(image).err().expect(name).to_string();
         assert!(error.contains("is of no joint"), "{error}");

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use millrace_bpf::graft::joint::{Ends, FRAME_BYTES, Joint, Joints, Progress, Reason, Word};
+use millrace_graft_kernel::joint::{Ends, FRAME_BYTES, Joint, Joints, Progress, Reason, Word};
 use millrace_testkit::{wait_for, wait_until};
 
 use crate::datagrams::{ETHERNET, PASS_ON, SHOT, XDP_DROP, datagram, v4, v6};

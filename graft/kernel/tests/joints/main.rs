@@ -5,8 +5,6 @@ mod bounded;
 mod datagrams;
 mod frames;
 mod functions;
-#[path = "../support/net.rs"]
-mod net;
 mod paced;
 mod parity;
 mod paths;
@@ -18,10 +16,11 @@ mod traffic;
 mod unread;
 mod wire;
 
+use millrace_testkit::net;
 use std::net::SocketAddr;
 
-use millrace_bpf::graft::FUNCTIONS;
-use millrace_bpf::graft::joint::{Ends, Function, Joints, List, Protocol, Reason, Session};
+use millrace_graft_kernel::FUNCTIONS;
+use millrace_graft_kernel::joint::{Ends, Function, Joints, List, Protocol, Reason, Session};
 
 pub const KEY: [u8; 16] = *b"sixteen bytes, !";
 

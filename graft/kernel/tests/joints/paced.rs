@@ -4,8 +4,8 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use millrace_bpf::graft::joint::{Joint, Joints, Reason};
-use millrace_bpf::qdisc::other_than_fq;
+use millrace_graft_kernel::joint::{Joint, Joints, Reason};
+use millrace_kernel::qdisc::other_than_fq;
 
 use crate::datagrams::{PASS_ON, SHOT, datagram, v4, v6};
 use crate::net::{ifindex, inside, root};

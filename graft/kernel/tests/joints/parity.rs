@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use millrace_bpf::graft::joint::{FRAME_BYTES, Joint, Reason};
-use millrace_bpf::xdp::Mode;
+use millrace_graft_kernel::joint::{FRAME_BYTES, Joint, Reason};
+use millrace_kernel::xdp::Mode;
 use millrace_testkit::wait_until;
 
 use crate::datagrams::{PASS_ON, REDIRECT, datagram, v4, v6};
@@ -93,12 +93,12 @@ fn block(pair: &mut Pair, payloads: &[Vec<u8>], parity: u32) -> (Vec<Vec<u8>>, V
     (frames, sent.into_iter().map(|(_, frame)| frame).collect())
 }
 
-fn pair_for(name: &str, ends: millrace_bpf::graft::joint::Ends, packets: u32, parity: u32) -> Pair {
+fn pair_for(name: &str, ends: millrace_graft_kernel::joint::Ends, packets: u32, parity: u32) -> Pair {
     let parameters = [("fec", "packets", packets.into()), ("fec", "parity", parity.into())];
     Pair::new(name, ends, &["number", "fec"], &parameters)
 }
 
-fn sizes(ends: &millrace_bpf::graft::joint::Ends, round: usize, packets: usize) -> Vec<usize> {
+fn sizes(ends: &millrace_graft_kernel::joint::Ends, round: usize, packets: usize) -> Vec<usize> {
     let most = if ends.local.is_ipv4() { 1424 } else { 1404 };
     (0..packets).map(|at| 1 + (at * 389 + round * 131) % most).collect()
 }
@@ -349,7 +349,7 @@ fn parity_makes_up_for_several_losses_of_a_block() {
     }
 }
 
-/// Not a check: `cargo test --release -p millrace-bpf --test joints -- --ignored --nocapture time_of_parity`
+/// Not a check: `cargo test --release -p millrace-graft-kernel --test joints -- --ignored --nocapture time_of_parity`
 #[test]
 #[ignore = "soak: measures, on a quiet machine"]
 fn time_of_parity() {

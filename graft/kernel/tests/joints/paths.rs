@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use millrace_bpf::graft::joint::{Ends, Joint, Joints, PATH_SESSIONS, Path, Protocol, Reason, Room};
+use millrace_graft_kernel::joint::{Ends, Joint, Joints, PATH_SESSIONS, Path, Protocol, Reason, Room};
 use millrace_testkit::wait_for;
 
 use crate::datagrams::{PASS_ON, REDIRECT, SHOT, XDP_DROP, XDP_PASS, datagram, v4, v6};

@@ -2,10 +2,10 @@
 
 use std::net::SocketAddr;
 
-use millrace_bpf::graft::FUNCTIONS;
-use millrace_bpf::graft::joint::{Ends, FRAME_BYTES, Function, Joints, Reason};
-use millrace_bpf::xdp::Mode;
-use millrace_bpf::xsk::{FRAMES, Reader, Ring};
+use millrace_graft_kernel::FUNCTIONS;
+use millrace_graft_kernel::joint::{Ends, FRAME_BYTES, Function, Joints, Reason};
+use millrace_kernel::xdp::Mode;
+use millrace_kernel::xsk::{FRAMES, Reader, Ring};
 use millrace_testkit::{wait_for, wait_until};
 use nix::sched::{CloneFlags, unshare};
 

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use millrace_bpf::crypto::QuicKeys;
-use millrace_bpf::graft::joint::{
+use millrace_graft_kernel::joint::{
     Ends, FRAME_BYTES, Joint, Joints, KeyWord, Keys, Protocol, Reason, SEAL_BYTES, SEALED_MAX, Session, Word,
 };
-use millrace_bpf::xdp::Mode;
+use millrace_kernel::crypto::QuicKeys;
+use millrace_kernel::xdp::Mode;
 use nix::sys::socket::{setsockopt, sockopt};
 use ring::aead::{AES_128_GCM, Aad, Algorithm, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
 
@@ -769,7 +769,7 @@ fn assert_sealed(ends: &Ends, frames: &[Vec<u8>], [there, back]: [Direction; 2])
     numbers.map(|numbers| numbers.len())
 }
 
-/// Not a check: `cargo test --release -p millrace-bpf --test joints -- --ignored --nocapture time_of_sealing`
+/// Not a check: `cargo test --release -p millrace-graft-kernel --test joints -- --ignored --nocapture time_of_sealing`
 #[test]
 #[ignore = "soak: measures, on a quiet machine"]
 fn time_of_sealing() {

@@ -4,10 +4,10 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::UdpSocket;
 use std::process::{Child, Command, Stdio};
 
-use millrace_bpf::gate::rules::Scope;
-use millrace_bpf::gate::{Config, Gate, Place, Policy, Rule, Rules};
-use millrace_bpf::graft::joint::{Ends, Joints, Reason};
-use millrace_bpf::xdp::Mode;
+use millrace_gate::kernel::rules::Scope;
+use millrace_gate::kernel::{Config, Gate, Place, Policy, Rule, Rules};
+use millrace_graft_kernel::joint::{Ends, Joints, Reason};
+use millrace_kernel::xdp::Mode;
 use millrace_testkit::wait_for;
 
 use crate::net::{self, Network, ifindex, inside, root};

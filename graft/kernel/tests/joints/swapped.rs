@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use millrace_bpf::graft::joint::Reason;
+use millrace_graft_kernel::joint::Reason;
 use millrace_testkit::wait_until;
 use ring::digest::{SHA256, digest};
 

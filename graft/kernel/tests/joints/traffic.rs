@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use millrace_bpf::graft::joint::{Ends, Joints, List, Protocol, Reason, Word};
-use millrace_bpf::xdp::Mode;
+use millrace_graft_kernel::joint::{Ends, Joints, List, Protocol, Reason, Word};
+use millrace_kernel::xdp::Mode;
 use millrace_testkit::{wait_for, wait_until};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{setsockopt, sockopt};

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use millrace_bpf::graft::joint::{Joints, Reason, Word};
-use millrace_bpf::xdp::Mode;
+use millrace_graft_kernel::joint::{Joints, Reason, Word};
+use millrace_kernel::xdp::Mode;
 use millrace_testkit::{wait_for, wait_until};
 use nix::sys::socket::{setsockopt, sockopt};
 

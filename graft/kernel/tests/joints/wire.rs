@@ -1,7 +1,7 @@
 //! Datagrams over IP protocol 253, one at a time: what is on the wire, what becomes of it, and what is left alone. What functions make
 //! of a path over either protocol is in `traffic.rs` and `sealed.rs`.
 
-use millrace_bpf::graft::joint::{FRAME_BYTES, Joint, Protocol, Reason, Word};
+use millrace_graft_kernel::joint::{FRAME_BYTES, Joint, Protocol, Reason, Word};
 
 use crate::datagrams::{ETHERNET, PASS_ON, REDIRECT, SHOT, XDP_DROP, XDP_PASS, datagram, v4, v6};
 use crate::frames::{framed, reason, run};

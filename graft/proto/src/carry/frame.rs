@@ -20,8 +20,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use bytes::{Buf as _, Bytes, BytesMut};
-
-use crate::quic::varint;
+use millrace_quic::varint;
 
 /// As TLS' ALPN names it.
 pub const ALPN: &[u8] = b"millrace-carry/1";

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use millrace_bpf::graft::joint::{Ends, Joint};
+use millrace_graft_kernel::joint::{Ends, Joint};
 
 use super::super::Change;
 use super::super::agree::{Act, Why, Word};

@@ -6,8 +6,8 @@ use std::mem::{self, Discriminant};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use millrace_bpf::graft::joint::{Ends, Protocol, Reason};
-use millrace_bpf::icmp::{self, What};
+use millrace_graft_kernel::icmp::{self, What};
+use millrace_graft_kernel::joint::{Ends, Protocol, Reason};
 
 use super::live::Live;
 use super::{Event, Runtime};

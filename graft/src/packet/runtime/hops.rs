@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use millrace_bpf::neighbour::{LinkAddress, NextHop};
+use millrace_kernel::neighbour::{LinkAddress, NextHop};
 
 /// Routes are looked up anew.
 const ROUTES: Duration = Duration::from_secs(1);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millrace_bpf::graft::joint::{Joint, Progress, Protocol, Reason, Tick};
+use millrace_graft_kernel::joint::{Joint, Progress, Protocol, Reason, Tick};
 
 use super::super::agree::{Agreement, Since};
 use super::super::budget::Meter;

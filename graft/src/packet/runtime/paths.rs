@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use millrace_bpf::graft::joint::{self, Ends, PATHS_MAX};
+use millrace_graft_kernel::joint::{self, Ends, PATHS_MAX};
 use nix::net::if_::if_nametoindex;
 
 use super::super::PathStatus;

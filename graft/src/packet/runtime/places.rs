@@ -1,8 +1,8 @@
 //! Interfaces: attached to, again if somebody has detached what is there, and made to obey time stamps where a graft paces.
 
-use millrace_bpf::graft::joint::Joints;
-use millrace_bpf::qdisc;
-use millrace_bpf::xdp::Mode;
+use millrace_graft_kernel::joint::Joints;
+use millrace_kernel::qdisc;
+use millrace_kernel::xdp::Mode;
 use nix::net::if_::if_nametoindex;
 
 use super::super::function::Service;

@@ -1,6 +1,6 @@
 //! Rings for applications that have a session.
 
-use millrace_bpf::graft::joint::{Ends, Lent};
+use millrace_graft_kernel::joint::{Ends, Lent};
 
 use super::Runtime;
 use crate::Error;
@@ -12,7 +12,7 @@ impl Runtime {
     /// # Errors
     /// Why it comes by the socket, in words.
     pub fn lend_ring(&mut self, ends: &Ends) -> Result<Option<Lent>, String> {
-        let words = |error: millrace_bpf::graft::Error| error.to_string();
+        let words = |error: millrace_graft_kernel::Error| error.to_string();
         if !self.joints.uses_ring(ends).map_err(words)? {
             let graft = self.live.get(ends).map_or("", |live| &live.graft.name);
             return Err(format!("graft {graft} has functions that run behind XDP"));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millrace_bpf::graft::joint::{Ends, Progress};
+use millrace_graft_kernel::joint::{Ends, Progress};
 
 use super::super::settings::{Session, Settings};
 use super::super::when::reason;

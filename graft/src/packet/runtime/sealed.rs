@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millrace_bpf::graft::joint::{Ends, KeyWord};
+use millrace_graft_kernel::joint::{Ends, KeyWord};
 use ring::rand::{SecureRandom as _, SystemRandom};
 
 use super::super::keys::{Act, Agreement, Cipher, Secret, Word};

@@ -1,6 +1,6 @@
 //! Functions in the kernel, in the versions that settings and sessions use.
 
-use millrace_bpf::graft::joint::Joints;
+use millrace_graft_kernel::joint::Joints;
 
 use super::super::settings::Settings;
 use super::super::versions::{Version, alike};

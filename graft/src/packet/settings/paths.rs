@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use millrace_bpf::graft::joint::{Ends, PATH_SESSIONS, PATHS_MAX};
+use millrace_graft_kernel::joint::{Ends, PATH_SESSIONS, PATHS_MAX};
 use serde::Deserialize;
 
 use super::{Session, Settings};

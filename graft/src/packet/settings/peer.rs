@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use millrace_bpf::graft::joint::{Ends, Protocol};
+use millrace_graft_kernel::joint::{Ends, Protocol};
 use nix::unistd::{Gid, Group, Uid, User};
 use ring::hmac;
 use serde::Deserialize;

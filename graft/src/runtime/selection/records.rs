@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use millrace_proto::graft::select::online::Outcome;
+use millrace_graft_proto::select::online::Outcome;
 
 use super::{Made, name_of};
 use crate::{Flow, Side, status};

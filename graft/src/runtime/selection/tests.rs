@@ -30,7 +30,7 @@ fn settings(tier: &str) -> Settings {
 
 fn path(peer: &str, rtt_min_us: u32, idle_s: u64) -> Path {
     let mut monitor = Monitor::new(crate::settings::default_classes());
-    let report = millrace_proto::graft::measure::Report { answered: 1, rtt_min_us, ..Default::default() };
+    let report = millrace_graft_proto::measure::Report { answered: 1, rtt_min_us, ..Default::default() };
     monitor.note_probe(peer.parse().expect("an address"), report, 1);
     Path { idle_s, delivery_rate: Some(1_250_000), ..monitor.paths().remove(0) }
 }
@@ -79,7 +79,7 @@ impl Bench {
         let arm = if explored { choice.grant.clone().expect("a grant") } else { choice.arm.clone() };
         let told = Told {
             what: What::Began,
-            side: millrace_bpf::graft::Side::Client,
+            side: millrace_graft_kernel::Side::Client,
             local: "10.9.9.9:5000".parse().expect("an address"),
             remote: (peer.parse::<IpAddr>().expect("an address"), 80).into(),
             cookie: id,

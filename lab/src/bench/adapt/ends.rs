@@ -11,7 +11,7 @@ use millrace_client::receive::{Receiver, Sink, Step, Subscription};
 use millrace_client::serve::Server;
 use millrace_client::session::{Remote, Session, parse_url};
 use millrace_client::tls::Trust;
-use millrace_proto::moq::{Namespace, Parameters, Properties, SubgroupId, TrackName, code, msf};
+use millrace_moq::{Namespace, Parameters, Properties, SubgroupId, TrackName, code, msf};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 

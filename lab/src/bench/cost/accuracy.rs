@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use anyhow::Context;
-use millrace_bpf::clock::monotonic_ns;
-use millrace_bpf::idle::Idle;
 use millrace_cost::report::{self, Event, ProcStat, Report};
 use millrace_cost::{Config, Observer};
+use millrace_kernel::clock::monotonic_ns;
+use millrace_lab_kernel::idle::Idle;
 use serde::Serialize;
 
 use super::network::{Scenario, Traffic};

@@ -8,9 +8,9 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Context;
-use millrace_bpf::clock::monotonic_ns;
-use millrace_bpf::idle::Idle;
 use millrace_cost::{Config, Observer};
+use millrace_kernel::clock::monotonic_ns;
+use millrace_lab_kernel::idle::Idle;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;

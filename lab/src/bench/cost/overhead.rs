@@ -7,11 +7,11 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use millrace::cost::sink::Sink as _;
-use millrace::cost::web::Dashboard;
-use millrace_bpf::cost::clock;
+use millrace_cost::kernel::clock;
 use millrace_cost::report::{Method, Mode, Report};
 use millrace_cost::{Budget, Config, Observer};
+use millrace_cost_daemon::sink::Sink as _;
+use millrace_cost_daemon::web::Dashboard;
 use serde::Serialize;
 
 use super::network::{self, Scenario, Traffic};

@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow, bail, ensure};
-use millrace_bpf::programs::{Kind, RunTime};
+use millrace_kernel::programs::{Kind, RunTime};
 use nix::{
     mount::{MsFlags, mount},
     sched::{CloneFlags, unshare},

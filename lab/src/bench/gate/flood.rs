@@ -10,7 +10,8 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow, ensure};
-use millrace_bpf::{clock::monotonic_ns, flood::Flood, programs::Statistics};
+use millrace_kernel::{clock::monotonic_ns, programs::Statistics};
+use millrace_lab_kernel::flood::Flood;
 use nix::{
     net::if_::if_nametoindex,
     sched::{CpuSet, sched_getcpu, sched_setaffinity},

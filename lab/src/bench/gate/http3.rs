@@ -12,7 +12,7 @@ use anyhow::Context as _;
 use bytes::{Buf as _, Bytes};
 use h3::client::SendRequest;
 use h3_quinn::OpenStreams;
-use millrace_bpf::clock::monotonic_ns;
+use millrace_kernel::clock::monotonic_ns;
 use quinn::{
     ClientConfig, Endpoint, EndpointConfig, Incoming, ServerConfig, TokioRuntime, TransportConfig, VarInt,
     crypto::rustls::{QuicClientConfig, QuicServerConfig},

@@ -10,7 +10,8 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow, ensure};
-use millrace_bpf::{clock::monotonic_ns, programs::Statistics, syscalls::Syscalls};
+use millrace_kernel::{clock::monotonic_ns, programs::Statistics};
+use millrace_lab_kernel::syscalls::Syscalls;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 

@@ -3,10 +3,8 @@
 use std::{net::IpAddr, path::Path, time::Duration};
 
 use anyhow::{Context as _, anyhow, ensure};
-use millrace_bpf::{
-    gate::{Config, Gate, Pass, Reason, Rule, Statistics},
-    xdp::{self, Mode},
-};
+use millrace_gate::kernel::{Config, Gate, Pass, Reason, Rule, Statistics};
+use millrace_kernel::xdp::{self, Mode};
 use nix::sched::{CloneFlags, unshare};
 use serde_json::json;
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context as _, ensure};
-use millrace_bpf::graft::{Caller, Control, Rule, SHIPPED, Settings, Side, Sockets, Tcp, everybody};
+use millrace_graft_kernel::{Caller, Control, Rule, SHIPPED, Settings, Side, Sockets, Tcp, everybody};
 use serde_json::{Value, json};
 
 use super::cgroup::Cgroup;

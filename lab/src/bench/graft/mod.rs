@@ -29,7 +29,7 @@ mod sessions;
 mod swap;
 mod two_links;
 
-use millrace_bpf::graft::{Control, SHIPPED};
+use millrace_graft_kernel::{Control, SHIPPED};
 
 use super::fairness;
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, ensure};
-use millrace_bpf::graft::{Caller, Change, Rule, Settings, Side, Sockets, everybody};
+use millrace_graft_kernel::{Caller, Change, Rule, Settings, Side, Sockets, everybody};
 use serde_json::json;
 
 use super::flow::Flow;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use millrace_relay::status::{self, Status};
+use millrace_relay::status::Status;
 use serde_json::{Value, json};
 
 use self::ends::{End, Program, Stage, Way};
@@ -290,7 +290,7 @@ fn forwards(stage: &Stage<'_>, relay: Contender) -> anyhow::Result<bool> {
 
 /// What the relay says of itself.
 fn ask(stage: &Stage<'_>) -> anyhow::Result<Status> {
-    let asked = stage.site.relay()?.enter(|| status::fetch(stage.page, "/status", None))?;
+    let asked = stage.site.relay()?.enter(|| millrace_daemon::http::fetch(stage.page, "/status", None))?;
     let (code, body) = asked.context("the relay's status")?;
     ensure!(code == 200, "the relay's status: {code}");
     Ok(serde_json::from_str(&body)?)

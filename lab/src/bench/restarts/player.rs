@@ -7,8 +7,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use millrace_bpf::clock::monotonic_ns;
 use millrace_client::media::Boxes;
+use millrace_kernel::clock::monotonic_ns;
 
 use super::super::process::Process;
 use super::report::{Failure, Gap};

@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
-use millrace_bpf::syscalls::Syscalls;
+use millrace_lab_kernel::syscalls::Syscalls;
 use serde_json::{Value, json};
 
 use self::calls::Calls;

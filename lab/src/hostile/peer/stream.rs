@@ -4,10 +4,8 @@ use std::collections::BTreeMap;
 
 use anyhow::{Result, bail};
 use bytes::BytesMut;
-use millrace_proto::{
-    moq::{Message, message::Setup},
-    quic::{frame, webtransport::Binding},
-};
+use millrace_moq::{Message, message::Setup};
+use millrace_quic::{frame, webtransport::Binding};
 
 use super::{DRAFT, PATIENCE, Peer, ROOM, Target};
 

@@ -1,7 +1,7 @@
 //! The hostile client's part of HTTP/3.
 
 use anyhow::{Context as _, Result};
-use millrace_proto::quic::{frame, varint, webtransport::Binding};
+use millrace_quic::{frame, varint, webtransport::Binding};
 use web_transport_proto::{ConnectError, ConnectRequest, ConnectResponse, Settings};
 
 use super::{DRAFT, Kind, Peer, Target};

@@ -1,7 +1,7 @@
 //! Much of what is allowed once: subscriptions of one track, tracks of one publisher, subscriptions that wait, updates of prefixes.
 
 use anyhow::Result;
-use millrace_proto::moq::{
+use millrace_moq::{
     Namespace, Parameters, TrackName,
     message::{PublishNamespace, RequestUpdate, Subscribe, SubscribeTracks},
 };

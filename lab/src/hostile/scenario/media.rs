@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use bytes::Bytes;
-use millrace_proto::moq::{
+use millrace_moq::{
     Datagram, Filter, Location, Parameters, Status,
     data::encode_object_header,
     message::{Fetch, FetchKind, Publish, Subscribe},

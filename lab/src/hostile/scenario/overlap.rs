@@ -2,10 +2,8 @@
 
 use anyhow::{Result, bail};
 use bytes::Bytes;
-use millrace_proto::{
-    moq::{Datagram, Parameters, Status, data::encode_object_header, message::Subscribe},
-    quic::frame,
-};
+use millrace_moq::{Datagram, Parameters, Status, data::encode_object_header, message::Subscribe};
+use millrace_quic::frame;
 
 use super::{
     Attack, MOMENT,

@@ -1,14 +1,12 @@
 //! Requests and control messages.
 
 use anyhow::Result;
-use millrace_proto::{
-    moq::{
-        Namespace, Parameters, Properties, SubgroupHeader, SubgroupId, TrackName,
-        message::{Publish, PublishNamespace, Subscribe, SubscribeNamespace},
-        vi64,
-    },
-    quic::frame,
+use millrace_moq::{
+    Namespace, Parameters, Properties, SubgroupHeader, SubgroupId, TrackName,
+    message::{Publish, PublishNamespace, Subscribe, SubscribeNamespace},
+    vi64,
 };
+use millrace_quic::frame;
 
 use super::{Attack, MOMENT};
 use crate::hostile::{

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use millrace_proto::quic::frame;
+use millrace_quic::frame;
 
 use super::{Attack, MOMENT};
 use crate::{

@@ -1,7 +1,7 @@
 //! What HTTP/3 makes possible, before a session of WebTransport and beside it.
 
 use anyhow::Result;
-use millrace_proto::quic::varint;
+use millrace_quic::varint;
 
 use super::{Attack, MOMENT};
 use crate::hostile::{

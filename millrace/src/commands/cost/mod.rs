@@ -15,14 +15,14 @@ use clap::ValueEnum;
 use millrace_cost::report::{Method, Mode};
 use millrace_cost::taxonomy::Taxonomy;
 use millrace_cost::{Budget, Config, Observer};
+use millrace_cost_daemon::live::{Answer, Terminal};
+use millrace_cost_daemon::losses::Losses;
+use millrace_cost_daemon::outputs::{JsonLines, Log, Text};
+use millrace_cost_daemon::queue::Queued;
+use millrace_cost_daemon::signals::Signals;
+use millrace_cost_daemon::sink::Sink;
 
 use super::parse;
-use crate::cost::live::{Answer, Terminal};
-use crate::cost::losses::Losses;
-use crate::cost::outputs::{JsonLines, Log, Text};
-use crate::cost::queue::Queued;
-use crate::cost::signals::Signals;
-use crate::cost::sink::Sink;
 use observe::{Screen, finish, observe};
 use outputs::Opened;
 

@@ -4,10 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use millrace_cost::{Observer, POLL_INTERVAL};
-
-use crate::cost::live::{Answer, Terminal};
-use crate::cost::signals::Signals;
-use crate::cost::sink::Sink;
+use millrace_cost_daemon::live::{Answer, Terminal};
+use millrace_cost_daemon::signals::Signals;
+use millrace_cost_daemon::sink::Sink;
 
 /// Who may end it, between reports.
 pub enum Screen {

@@ -5,13 +5,12 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::address;
 use millrace_cost::log::Limits;
-
-use crate::cost::losses::Losses;
-use crate::cost::outputs::{Export, Log};
-use crate::cost::web;
-use crate::http::{access, token::Token};
+use millrace_cost_daemon::losses::Losses;
+use millrace_cost_daemon::outputs::{Export, Log};
+use millrace_cost_daemon::web;
+use millrace_daemon::address;
+use millrace_daemon::http::{access, token::Token};
 
 /// Outputs besides the terminal.
 #[derive(Debug, clap::Args)]

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use millrace_cost::log::Reader;
 use millrace_cost::merge::Merge;
 use millrace_cost::report::Report;
+use millrace_cost_daemon::outputs::{JsonLines, Text};
+use millrace_cost_daemon::signals::Signals;
+use millrace_cost_daemon::sink::Sink;
 
 use super::outputs::{self, Opened};
-use crate::cost::outputs::{JsonLines, Text};
-use crate::cost::signals::Signals;
-use crate::cost::sink::Sink;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {

@@ -8,17 +8,15 @@ use std::{
 };
 
 use clap::{Subcommand, ValueEnum};
+use millrace_daemon::render::{self, print};
 use millrace_gate::{Mode, Prefix, policy};
+use millrace_gate_daemon::{
+    control::{self, Answer, DEFAULT_SOCKET, Prefixes, Request},
+    daemon::{Setup, Source},
+    serve, text,
+};
 
 use super::{daemon, parse, screen};
-use crate::{
-    gate::{
-        control::{self, Answer, DEFAULT_SOCKET, Prefixes, Request},
-        daemon::{Setup, Source},
-        serve, text,
-    },
-    render::{self, print},
-};
 
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]

@@ -7,7 +7,14 @@ use std::{
 };
 
 use clap::builder::PossibleValuesParser;
+use millrace_cost_daemon::signals::Signals;
+use millrace_daemon::render::{line, print, width};
 use millrace_gate::{Prefix, Rule, Trace};
+use millrace_gate_daemon::{
+    control::{self, Request},
+    trace::{Follow, Packet, Seen},
+};
+use millrace_relay_daemon::config::Seconds;
 use nix::{
     errno::Errno,
     poll::{PollFd, PollFlags, PollTimeout, poll},
@@ -15,15 +22,6 @@ use nix::{
 use serde::Serialize;
 
 use super::SocketArg;
-use crate::{
-    cost::signals::Signals,
-    gate::{
-        control::{self, Request},
-        trace::{Follow, Packet, Seen},
-    },
-    relay::config::Seconds,
-    render::{line, print, width},
-};
 
 #[derive(Debug, clap::Args)]
 #[command(

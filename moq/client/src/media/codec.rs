@@ -1,6 +1,6 @@
 //! What catalogs say of a codec: its name (RFC 6381) and the record that a decoder begins with.
 
-use millrace_proto::moq::msf;
+use millrace_moq::msf;
 use mp4_atom::esds::{DecoderConfig, DecoderSpecific, EsDescriptor};
 use mp4_atom::{
     Atom, Audio, Av01, Av1c, Avc1, Avc3, Avcc, Codec, Decode, Dops, Esds, FixedPoint, Hev1, Hvc1, Hvcc, Mp4a,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use millrace_proto::moq::msf;
+use millrace_moq::msf;
 
 use super::init::{Presentation, System, Track, init_of};
 use super::{Error, Packaging, codec};

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use millrace_proto::moq::name::NameError;
-use millrace_proto::moq::{Properties, SubgroupId, msf};
+use millrace_moq::name::NameError;
+use millrace_moq::{Properties, SubgroupId, msf};
 use mp4_atom::{Decode, Emsg, EmsgTimestamp, FourCC, Prft};
 use serde_json::{Value, json};
 

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use millrace_proto::moq::{GroupOrder, Location, Namespace, hang, msf};
+use millrace_moq::{GroupOrder, Location, Namespace, hang, msf};
 use mp4_atom::{Decode as _, Moof};
 
 use super::init::Presentation;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use millrace_proto::moq::{GroupOrder, Location, Namespace, hang, msf};
+use millrace_moq::{GroupOrder, Location, Namespace, hang, msf};
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 //! The catalog that moq-pub writes (draft-ietf-moq-catalogformat-01).
 
-use millrace_proto::moq::Namespace;
+use millrace_moq::Namespace;
 use serde::{Deserialize, Serialize};
 
 use super::codec;

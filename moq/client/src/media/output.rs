@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use millrace_proto::moq::{SubgroupId, loc};
+use millrace_moq::{SubgroupId, loc};
 use mp4_atom::Trex;
 
 use super::fragment::{Run, Sample};

@@ -3,7 +3,7 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use millrace_proto::moq::msf;
+use millrace_moq::msf;
 
 use super::init::{Presentation, join};
 use super::wrap::Wrap;

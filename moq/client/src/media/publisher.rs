@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use millrace_proto::moq::name::NameError;
-use millrace_proto::moq::{Properties, SubgroupId};
+use millrace_moq::name::NameError;
+use millrace_moq::{Properties, SubgroupId};
 use mp4_atom::FourCC;
 
 use super::boxes::{Child, HEADER, MAX_BOX};

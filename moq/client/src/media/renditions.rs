@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_proto::moq::name::NameError;
-use millrace_proto::moq::{Properties, SubgroupId, hang, msf};
+use millrace_moq::name::NameError;
+use millrace_moq::{Properties, SubgroupId, hang, msf};
 use parking_lot::Mutex;
 
 use super::describe::{Described, Place, protections};

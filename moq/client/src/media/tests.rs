@@ -2,7 +2,7 @@ use std::process::Command;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use millrace_proto::moq::{GroupOrder, Location, Namespace, hang, msf};
+use millrace_moq::{GroupOrder, Location, Namespace, hang, msf};
 
 use std::sync::Arc;
 

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::plane::{congestion::LATELY, downstream::Room};
+use millrace_quic::plane::{congestion::LATELY, downstream::Room};
 
 /// From this age of what waits, or this much of queue on the path, something is wrong, or a key frame is on its way.
 const BACKLOG: Duration = Duration::from_millis(100);

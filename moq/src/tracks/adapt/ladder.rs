@@ -1,6 +1,6 @@
 //! Renditions of one content, by what they take.
 
-use crate::moq::{Namespace, TrackName, msf};
+use crate::{Namespace, TrackName, msf};
 
 /// Renditions that a ladder has at most.
 pub const MAX_RUNGS: usize = 16;

@@ -8,7 +8,7 @@ use std::{
 use proptest::prelude::*;
 
 use super::*;
-use crate::moq::{Namespace, TrackName, msf};
+use crate::{Namespace, TrackName, msf};
 
 fn rung(name: &str, bitrate: u64) -> Rung {
     let namespace = Namespace::from_path("live").unwrap();

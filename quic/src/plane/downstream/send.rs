@@ -4,11 +4,12 @@ use std::time::Instant;
 
 use super::{Cause, Content, Downstream, Event, EventKind, Level, NewDatagram, Sent, StreamKey};
 use crate::{
+    frame,
     plane::{
         recovery::BASE_MTU,
         stream::{Chunk, Queue, Stream},
     },
-    quic::{frame, varint},
+    varint,
 };
 
 /// A STREAM frame gets at least this much room, bytes; a smaller rest of a packet stays empty.

@@ -61,7 +61,7 @@ impl Default for Link {
 
 /// Of ECN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Codepoint {
+pub enum Codepoint {
     NotEct,
     Ect0,
     Ce,

@@ -1,6 +1,5 @@
 //! The data plane over a simulated link.
 
-mod adaptive;
 mod cost;
 mod datagrams;
 mod delivery;
@@ -26,12 +25,12 @@ use super::{
     *,
 };
 use crate::{
+    frame::{Frame, Walker},
     plane::{
         congestion::Algorithm,
         recovery::NeverSent,
         source::mem::{Fast, Mem},
     },
-    quic::frame::{Frame, Walker},
 };
 
 const SECOND: Duration = Duration::from_secs(1);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::quic::ack::EcnCounts;
+use crate::ack::EcnCounts;
 
 use super::{BASE_MTU, GRANULARITY, LostPacket, Outcome, Packet, Recovery, Slot};
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{plane::ecn, quic::ack::EcnCounts};
+use crate::{ack::EcnCounts, plane::ecn};
 
 const MTU: u64 = 1000;
 const MS: Duration = Duration::from_millis(1);

@@ -46,6 +46,7 @@ impl Mem {
         self.evicted.store(u64::MAX, Ordering::Relaxed);
     }
 
+    #[allow(clippy::len_without_is_empty, reason = "it counts what has been written")]
     pub fn len(&self) -> u64 {
         self.len.load(Ordering::Relaxed)
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use millrace_proto::plane::downstream::{Downstream, Label, NewStream, StreamKey};
+use millrace_quic::plane::downstream::{Downstream, Label, NewStream, StreamKey};
 use tracing::debug;
 
 use super::{

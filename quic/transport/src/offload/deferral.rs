@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use millrace_proto::{plane::downstream::Budget, quic::varint};
+use millrace_quic::{plane::downstream::Budget, varint};
 
 /// How long all packets wake the process after there was no window or credit left for something.
 const SHORT_OF_ROOM: Duration = Duration::from_millis(100);

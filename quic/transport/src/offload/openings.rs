@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use millrace_proto::plane::downstream::{Downstream, Label, StreamKey};
+use millrace_quic::plane::downstream::{Downstream, Label, StreamKey};
 
 use super::Delegation;
 

@@ -15,13 +15,11 @@ use std::{
     time::Instant,
 };
 
-use millrace_proto::{
+use millrace_quic::{
+    keys::{Secret, Suite},
+    packet::ConnectionId,
     plane::downstream::{Budget, Downstream, Label, OffloadedPacket, StreamKey},
-    quic::{
-        keys::{Secret, Suite},
-        packet::ConnectionId,
-        webtransport::Binding,
-    },
+    webtransport::Binding,
 };
 use tracing::{debug, warn};
 

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_proto::plane::downstream::Budget;
+use millrace_quic::plane::downstream::Budget;
 
 /// Packets on trial. With every third packet lost on the way, all of them are in one trial of 6000.
 const PACKETS: usize = 8;

@@ -2,12 +2,10 @@
 
 use std::{net::SocketAddr, time::Instant};
 
-use millrace_proto::{
+use millrace_quic::{
+    keys::{Secret, Suite},
+    params::{Malformed, Params},
     plane::downstream::PeerLimits,
-    quic::{
-        keys::{Secret, Suite},
-        params::{Malformed, Params},
-    },
 };
 use quinn::Side;
 

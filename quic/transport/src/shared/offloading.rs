@@ -5,9 +5,10 @@ use std::{
     time::Instant,
 };
 
-use millrace_proto::{
+use millrace_quic::{
     plane::downstream::{Downstream, NewStream, StreamKey},
-    quic::{received::ReceivedStreams, webtransport::Binding},
+    received::ReceivedStreams,
+    webtransport::Binding,
 };
 
 use super::{Shared, State};

@@ -3,7 +3,7 @@
 use std::{ops::Range, sync::atomic::Ordering, time::Duration};
 
 use bytes::BytesMut;
-use millrace_proto::quic::{
+use millrace_quic::{
     ack,
     frame::{self, Direction, Frame},
     received::{self, ReceivedStreams, Repeat, Taken},

@@ -2,7 +2,7 @@
 
 use std::{sync::atomic::Ordering, time::Instant};
 
-use millrace_proto::quic::{
+use millrace_quic::{
     frame::{Frame, Walker},
     packet::ConnectionId,
 };

@@ -2,14 +2,12 @@
 
 use std::net::UdpSocket;
 
-use millrace_proto::{
+use millrace_quic::{
+    frame::{self, Frame},
+    keys::{Secret, Suite},
+    params::Params,
     plane::downstream::{Label, NewDatagram, Priority},
-    quic::{
-        frame::{self, Frame},
-        keys::{Secret, Suite},
-        params::Params,
-        varint,
-    },
+    varint,
 };
 
 use super::{receiving::UNSENT, *};

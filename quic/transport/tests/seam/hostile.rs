@@ -1,6 +1,6 @@
 //! A client that breaks the protocol.
 
-use millrace_proto::quic::{
+use millrace_quic::{
     keys::{HeaderKey, PacketKey},
     packet::{self, ConnectionId},
     varint,

@@ -12,9 +12,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_proto::{
+use millrace_quic::{
+    keys::Suite,
     plane::downstream::{EventKind, Label, NewDatagram, Priority},
-    quic::keys::Suite,
 };
 use millrace_testkit::async_wait_until;
 use millrace_transport::{Config, Stats, Windows};

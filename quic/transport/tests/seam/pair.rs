@@ -7,14 +7,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_proto::{
+use millrace_quic::{
+    keys::{Secret, Suite},
+    packet,
     plane::{
         downstream::{Asked, Label, NewStream, Priority, StreamKey},
         source::{End, Extent, Source},
-    },
-    quic::{
-        keys::{Secret, Suite},
-        packet,
     },
 };
 use millrace_transport::{Config, Connection, Endpoint};
@@ -321,10 +319,10 @@ pub fn short_packet(datagram: &[u8]) -> Option<&[u8]> {
         at += 1 + usize::from(rest[at]);
         let mut fields = &rest[at..];
         if kind == 0 {
-            let token = millrace_proto::quic::varint::decode(&mut fields)? as usize;
+            let token = millrace_quic::varint::decode(&mut fields)? as usize;
             fields = &fields[token..];
         }
-        let len = millrace_proto::quic::varint::decode(&mut fields)? as usize;
+        let len = millrace_quic::varint::decode(&mut fields)? as usize;
         rest = &fields[len..];
     }
     Some(rest)

@@ -5,7 +5,7 @@ use std::{collections::HashSet, fmt, net::SocketAddr, path::PathBuf, str::FromSt
 use millrace_relay::access::{
     Authority, Budget, Limits, Principal, Rule, Share, pattern::Pattern, unproven::Bounds,
 };
-use millrace_transport::kernel;
+use millrace_relay_kernel as kernel;
 use serde::Deserialize;
 use toml::{
     Spanned,

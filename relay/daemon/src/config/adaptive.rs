@@ -1,9 +1,9 @@
 //! Settings about renditions.
 
 use clap::ValueEnum;
-use millrace_proto::{
-    moq::{Namespace, TrackName},
-    relay::adapt::{Ladder, Rung},
+use millrace_moq::{
+    Namespace, TrackName,
+    tracks::adapt::{Ladder, Rung},
 };
 use millrace_relay::{Adaptive, LadderRule, access::pattern::Pattern};
 use serde::Deserialize;

@@ -3,7 +3,7 @@
 use std::{fmt, path::PathBuf};
 
 use clap::ValueEnum;
-use millrace_proto::moq::Draft;
+use millrace_moq::Draft;
 use millrace_relay::Origins;
 use url::Url;
 

@@ -1,24 +1,18 @@
 //! Values of settings: the same words for flags and file.
 
 use std::{
-    fmt,
     net::{SocketAddr, UdpSocket},
     str::FromStr,
     time::Duration,
 };
 
-use crate::address;
-use clap::ValueEnum;
-use millrace_proto::moq::{Draft, UnknownDraft};
+use millrace_daemon::address;
+use millrace_moq::{Draft, UnknownDraft};
 use millrace_transport::Dscp;
-use serde::{Deserializer, de};
 use url::Url;
 
 use super::{CongestionControl, EngineChoice, GateChoice, Gso};
-use crate::{
-    http::{ListenAddr, token::TokenFile},
-    log::Format,
-};
+pub use millrace_daemon::words::{deserialize, name};
 
 /// An amount of memory: `268435456`, `256MiB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +45,7 @@ impl FromStr for Seconds {
     fn from_str(text: &str) -> Result<Self, String> {
         // A year is plenty, and far from where adding it to a clock could overflow.
         const MAX: f64 = 365.0 * 86_400.0;
-        let with_unit = || crate::duration::parse(text).ok();
+        let with_unit = || millrace_daemon::duration::parse(text).ok();
         let plain = text.parse().ok().filter(|seconds| (0.0..=MAX).contains(seconds));
         let time = plain.map(Duration::from_secs_f64).or_else(with_unit);
         let time = time.filter(|time| *time <= Duration::from_secs_f64(MAX));
@@ -146,61 +140,5 @@ impl FromStr for RelayUrl {
     }
 }
 
-/// The word that stands for a choice, in flags and file alike.
-pub fn name(choice: &impl ValueEnum) -> String {
-    choice.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
-}
-
-/// Takes from the file what the flag takes: strings, and plain numbers where they mean the same.
-struct Word;
-
-impl de::Visitor<'_> for Word {
-    type Value = String;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a string or a number")
-    }
-
-    fn visit_str<E: de::Error>(self, word: &str) -> Result<String, E> {
-        Ok(word.to_owned())
-    }
-
-    fn visit_i64<E: de::Error>(self, number: i64) -> Result<String, E> {
-        Ok(number.to_string())
-    }
-
-    fn visit_f64<E: de::Error>(self, number: f64) -> Result<String, E> {
-        Ok(number.to_string())
-    }
-}
-
-/// Reads what is parsed from text.
-pub(super) fn parsed<'de, D: Deserializer<'de>, T: FromStr<Err: fmt::Display>>(
-    deserializer: D,
-) -> Result<T, D::Error> {
-    deserializer.deserialize_any(Word)?.parse().map_err(de::Error::custom)
-}
-
-/// Reads the word that stands for a choice.
-pub(super) fn chosen<'de, D: Deserializer<'de>, T: ValueEnum>(deserializer: D) -> Result<T, D::Error> {
-    let word = deserializer.deserialize_any(Word)?;
-    T::from_str(&word, false).map_err(|_| {
-        let known: Vec<_> = T::value_variants().iter().map(name).collect();
-        de::Error::custom(format!("`{word}` is none of {}", known.join(", ")))
-    })
-}
-
-/// By [`parsed`] or [`chosen`].
-macro_rules! deserialize {
-    ($by:ident: $($type:ty),*) => {
-        $(impl<'de> serde::Deserialize<'de> for $type {
-            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                $crate::relay::config::values::$by(deserializer)
-            }
-        })*
-    };
-}
-pub(super) use deserialize;
-
-deserialize!(parsed: ByteCount, CodePoint, DraftNumber, ListenOn, Seconds, RelayUrl, ListenAddr, TokenFile);
-deserialize!(chosen: EngineChoice, GateChoice, CongestionControl, Gso, Format);
+deserialize!(parsed: ByteCount, CodePoint, DraftNumber, ListenOn, Seconds, RelayUrl);
+deserialize!(chosen: EngineChoice, GateChoice, CongestionControl, Gso);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Walks the frames of a decrypted 1-RTT payload (RFC 9000, section 19; RFC 9221;
- * draft-ietf-quic-ack-frequency), as millrace-proto's quic::frame does, but only STREAM and DATAGRAM frames come out.
+ * draft-ietf-quic-ack-frequency), as millrace-quic's frame does, but only STREAM and DATAGRAM frames come out.
  *
  * It goes by steps of bounded work, so that BPF can loop over them: a step takes one frame, or one of the
  * many fields of a long one. Each takes at least one byte.

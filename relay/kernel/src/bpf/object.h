@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* OBJECT_DATAGRAM of MoQ Transport (draft-18, section 11.3.1), as millrace-proto's moq::data::datagram reads it: what
+/* OBJECT_DATAGRAM of MoQ Transport (draft-18, section 11.3.1), as millrace-moq's data::datagram reads it: what
  * that refuses is refused here, since whoever forwards it makes its receivers close their sessions.
  */
 #ifndef MILLRACE_OBJECT_H

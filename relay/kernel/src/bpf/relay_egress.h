@@ -44,7 +44,7 @@ find_stream(const struct relay_downstream *downstream, const struct relay_egress
 }
 
 /* The front of the stream has the preamble of the subscriber's session, and its alias in place of the publisher's, in as many
- * bytes if they are enough: what millrace-proto's SubgroupHeader::encode_padded makes of it.
+ * bytes if they are enough: what millrace-moq's SubgroupHeader::encode_padded makes of it.
  */
 static __always_inline void measure_front(struct egress_packet *packet, const struct relay_egress *egress,
 					  const struct subgroup_head *head)

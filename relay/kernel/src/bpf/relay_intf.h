@@ -221,7 +221,7 @@ struct relay_arrival {
 
 /* A connection that media leaves on. */
 struct relay_downstream {
-	__u64 number;	/* the packet number word: millrace-proto's quic::number */
+	__u64 number;	/* the packet number word: millrace-quic's number */
 	__u64 max_data; /* total of stream bytes that the kernel may send */
 	__u64 data;	/* that it has sent or is about to */
 	/* High half: unidirectional streams that the kernel may have opened; low half: index of the next one. One word, so

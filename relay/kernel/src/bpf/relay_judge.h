@@ -3,7 +3,7 @@
  * stream stands, its bytes are well-formed there, and it is within the stream's final size.
  *
  * Of bytes that come twice userspace keeps those that came first, and takes the others out of the packet before quinn sees
- * them (millrace-proto's quic::received). So a frame is good only if none of its bytes can have come before: neither before `next`
+ * them (millrace-quic's received). So a frame is good only if none of its bytes can have come before: neither before `next`
  * nor `apart` from it.
  *
  * What does not begin there is userspace's, and so is what follows it, until the stream stands behind the hole: because the

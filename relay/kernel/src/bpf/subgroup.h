@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* The bytes of a subgroup stream of MoQ Transport (draft-18, section 11.4), from its SUBGROUP_HEADER or from any place in
- * it: what millrace-proto's StreamHeader and ObjectParser refuse is refused here, at the same byte, however the bytes are
+ * it: what millrace-moq's StreamHeader and ObjectParser refuse is refused here, at the same byte, however the bytes are
  * cut. Nothing is kept but where in the framing the next byte stands.
  *
  * It goes by steps of bounded work, so that BPF can loop over them. Each takes at least one byte.
@@ -50,7 +50,7 @@ static __always_inline int subgroup_take_short(struct frame_walk *walk, const __
 }
 
 /* Reads the SUBGROUP_HEADER in the `len` bytes at `at`. Not 0: it is not all there, or encoded in another way than
- * millrace-proto does; or the subgroup is named by an object that is not there. The alias may have any length.
+ * millrace-moq does; or the subgroup is named by an object that is not there. The alias may have any length.
  */
 static __always_inline int subgroup_read_head(const __u8 *text, __u32 at, __u32 len,
 					      struct subgroup_head *head)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* What streams and datagrams of a WebTransport session begin with (draft-ietf-webtrans-http3), in front of the
- * application's bytes: what millrace-proto's quic::webtransport writes and accepts. A bare connection has nothing there.
+ * application's bytes: what millrace-quic's webtransport writes and accepts. A bare connection has nothing there.
  */
 #ifndef MILLRACE_WEB_H
 #define MILLRACE_WEB_H

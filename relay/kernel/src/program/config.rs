@@ -1,8 +1,9 @@
 //! What the relay program is loaded with.
 
+use millrace_kernel::Error;
+use millrace_kernel::tc::Mechanism;
+
 use super::intf;
-use crate::Error;
-use crate::tc::Mechanism;
 
 /// Some 5000 events: what 250,000 per second need for 20 ms.
 pub(super) const EVENTS_BYTES: u32 = 1 << 19;

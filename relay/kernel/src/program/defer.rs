@@ -4,10 +4,11 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use millrace_kernel::Error;
+use millrace_kernel::object::write;
+
 use super::intf;
 use super::shared::Shared;
-use crate::Error;
-use crate::object::write;
 
 /// A UDP socket that packets are steered to although they arrived for another one, which userspace sleeps on.
 pub struct DeferredSocket {

@@ -6,17 +6,18 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use millrace_kernel::Error;
+use millrace_kernel::barrier::Moment;
+use millrace_kernel::crypto::QuicKeys;
+use millrace_kernel::fan::NetPath;
+use millrace_kernel::object::write;
+
 use super::defer::DeferredSocket;
 use super::ids::Ids;
 use super::intf;
 use super::keystream::{self, Compute, Refill, Ring, Want};
 use super::outcome::{EgressOutcome, Lookup};
 use super::shared::{Shared, lock};
-use crate::Error;
-use crate::barrier::Moment;
-use crate::crypto::QuicKeys;
-use crate::fan::NetPath;
-use crate::object::write;
 
 /// First byte, packet number and tag of a packet that the program builds; the connection ID may be empty.
 const OVERHEAD_LEAST: usize = 1 + 4 + 16;
@@ -103,7 +104,7 @@ impl Downstream {
         self.id
     }
 
-    /// The packet number word that both senders draw from (`millrace_proto::quic::number`).
+    /// The packet number word that both senders draw from (`millrace_quic::number`).
     pub fn number(&self) -> &AtomicU64 {
         &self.entry().number
     }

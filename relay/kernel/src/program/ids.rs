@@ -3,12 +3,12 @@
 use std::sync::{Arc, Mutex};
 
 use libbpf_rs::MapCore;
+use millrace_kernel::Error;
+use millrace_kernel::intf::Plain;
+use millrace_kernel::object::write;
 
 use super::intf;
 use super::shared::{Shared, lock};
-use crate::Error;
-use crate::intf::Plain;
-use crate::object::write;
 
 /// The IDs of one connection, which are in the map until this is dropped.
 pub(super) struct Ids {

@@ -6,14 +6,15 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
+use millrace_kernel::Error;
+
 use super::intf;
 use super::shared::Shared;
-use crate::Error;
 
 /// Times that the lock is tried: the program has it for less than a microsecond, unless its CPU is taken away.
 const ATTEMPTS: usize = 1000;
 
-/// A place in an upstream stream, and where in its framing that is: `millrace_proto::moq::data::Position`.
+/// A place in an upstream stream, and where in its framing that is: `millrace_moq::data::Position`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Position {
     /// Of the next byte in the stream.

@@ -3,8 +3,8 @@
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-use crate::fan::NetPath;
-use crate::intf::{mirror, shared};
+use millrace_kernel::fan::NetPath;
+use millrace_kernel::intf::{mirror, shared};
 
 pub(crate) const ID_MAX: usize = 20;
 pub(crate) const PORTS: usize = 4;
@@ -108,7 +108,7 @@ shared!(Keystream = "relay_keystream" {
     word: AtomicU64,
     bytes: AtomicU32,
     pad: AtomicU32,
-    keystream: UnsafeCell<crate::crypto::Keystream>,
+    keystream: UnsafeCell<millrace_kernel::crypto::Keystream>,
 });
 
 shared!(Upstream = "relay_upstream" {
@@ -231,13 +231,15 @@ shared!(Tracing = "relay_tracing" {
 
 #[cfg(test)]
 mod tests {
+    use millrace_kernel::intf::{assert_layouts, enum_names};
+
     use super::*;
-    use crate::intf::{assert_layouts, enum_names};
-    use crate::relay::outcome::{EgressOutcome, FrameOutcome, FurtherRun, Lookup, Opening, Outcome};
+    use crate::program::outcome::{EgressOutcome, FrameOutcome, FurtherRun, Lookup, Opening, Outcome};
 
     #[test]
     fn mirrors_match_btf() {
         assert_layouts(
+            env!("OUT_DIR"),
             "relay.bpf.o",
             &[
                 Config::LAYOUT,
@@ -263,7 +265,7 @@ mod tests {
 
     #[test]
     fn outcomes_have_the_programs_names_and_order() {
-        let names = |kind: &str, prefix: &str| enum_names("relay.bpf.o", kind, prefix);
+        let names = |kind: &str, prefix: &str| enum_names(env!("OUT_DIR"), "relay.bpf.o", kind, prefix);
         assert_eq!(names("relay_outcome", "relay_"), Outcome::ALL.map(Outcome::name));
         assert_eq!(names("relay_lookup", "relay_lookup_"), Lookup::ALL.map(Lookup::name));
         assert_eq!(

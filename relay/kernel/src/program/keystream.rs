@@ -8,10 +8,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
+use millrace_kernel::crypto::{Keystream, TEXT_MAX};
+
 use super::buddy::Run;
 use super::intf;
 use super::shared::{Shared, lock};
-use crate::crypto::{Keystream, TEXT_MAX};
 
 const NUMBER_BITS: u32 = 48;
 

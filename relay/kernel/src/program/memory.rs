@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)]
 
-pub(super) use crate::memory::{Ring, Shared, Table};
+pub(super) use millrace_kernel::memory::{Ring, Shared, Table};
 
 // SAFETY: atomics only; the layout test finds padding.
 unsafe impl Shared for super::intf::Upstream {}

@@ -4,15 +4,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use libbpf_rs::MapHandle;
+use millrace_kernel::Error;
+use millrace_kernel::barrier::Barrier;
+use millrace_kernel::crypto::QuicKeys;
+use millrace_kernel::object::{Loaded, write};
 
 use super::buddy::{Run, Runs};
 use super::config::Config;
 use super::intf;
 use super::memory::Table;
-use crate::Error;
-use crate::barrier::Barrier;
-use crate::crypto::QuicKeys;
-use crate::object::{Loaded, write};
 
 /// What all handles of a relay use.
 pub(super) struct Shared {

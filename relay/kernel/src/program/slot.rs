@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use libbpf_rs::MapCore;
+use millrace_kernel::Error;
+use millrace_kernel::intf::Plain;
+use millrace_kernel::object::write;
 
 use super::downstream::Downstream;
 use super::ingress::{Ingress, Position};
 use super::intf;
 use super::shared::Shared;
-use crate::Error;
-use crate::intf::Plain;
-use crate::object::write;
 
 /// One subscriber's copy of an upstream stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -13,13 +13,14 @@ mod tracing;
 
 use fastrand::Rng;
 use libbpf_rs::{MapCore as _, MapFlags, ProgramInput};
-use millrace_proto::quic::keys::Suite;
+use millrace_quic::keys::Suite;
 
 use std::cell::RefCell;
 use std::num::NonZero;
 
+use millrace_kernel::crypto::QuicKeys;
+
 use super::*;
-use crate::crypto::QuicKeys;
 use quic::{Chunk, Direction};
 
 const PORT: u16 = 4443;

@@ -4,14 +4,15 @@ use std::num::NonZero;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
+use millrace_kernel::Error;
+use millrace_kernel::intf::Plain;
+use millrace_kernel::object::Loaded;
+
 use super::config::EVENTS_BYTES;
 use super::intf;
 use super::memory::{Ring, Table};
 use super::outcome::{EgressOutcome, Outcome};
 use super::shared::lock;
-use crate::Error;
-use crate::intf::Plain;
-use crate::object::Loaded;
 
 /// Which packets become events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

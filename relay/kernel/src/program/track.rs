@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use libbpf_rs::MapCore;
+use millrace_kernel::Error;
+use millrace_kernel::intf::Plain;
+use millrace_kernel::object::write;
 
 use super::ingress::Locked;
 use super::intf;
 use super::shared::Shared;
 use super::slot::Slot;
-use crate::Error;
-use crate::intf::Plain;
-use crate::object::write;
 
 /// A track of an upstream, with openings: slots that wait for the track's streams to begin. When it is dropped no stream is
 /// bound any more, up to runs of the program that have begun.

@@ -5,6 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use libbpf_rs::{MapCore as _, MapFlags};
+use millrace_kernel::Error;
+use millrace_kernel::crypto::QuicKeys;
+use millrace_kernel::intf::Plain as _;
+use millrace_kernel::object::write;
 
 use super::defer::DeferredSocket;
 use super::ids::Ids;
@@ -15,10 +19,6 @@ use super::outcome::Lookup;
 use super::shared::{Shared, lock};
 use super::slot::Slot;
 use super::track::Track;
-use crate::Error;
-use crate::crypto::QuicKeys;
-use crate::intf::Plain as _;
-use crate::object::write;
 
 /// log2 of the packet numbers in a word of the replay window.
 const BLOCK_BITS: u32 = 5;

@@ -2,11 +2,11 @@
 
 use std::{net::SocketAddr, sync::mpsc, thread};
 
-use millrace_proto::quic::packet::ConnectionId;
+use millrace_quic::packet::ConnectionId;
 use millrace_testkit::wait_for;
+use millrace_transport::offload::{Ingress, Opener};
 
 use super::*;
-use crate::offload::{Ingress, Opener};
 
 /// A call to a connection of a kernel that is none.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
-use millrace_bpf::relay::{Config, EgressOutcome, Outcome, Path, Position, Relay};
-use millrace_proto::quic::keys::Suite;
+use millrace_quic::keys::Suite;
+use millrace_relay_kernel::program::{Config, EgressOutcome, Outcome, Path, Position, Relay};
 
 use crate::net::{Network, address, root};
 use crate::peers::{PORT, attach};

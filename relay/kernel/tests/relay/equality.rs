@@ -1,8 +1,8 @@
 //! Every packet that the program sends is the one that the userspace builder makes.
 
-use millrace_bpf::probe::{self, Probe};
-use millrace_bpf::relay::{Config, EgressOutcome, Lookup, Outcome};
-use millrace_proto::quic::keys::Suite;
+use millrace_lab_kernel::probe::{self, Probe};
+use millrace_quic::keys::Suite;
+use millrace_relay_kernel::program::{Config, EgressOutcome, Lookup, Outcome};
 
 use crate::net::{self, Capture, Network, RawSender, inside, root};
 use crate::peers::{PORT, attach};

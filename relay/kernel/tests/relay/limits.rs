@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
-use millrace_bpf::relay::{Config, Egress, EgressOutcome, Path};
-use millrace_proto::quic::keys::Suite;
+use millrace_quic::keys::Suite;
+use millrace_relay_kernel::program::{Config, Egress, EgressOutcome, Path};
 
 use crate::net::{self, Network, address, root};
 use crate::peers::{PORT, attach};

@@ -3,8 +3,6 @@
 mod entries;
 mod equality;
 mod limits;
-#[path = "../support/net.rs"]
-mod net;
 mod open;
 #[path = "../support/peers.rs"]
 mod peers;
@@ -15,5 +13,6 @@ mod runs;
 mod scene;
 mod userspace;
 
-use millrace_bpf::crypto::QuicKeys;
-use millrace_bpf::relay::Compute;
+use millrace_kernel::crypto::QuicKeys;
+use millrace_relay_kernel::program::Compute;
+use millrace_testkit::net;

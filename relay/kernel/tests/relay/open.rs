@@ -1,9 +1,11 @@
 //! Streams that the program opens.
 
-use millrace_bpf::relay::{Config, EgressKey, EgressOutcome, Opened, Opener, Opening, Outcome, Slot, Track};
-use millrace_proto::moq::data::{Status, encode_object_header};
-use millrace_proto::moq::{SubgroupHeader, SubgroupId, vi64};
-use millrace_proto::quic::{keys::Suite, webtransport::Binding};
+use millrace_moq::data::{Status, encode_object_header};
+use millrace_moq::{SubgroupHeader, SubgroupId, vi64};
+use millrace_quic::{keys::Suite, webtransport::Binding};
+use millrace_relay_kernel::program::{
+    Config, EgressKey, EgressOutcome, Opened, Opener, Opening, Outcome, Slot, Track,
+};
 
 use crate::net::{self, Network, root};
 use crate::peers::{PORT, attach};

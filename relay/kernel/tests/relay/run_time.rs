@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use millrace_bpf::programs::{RunTime, Statistics};
-use millrace_bpf::relay::{Position, Want};
-use millrace_proto::moq::data::{Field, Status, encode_object_header};
-use millrace_proto::quic::keys::Suite;
+use millrace_kernel::programs::{RunTime, Statistics};
+use millrace_moq::data::{Field, Status, encode_object_header};
+use millrace_quic::keys::Suite;
+use millrace_relay_kernel::program::{Position, Want};
 
 use crate::net::{Network, root};
 use crate::peers::{Subscriber, attach};
@@ -26,7 +26,7 @@ struct Case {
     pause: Duration,
 }
 
-/// `cargo test -p millrace-bpf --test relay -- --ignored --nocapture run_time`, on a machine that does nothing
+/// `cargo test -p millrace-relay-kernel --test relay -- --ignored --nocapture run_time`, on a machine that does nothing
 /// else. The kernel's statistics add some 30 ns to every run.
 #[test]
 #[ignore = "soak: measures, on a quiet machine"]

@@ -4,10 +4,10 @@ use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::num::NonZero;
 
-use millrace_bpf::relay::{
+use millrace_quic::keys::Suite;
+use millrace_relay_kernel::program::{
     Config, Downstream, DownstreamId, EgressOutcome, FurtherRun, Outcome, Tracing, What,
 };
-use millrace_proto::quic::keys::Suite;
 use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
 
 use crate::net::{self, Network, address, root};

@@ -4,11 +4,11 @@ use std::net::UdpSocket;
 use std::sync::atomic::Ordering;
 
 use fastrand::Rng;
-use millrace_bpf::relay::{
+use millrace_quic::keys::Suite;
+use millrace_relay_kernel::program::{
     Config, Counters, Egress, EgressKey, EgressOutcome, Forwarded, Outcome, Position, Relay, Slot, Upstream,
     Want,
 };
-use millrace_proto::quic::keys::Suite;
 
 use crate::net::{self, Capture, Network, address};
 use crate::peers::{self, PORT, Subscriber, attach};

@@ -3,8 +3,8 @@
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use millrace_bpf::clock::monotonic_ns;
-use millrace_bpf::relay::{DeferredSocket, EgressOutcome, Outcome, Position};
+use millrace_kernel::clock::monotonic_ns;
+use millrace_relay_kernel::program::{DeferredSocket, EgressOutcome, Outcome, Position};
 
 use crate::net::{self, address, root};
 use crate::quic::{self, Chunk};

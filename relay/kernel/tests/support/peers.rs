@@ -3,8 +3,8 @@
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 use fastrand::Rng;
-use millrace_bpf::relay::{Downstream, Forwarded, Path, Relay, Upstream};
-use millrace_proto::quic::keys::Suite;
+use millrace_quic::keys::Suite;
+use millrace_relay_kernel::program::{Downstream, Forwarded, Path, Relay, Upstream};
 
 use super::net::{self, Network, inside};
 use super::quic::Direction;

@@ -1,10 +1,10 @@
 //! QUIC as a peer of the relay program sees it, by the userspace implementation.
 
 use fastrand::Rng;
-use millrace_proto::quic::frame;
-use millrace_proto::quic::keys::{HeaderKey, PacketKey, Secret, Suite};
-use millrace_proto::quic::keystream::KeystreamKey;
-use millrace_proto::quic::packet::{self, ConnectionId};
+use millrace_quic::frame;
+use millrace_quic::keys::{HeaderKey, PacketKey, Secret, Suite};
+use millrace_quic::keystream::KeystreamKey;
+use millrace_quic::packet::{self, ConnectionId};
 
 use super::{Compute, QuicKeys};
 

@@ -5,7 +5,7 @@ mod standing;
 use std::{net::IpAddr, time::SystemTime};
 
 use bytes::BytesMut;
-use millrace_proto::moq::{
+use millrace_moq::{
     Filter, Location,
     message::{
         Fetch, FetchKind, PublishNamespace, RequestUpdate, SubscribeNamespace, SubscribeOk, SubscribeTracks,

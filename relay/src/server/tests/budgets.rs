@@ -1,6 +1,6 @@
 //! No message causes work that no budget covers.
 
-use millrace_proto::moq::message::{RequestOk, RequestUpdate, SubscribeNamespace, TrackStatus};
+use millrace_moq::message::{RequestOk, RequestUpdate, SubscribeNamespace, TrackStatus};
 
 use super::{
     asked::{Asked, DRAFT},

@@ -1,7 +1,7 @@
 //! GOAWAY of a client, on its control stream and on requests.
 
 use bytes::BytesMut;
-use millrace_proto::moq::{
+use millrace_moq::{
     code,
     message::{GoAway, RequestOk},
 };

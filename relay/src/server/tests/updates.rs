@@ -1,6 +1,6 @@
 //! How many updates of a request a peer lets us send.
 
-use millrace_proto::moq::{
+use millrace_moq::{
     message::{RequestOk, RequestUpdate},
     property::TrackProperties,
 };

@@ -1,6 +1,7 @@
 //! A client that was fast once keeps nobody else slow.
 
-use millrace_proto::moq::{self, data::encode_object_header};
+use millrace_moq as moq;
+use millrace_moq::data::encode_object_header;
 use millrace_transport::Windows;
 
 use super::*;

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, pin::pin, sync::Arc, time::Duration};
 
-use millrace_proto::moq::{Namespace, code, message::RequestError};
+use millrace_moq::{Namespace, code, message::RequestError};
 use parking_lot::Mutex;
 use tokio::{sync::Notify, time};
 

@@ -9,7 +9,7 @@ use std::{
 };
 
 use bytes::BytesMut;
-use millrace_proto::moq::{
+use millrace_moq::{
     Message, Namespace, Parameters, TrackName, code,
     message::{
         NamespaceDone, NamespaceFound, PublishNamespace, PublishSkipped, RequestError, RequestOk,

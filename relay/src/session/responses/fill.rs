@@ -2,13 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use millrace_proto::{
-    moq::{
-        FetchItem, Location, Parameters, code,
-        data::RangeEnd,
-        message::{FetchOk, RequestError},
-    },
-    relay::fetch::{Entry, Payload, Readiness, Step, Walk, readiness},
+use millrace_moq::{
+    FetchItem, Location, Parameters, code,
+    data::RangeEnd,
+    message::{FetchOk, RequestError},
+    tracks::fetch::{Entry, Payload, Readiness, Step, Walk, readiness},
 };
 use tokio::time::{sleep, timeout, timeout_at};
 use tracing::debug;

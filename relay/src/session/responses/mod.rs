@@ -8,11 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_proto::{
-    moq::{GroupOrder, Location, Message, Parameters, code, message::RequestOk},
-    plane::downstream::{Asked, Event, Label, NewStream, Priority, StreamKey},
-    relay::fetch::Response,
+use millrace_moq::{
+    GroupOrder, Location, Message, Parameters, code, message::RequestOk, tracks::fetch::Response,
 };
+use millrace_quic::plane::downstream::{Asked, Event, Label, NewStream, Priority, StreamKey};
 use parking_lot::Mutex;
 use tokio::{
     sync::{Notify, mpsc},

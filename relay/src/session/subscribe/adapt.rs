@@ -5,9 +5,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_proto::{
-    moq::{GroupOrder, TrackName},
-    relay::adapt::{Decider, Ladder, Sample},
+use millrace_moq::{
+    GroupOrder, TrackName,
+    tracks::adapt::{Decider, Ladder, Sample},
 };
 use millrace_transport::Connection;
 use tokio::{task::JoinSet, time::sleep};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use millrace_proto::moq::{Filter, Location, Parameters, code, message::RequestError};
+use millrace_moq::{Filter, Location, Parameters, code, message::RequestError};
 use tokio::task::JoinSet;
 
 use super::Subscribed;

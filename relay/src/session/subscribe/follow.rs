@@ -2,13 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use millrace_proto::{
-    moq::{
-        Location, Message, Parameters, code,
-        message::{RequestError, RequestOk, RequestUpdate},
-        param::Scope,
-    },
-    relay::filter::OutOfRange,
+use millrace_moq::{
+    Location, Message, Parameters, code,
+    message::{RequestError, RequestOk, RequestUpdate},
+    param::Scope,
+    tracks::filter::OutOfRange,
 };
 use tokio::time::{Instant as Clock, sleep};
 

@@ -13,15 +13,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_proto::{
-    moq::{
-        Location, Message, Parameters, TrackName, code,
-        message::{PublishDone, RequestError, Subscribe, SubscribeOk},
-        vi64,
-    },
-    plane::downstream::Event,
-    relay::filter::{OutOfRange, Window},
+use millrace_moq::{
+    Location, Message, Parameters, TrackName, code,
+    message::{PublishDone, RequestError, Subscribe, SubscribeOk},
+    tracks::filter::{OutOfRange, Window},
+    vi64,
 };
+use millrace_quic::plane::downstream::Event;
 use parking_lot::Mutex;
 use tokio::time::{Instant as Clock, timeout_at};
 use tracing::debug;

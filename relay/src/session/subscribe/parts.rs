@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use millrace_proto::moq::TrackName;
+use millrace_moq::TrackName;
 use parking_lot::Mutex;
 
 /// The tracks that a session has subscriptions to, or has asked for, and how many.
@@ -42,7 +42,7 @@ impl Drop for Part {
 
 #[cfg(test)]
 mod tests {
-    use millrace_proto::moq::Namespace;
+    use millrace_moq::Namespace;
 
     use super::*;
 

@@ -2,10 +2,7 @@
 
 use std::sync::Arc;
 
-use millrace_proto::{
-    moq::{Draft, Message, Parameters, message::Publish},
-    relay::filter::Window,
-};
+use millrace_moq::{Draft, Message, Parameters, message::Publish, tracks::filter::Window};
 use tokio::time::timeout;
 
 use super::{Entry, Subscriptions, fills::Fills, parts::Part};

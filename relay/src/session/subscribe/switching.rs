@@ -3,9 +3,11 @@
 
 use std::{collections::BTreeMap, slice, sync::Arc, time::Instant};
 
-use millrace_proto::{
-    moq::{code, message::RequestError, param::Assignment},
-    relay::adapt::{
+use millrace_moq::{
+    code,
+    message::RequestError,
+    param::Assignment,
+    tracks::adapt::{
         Choice, Decider, NOBODY, Sample,
         sets::{self, Allocation},
     },

@@ -4,7 +4,7 @@ use std::net::UdpSocket;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use millrace_bpf::graft::TALLIES;
+use millrace_graft_kernel::TALLIES;
 
 use super::*;
 use crate::Identity;

@@ -9,7 +9,7 @@ use anyhow::{Context as _, ensure};
 
 use super::video::Film;
 
-/// Of `millrace-lab/examples`: it is built from here, so that a program that was installed has it, too.
+/// Of `lab/examples`: it is built from here, so that a program that was installed has it, too.
 const GO: [(&str, &str); 2] = [
     ("go.mod", include_str!("../../../../examples/go-pair/go.mod")),
     ("main.go", include_str!("../../../../examples/go-pair/main.go")),

@@ -7,7 +7,7 @@ use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use millrace_proto::graft::carry::frame::ALPN;
+use millrace_graft_proto::carry::frame::ALPN;
 
 use super::callers::Identity;
 use super::daemons::note;

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use millrace_proto::graft::select::profile::{Came, LADDER_KIB};
+use millrace_graft_proto::select::profile::{Came, LADDER_KIB};
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, clap::Args)]

@@ -8,10 +8,11 @@ mod site;
 
 use std::path::PathBuf;
 
+use millrace_graft_proto::select::arms::{CARRIED, CARRIED_NEW, CARRIED_WARM, CARRIERS, Carrier};
+use millrace_graft_proto::select::profile::LADDER_KIB;
+
 use crate::train::runs::{Network, Run};
 use anyhow::{anyhow, ensure};
-use millrace_proto::graft::select::arms::{CARRIED, CARRIED_NEW, CARRIED_WARM, CARRIERS, Carrier};
-use millrace_proto::graft::select::profile::LADDER_KIB;
 
 use self::design::Range;
 use self::file::Rows;

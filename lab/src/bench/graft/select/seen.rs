@@ -4,9 +4,10 @@ use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use millrace_graft_kernel::Sockets;
+use millrace_graft_proto::measure::{Report, Sample};
+
 use crate::train::runs::Seen;
-use millrace_bpf::graft::Sockets;
-use millrace_proto::graft::measure::{Report, Sample};
 
 use crate::bench::graft::flow::Flow;
 use crate::lab::Node;

@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use millrace_graft_proto::select::arms::Carrier;
+use millrace_graft_proto::select::profile::Came;
+
 use crate::train::runs::{Network, Seen};
 use anyhow::{Context as _, anyhow};
-use millrace_proto::graft::select::arms::Carrier;
-use millrace_proto::graft::select::profile::Came;
 use nix::sys::socket::{setsockopt, sockopt};
 
 use super::fetch::Got;

@@ -4,11 +4,11 @@ use std::{collections::HashMap, ops::Range, sync::Arc};
 
 use super::{Arrival, Codepoint, OVERHEAD, Sim};
 use crate::{
+    frame,
     plane::{
         downstream::{Budget, Delegation, Level, OffloadedPacket, StreamKey},
         source::mem::Mem,
     },
-    quic::frame,
 };
 
 /// It sends from its own copy of what comes in, which may be ahead of what the source has, and reports later.

@@ -7,11 +7,9 @@ use std::{
 };
 
 use crate::{
+    ack::EcnCounts,
+    frame::{Frame, Walker},
     plane::types::Ack,
-    quic::{
-        ack::EcnCounts,
-        frame::{Frame, Walker},
-    },
     ranges::Ranges,
 };
 

@@ -3,7 +3,7 @@
 use super::*;
 
 /// What a 1200-byte object costs one subscriber besides sealing. Prints figures and asserts none:
-/// `cargo test -p millrace-proto --release --lib cost_per_object -- --ignored --nocapture`
+/// `cargo test -p millrace-quic --release --lib cost_per_object -- --ignored --nocapture`
 #[test]
 #[ignore = "soak: measures, on a quiet machine"]
 fn cost_per_object() {

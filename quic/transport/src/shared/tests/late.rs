@@ -2,13 +2,14 @@
 
 use std::{any::Any, net::SocketAddr, ops::Range, sync::atomic::Ordering::SeqCst};
 
-use millrace_proto::{
-    moq::data::Position,
+use millrace_moq::data::Position;
+use millrace_quic::{
+    packet::ConnectionId,
     plane::{
         downstream::{Asked, Budget, NewStream, StreamKey},
         source::{End, Extent, Source},
     },
-    quic::{packet::ConnectionId, webtransport::Binding},
+    webtransport::Binding,
 };
 
 use super::*;

@@ -145,7 +145,7 @@ fn no_forged_packet_is_forwarded() {
     }
 }
 
-/// `make soak`, or `cargo test -p millrace-bpf --lib -- --ignored --nocapture ten_million_forged`: ten minutes.
+/// `make soak`, or `cargo test -p millrace-relay-kernel --lib -- --ignored --nocapture ten_million_forged`: ten minutes.
 #[test]
 #[ignore = "soak: takes minutes"]
 fn ten_million_forged_packets() {

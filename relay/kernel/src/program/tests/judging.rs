@@ -1,6 +1,6 @@
 //! Which of a stream's bytes are forwarded.
 
-use millrace_proto::moq::data::{Status, encode_object_header};
+use millrace_moq::data::{Status, encode_object_header};
 
 use super::*;
 
@@ -302,7 +302,7 @@ fn positions_at_one_offset_that_differ_are_noticed() {
 
 /// Where `moq::data` stands after a part of a stream.
 fn position(stream: &[u8], len: usize) -> Position {
-    use millrace_proto::moq::{ObjectParser, StreamHeader};
+    use millrace_moq::{ObjectParser, StreamHeader};
     let mut rest = &stream[..len];
     let Ok(Some(StreamHeader::Subgroup(header))) = StreamHeader::decode(&mut rest) else {
         panic!("a header")
@@ -482,7 +482,7 @@ fn no_id_is_too_large_behind_a_hole() {
     // Object 2^64 - 2 and the next but one, with another one between them that is missing.
     let mut stream = vec![0x30, 2, 0];
     let object = |delta: u64, stream: &mut Vec<u8>| {
-        millrace_proto::moq::vi64::encode(delta, stream);
+        millrace_moq::vi64::encode(delta, stream);
         stream.extend([1, 7]);
         stream.len()
     };

@@ -1,6 +1,6 @@
 //! Which packets are forwarded.
 
-use millrace_proto::quic::frame::{self, Frame, Walker};
+use millrace_quic::frame::{self, Frame, Walker};
 
 use super::*;
 

@@ -114,7 +114,7 @@ fn counts_the_events_that_nobody_takes() {
     assert_eq!(bench.trace(PACKETS).len(), 1, "goes on");
 }
 
-/// `cargo test -p millrace-bpf -- --ignored --nocapture cost_of_tracing`, on a quiet machine. A packet that is opened
+/// `cargo test -p millrace-relay-kernel -- --ignored --nocapture cost_of_tracing`, on a quiet machine. A packet that is opened
 /// and then found to be a repetition.
 #[test]
 #[ignore = "soak: measures, on a quiet machine"]

@@ -2,6 +2,13 @@
 //!
 //! Everything here turns bytes into values and back. Decoders never panic on what a peer sends: they ask
 //! for more bytes, or fail with the [`code::Session`] to close the session with.
+//!
+//! [`tracks`] are what relays and clients keep of it. Nothing does I/O, reads a clock, spawns a task or needs `unsafe`.
+//!
+//! To follow an object, read three things. [`tracks::subgroup::Subgroup`] keeps the bytes of a publisher's stream as they arrived.
+//! [`tracks::view::View`] is the same subgroup as one subscriber gets it, and a [source](millrace_quic::plane::source::Source). The data
+//! plane sends sources, and repairs what the network loses.
+#![forbid(unsafe_code)]
 
 pub mod code;
 pub mod data;
@@ -16,6 +23,7 @@ pub mod name;
 pub mod param;
 pub mod property;
 pub mod token;
+pub mod tracks;
 pub mod vi64;
 mod wire;
 

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use millrace_proto::plane::congestion::{
+use millrace_quic::plane::congestion::{
     Bbr as Model, Controller as _, Delivered, Delivery, LostPacket, Sending, Snapshot,
 };
 use quinn::congestion::{Controller, ControllerFactory};

@@ -1,9 +1,22 @@
 //! A picture with several renditions on a path whose room comes and goes.
 
-use std::collections::HashMap;
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use super::*;
-use crate::relay::adapt::{Decider, Sample};
+use millrace_moq::tracks::adapt::{Decider, Sample};
+use millrace_quic::plane::{
+    congestion::Algorithm,
+    downstream::{
+        Config, Priority, StreamKey,
+        sim::{CODES, Credit, Link, Sim},
+    },
+    source::{End, mem::Mem},
+};
+
+const SECOND: Duration = Duration::from_secs(1);
 
 const FPS: u64 = 30;
 const LADDER: [u64; 3] = [800_000, 2_000_000, 5_000_000];

@@ -39,7 +39,7 @@ static void *native_lookup(const void *map, const void *key);
 #include "ack.h"
 #include "congestion.h"
 #include "frames.h"
-#include "gate_bucket.h"
+#include "bucket.h"
 #include "gate_networks.h"
 #include "gate_packet.h"
 #include "graft_option.h"
@@ -90,7 +90,7 @@ int udp_native_parse(const __u8 *frame, __u32 bytes, const __u16 *vlan_tci, stru
 int wire_native_parse(const __u8 *frame, __u32 bytes, struct udp_packet *out, struct ip_carried *carried);
 void wire_native_change(const struct udphdr *udp, struct wire_header *wire, struct udphdr *again);
 int gate_native_read(const __u8 *frame, __u32 bytes, __u8 fill, __u32 bare, struct gate_packet *out);
-int gate_native_take(__u64 *full_at, const struct gate_rate *rate, __u64 times, __u64 now_ns);
+int gate_native_take(__u64 *full_at, const struct bucket_rate *rate, __u64 times, __u64 now_ns);
 __u32 gate_native_network(const struct gate_levels *levels, const __u8 *address, __u32 level, __u8 *to);
 __u64 gate_native_most(__u64 of_client, __u32 times, __u64 all);
 int graft_native_read(const __u8 *found, __u32 bytes);
@@ -272,11 +272,11 @@ int gate_native_read(const __u8 *frame, __u32 bytes, __u8 fill, __u32 bare, stru
 }
 
 /* Takes a unit from a bucket of a network at a time; not 0: there is not enough in it. */
-int gate_native_take(__u64 *full_at, const struct gate_rate *rate, __u64 times, __u64 now_ns)
+int gate_native_take(__u64 *full_at, const struct bucket_rate *rate, __u64 times, __u64 now_ns)
 {
 	__u64 price = price_of(rate, 1, times);
 	int over;
-	__u64 next = bucket_after(*full_at, rate->burst, price, now_ns * GATE_TICKS, &over);
+	__u64 next = bucket_after(*full_at, rate->burst, price, now_ns * BUCKET_TICKS, &over);
 
 	if (!over)
 		*full_at = next;

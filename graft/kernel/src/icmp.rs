@@ -8,13 +8,13 @@ use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
+use millrace_kernel::udp::{drop_all, set};
 use nix::libc;
 use nix::sys::socket::{
     ControlMessageOwned, MsgFlags, SockaddrStorage, bind, connect, recvmsg, setsockopt, sockopt,
 };
 
-use crate::graft::joint::Protocol;
-use crate::udp::{drop_all, set};
+use crate::joint::Protocol;
 
 /// Of the packets that an error is about, behind IP's header: what routers repeat at least.
 const REPEATED: usize = 8;

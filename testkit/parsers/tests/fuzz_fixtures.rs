@@ -2,12 +2,12 @@
 
 use std::{fs, path::Path};
 
-#[path = "../../fuzz/checks.rs"]
+#[path = "../../../fuzz/checks.rs"]
 mod checks;
 
 #[test]
 fn every_fixture_passes() {
-    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/fixtures");
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/fixtures");
     for (name, check) in checks::ALL {
         let dir = fixtures.join(name);
         let files: Vec<_> = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path()).collect();

@@ -1,0 +1,71 @@
+//! Settings that are single words: the same for flags and files.
+
+use std::{fmt, str::FromStr};
+
+use clap::ValueEnum;
+use serde::{Deserializer, de};
+
+use crate::{
+    http::{ListenAddr, token::TokenFile},
+    log::Format,
+};
+
+/// The word that stands for a choice, in flags and file alike.
+pub fn name(choice: &impl ValueEnum) -> String {
+    choice.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+}
+
+/// Takes from the file what the flag takes: strings, and plain numbers where they mean the same.
+struct Word;
+
+impl de::Visitor<'_> for Word {
+    type Value = String;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string or a number")
+    }
+
+    fn visit_str<E: de::Error>(self, word: &str) -> Result<String, E> {
+        Ok(word.to_owned())
+    }
+
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<String, E> {
+        Ok(number.to_string())
+    }
+
+    fn visit_f64<E: de::Error>(self, number: f64) -> Result<String, E> {
+        Ok(number.to_string())
+    }
+}
+
+/// Reads what is parsed from text.
+pub fn parsed<'de, D: Deserializer<'de>, T: FromStr<Err: fmt::Display>>(
+    deserializer: D,
+) -> Result<T, D::Error> {
+    deserializer.deserialize_any(Word)?.parse().map_err(de::Error::custom)
+}
+
+/// Reads the word that stands for a choice.
+pub fn chosen<'de, D: Deserializer<'de>, T: ValueEnum>(deserializer: D) -> Result<T, D::Error> {
+    let word = deserializer.deserialize_any(Word)?;
+    T::from_str(&word, false).map_err(|_| {
+        let known: Vec<_> = T::value_variants().iter().map(name).collect();
+        de::Error::custom(format!("`{word}` is none of {}", known.join(", ")))
+    })
+}
+
+/// By [`parsed`] or [`chosen`].
+#[macro_export]
+macro_rules! deserialize {
+    ($by:ident: $($type:ty),*) => {
+        $(impl<'de> serde::Deserialize<'de> for $type {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                $crate::words::$by(deserializer)
+            }
+        })*
+    };
+}
+pub use crate::deserialize;
+
+deserialize!(parsed: ListenAddr, TokenFile);
+deserialize!(chosen: Format);

@@ -1,0 +1,16 @@
+//! BPF programs that measure, and their handles: for the laboratory and for tests.
+//!
+//! | object | hook | handle | does |
+//! | --- | --- | --- | --- |
+//! | `probe` | TC, both ways | [`probe::Probe`] | stamps the packets that pass an interface |
+//! | `flood` | XDP | [`flood::Flood`] | sends Initials from forged addresses, to measure the gate |
+//! | `softirqs`, `syscalls`, `idle` | tracepoints | [`softirqs::Softirqs`], [`syscalls::Syscalls`], [`idle::Idle`] | time or count one thing each |
+
+pub mod flood;
+pub mod idle;
+mod intf;
+pub mod probe;
+pub mod softirqs;
+pub mod syscalls;
+
+pub use millrace_kernel::Error;
