@@ -7,11 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, ProgramInput, ProgramMut};
 
 use crate::Error;
+use crate::intf::generated::{BARRIER_HAS_RUN as HAS_RUN, BARRIER_RUNS as RUNS};
 use crate::object::{Loaded, write};
-
-/// `enum barrier_state`.
-const RUNS: u32 = 1;
-const HAS_RUN: u32 = 2;
 
 /// What a program at TC is run with: an Ethernet header.
 const FRAME: [u8; 14] = [0; 14];

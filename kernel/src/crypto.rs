@@ -5,14 +5,19 @@
 
 #![allow(unsafe_code)]
 
-use crate::intf::Plain;
+use crate::intf::{
+    Plain,
+    generated::{self, QUIC_AES128_GCM as AES128_GCM, QUIC_CHACHA20_POLY1305 as CHACHA20_POLY1305},
+};
+
+/// All that depends on key and packet number alone. ChaCha20-Poly1305: `once` is the block of counter 0. AES-128-GCM: the encrypted
+/// counter block 1 in its first 16 bytes; the rest is not used. The text is XORed with `text`.
+pub use generated::QuicKeystream as Keystream;
 
 pub const TAG_LEN: usize = 16;
 /// Bytes of frames in a packet that the kernel opens or seals, without the tag.
-pub const TEXT_MAX: usize = 1536;
+pub const TEXT_MAX: usize = generated::QUIC_TEXT_MAX as usize;
 
-const CHACHA20_POLY1305: u32 = 0;
-const AES128_GCM: u32 = 1;
 /// The larger member of the union, `quic_aes128_keys`, in words of 8 bytes.
 const MATERIAL_WORDS: usize = (2 * SCHEDULE_LEN + GHASH_ROWS * 16 * 16) / 8;
 
@@ -62,16 +67,6 @@ impl QuicKeys {
     pub fn as_bytes(&self) -> &[u8] {
         Plain::as_bytes(self)
     }
-}
-
-/// All that depends on key and packet number alone: `struct quic_keystream`.
-#[repr(C)]
-pub struct Keystream {
-    /// ChaCha20-Poly1305: the block of counter 0. AES-128-GCM: the encrypted counter block 1 in the first 16 bytes; the
-    /// rest is not used.
-    pub once: [u8; 64],
-    /// What the text is XORed with.
-    pub text: [u8; TEXT_MAX],
 }
 
 /// What AES-128-GCM needs that encrypts nothing under one key and nonce: GHASH's tables, and the block that masks the

@@ -15,6 +15,12 @@ pub unsafe trait Plain: Copy {
         Some(unsafe { bytes.as_ptr().cast::<Self>().read_unaligned() })
     }
 
+    /// All bytes 0.
+    fn zeroed() -> Self {
+        // SAFETY: any bytes are a valid `Self`.
+        unsafe { std::mem::zeroed() }
+    }
+
     fn as_bytes(&self) -> &[u8] {
         // SAFETY: `self` is `size_of::<Self>()` initialised bytes, none of them padding.
         unsafe { std::slice::from_raw_parts(std::ptr::from_ref(self).cast(), size_of::<Self>()) }
@@ -72,3 +78,10 @@ pub use crate::shared;
 
 #[cfg(any(test, feature = "testing"))]
 pub use crate::testing::{Layout, assert_layouts, enum_names};
+
+/// Structures and constants of this crate's headers.
+pub(crate) mod generated {
+    #![allow(dead_code, reason = "not all that C has is of use here")]
+
+    include!(concat!(env!("OUT_DIR"), "/intf.rs"));
+}

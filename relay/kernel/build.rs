@@ -1,5 +1,9 @@
 //! Compiles `src/bpf`.
 
 fn main() {
-    millrace_kernel_build::main();
+    millrace_kernel_build::Build::default()
+        .shares("web.h")
+        .foreign("net_path", "millrace_kernel::fan::NetPath")
+        .foreign("quic_keystream", "millrace_kernel::crypto::Keystream")
+        .run();
 }

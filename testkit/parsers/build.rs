@@ -1,10 +1,6 @@
 //! Compiles the programs' parsers natively.
 
 fn main() {
-    millrace_kernel_build::main_with(&[
-        "../../relay/kernel/src/bpf",
-        "../../gate/src/bpf",
-        "../../graft/kernel/src/bpf",
-        "../../fanout/src/bpf",
-    ]);
+    let folders = ["../../relay/kernel/src/bpf", "../../gate/src/bpf", "../../graft/kernel/src/bpf", "../../fanout/src/bpf"];
+    folders.into_iter().fold(millrace_kernel_build::Build::default(), millrace_kernel_build::Build::folder).run();
 }

@@ -3,6 +3,7 @@
 #ifndef MILLRACE_COST_INTF_H
 #define MILLRACE_COST_INTF_H
 
+#include "shared.h"
 #include <linux/types.h>
 
 /* 0 is no event: indexes into ns[] and calls[] are these. */
@@ -72,14 +73,14 @@ struct cost_cpu {
 	__u64 switches;	     /* of tasks */
 	__u64 other_storage; /* tasks were seen that have storage of other programs */
 	__u64 pad[8];	     /* to whole cache lines */
-};
+} SHARED;
 _Static_assert(sizeof(struct cost_cpu) % 128 == 0, "no line is shared by two CPUs");
 
 /* The part that all CPUs read. */
 struct cost_control {
 	__u32 half;   /* 0 or 1: the half that samplers append to */
 	__u32 always; /* samplers take whatever runs, not only events */
-};
+} SHARED;
 
 /* One half of a CPU's double buffer; records follow up to half_bytes. */
 struct cost_half {

@@ -81,8 +81,7 @@ pub(super) struct DoubleBuffer {
     half_bytes: usize,
 }
 
-/// `struct cost_half`.
-const HALF_HEADER_BYTES: usize = 8;
+const HALF_HEADER_BYTES: usize = size_of::<intf::Half>();
 
 impl DoubleBuffer {
     fn new(object: &mut Loaded, cpus: NonZero<u32>, half_bytes: u32) -> Result<Self, Error> {

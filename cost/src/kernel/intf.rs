@@ -1,97 +1,29 @@
-//! Mirrors of `bpf/cost_intf.h`. The test compares them with the BTF of the compiled object.
+//! Structures and constants of `bpf/cost_intf.h`, as the build writes them from the header.
 
 #![allow(unsafe_code)]
 
-use std::sync::atomic::{AtomicU32, AtomicU64};
-
-use millrace_kernel::intf::{mirror, shared};
 use millrace_kernel::memory::Shared;
 
-use super::calls::Table;
+pub(crate) use generated::{
+    COST_CALL_READ, COST_CALL_RECEIVE, COST_CALL_SEND, COST_CALL_SENDFILE, COST_CALL_SPLICE, COST_CALL_WRITE,
+    CostConfig as Config, CostControl as Control, CostCpu as Cpu, CostHalf as Half, CostProcess as Process,
+    CostProcessKey as ProcessKey, CostRecord as Record,
+};
 
-pub(crate) const EVENTS: usize = 8;
-/// `COST_SOFTIRQ`: softirqs that are not networking.
-pub(crate) const SOFTIRQ: usize = 6;
-pub(crate) const POINTS: usize = 32;
+mod generated {
+    #![allow(dead_code, reason = "not all that C has is of use here")]
 
-mirror!(Config = "cost_config" {
-    pidns_ino: u32,
-    half_bytes: u32,
-    ring: u8,
-    watch: u8,
-    pad: [u8; 2],
-    point_events: [u8; POINTS],
-    calls: Table,
-});
+    include!(concat!(env!("OUT_DIR"), "/intf.rs"));
+}
 
-shared!(Cpu = "cost_cpu" {
-    task: AtomicU64,
-    softirq: AtomicU64,
-    base: AtomicU64,
-    softirq_ns: AtomicU64,
-    ns: [AtomicU64; EVENTS],
-    calls: [AtomicU64; EVENTS],
-    seen_ns: [AtomicU64; EVENTS],
-    seen_calls: [AtomicU64; EVENTS],
-    samples: AtomicU64,
-    user_samples: AtomicU64,
-    lost_samples: AtomicU64,
-    lost_stacks: AtomicU64,
-    lost_processes: AtomicU64,
-    lost_tasks: AtomicU64,
-    writing: AtomicU64,
-    check_tid: AtomicU64,
-    checked: [AtomicU64; EVENTS],
-    epoch: AtomicU64,
-    system_calls: AtomicU64,
-    switches: AtomicU64,
-    other_storage: AtomicU64,
-    pad: [AtomicU64; 8],
-});
+pub(crate) const EVENTS: usize = generated::COST_EVENTS as usize;
+pub(crate) const CALLS: usize = generated::COST_CALLS as usize;
+pub(crate) const POINTS: usize = generated::COST_POINTS as usize;
+/// Softirqs that are not networking.
+pub(crate) const SOFTIRQ: usize = generated::COST_SOFTIRQ as usize;
 
-// SAFETY: atomics only; the layout test finds padding.
+// SAFETY: atomics only.
 unsafe impl Shared for Cpu {}
-
-shared!(Control = "cost_control" { half: AtomicU32, always: AtomicU32 });
 
 // SAFETY: as above.
 unsafe impl Shared for Control {}
-
-mirror!(Record = "cost_record" {
-    pid: u32,
-    cpu: u32,
-    kernel_frames: u16,
-    user_frames: u16,
-    event: u8,
-    watched: u8,
-    pad: u16,
-    cgroup: u64,
-    name: [u8; 16],
-});
-
-mirror!(ProcessKey = "cost_process_key" { cgroup: u64, pid: u32, pad: u32 });
-
-mirror!(Process = "cost_process" { ns: [u64; EVENTS], calls: [u64; EVENTS], pid: u32, pad: u32, name: [u8; 16] });
-
-#[cfg(test)]
-mod tests {
-    use millrace_kernel::intf::assert_layouts;
-
-    use super::*;
-
-    #[test]
-    fn mirrors_match_btf() {
-        assert_layouts(
-            env!("OUT_DIR"),
-            "cost.bpf.o",
-            &[
-                Config::LAYOUT,
-                Cpu::LAYOUT,
-                Control::LAYOUT,
-                Record::LAYOUT,
-                ProcessKey::LAYOUT,
-                Process::LAYOUT,
-            ],
-        );
-    }
-}

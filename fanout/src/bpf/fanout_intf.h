@@ -7,6 +7,7 @@
 
 #include "bucket_intf.h"
 #include "fan_intf.h"
+#include "shared.h"
 #include <linux/types.h>
 
 #define FANOUT_REPORTS 8 /* of the sender that are remembered, a power of two */
@@ -46,7 +47,7 @@ struct fanout_stream {
 	__u64 reports[FANOUT_REPORTS];
 	__u32 number; /* its name in events */
 	__u32 pad;
-};
+} SHARED;
 
 /* What became of a copy. */
 enum fanout_leg_outcome {
@@ -75,7 +76,7 @@ struct fanout_leg {
 	__u64 packets; /* that were sent, with their UDP payload */
 	__u64 bytes;
 	__u64 outcomes[FANOUT_LEG_OUTCOMES];
-};
+} SHARED;
 
 /* What became of a received packet: index into the map `outcomes`, where enum fanout_leg_outcome and enum fanout_further_run
  * follow. Those up to FANOUT_TAKEN are taken off the wire, all others go up as they came.
@@ -114,7 +115,7 @@ struct fanout_tracing {
 	__u32 leg;    /* only copies for this receiver; 0: any */
 	__u32 pad;
 	__u64 lost; /* events for which there was no room */
-};
+} SHARED;
 
 /* What became of a copy, or of a sender's packet that did not become copies: in the ring buffer `events`. */
 struct fanout_event {

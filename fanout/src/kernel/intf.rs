@@ -1,98 +1,25 @@
-//! Mirrors of `bpf/fanout_intf.h`.
+//! Structures and constants of `bpf/fanout_intf.h`, as the build writes them from the header.
 
-use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+pub(super) use generated::{BUCKET_TICKS, FANOUT_SSRC_KNOWN as SSRC_KNOWN};
+pub(crate) use generated::{
+    FanoutAt as At, FanoutConfig as Config, FanoutEvent as Event, FanoutLeg as Leg, FanoutStream as Stream,
+    FanoutTracing as Tracing,
+};
 
-use millrace_kernel::fan::NetPath;
-use millrace_kernel::intf::{mirror, shared};
+mod generated {
+    #![allow(dead_code, reason = "not all that C has is of use here")]
 
-use super::outcome::LegOutcome;
+    include!(concat!(env!("OUT_DIR"), "/intf.rs"));
+}
 
 /// Sender reports that are remembered.
-pub(super) const REPORTS: usize = 8;
-pub(super) const SSRC_KNOWN: u64 = 1 << 32;
-
-mirror!(Config = "fanout_config" { max_copies_per_run: u32, max_runs: u32 });
-
-mirror!(At = "fanout_at" { address: [u8; 16], port: [u8; 2], family: u8, pad: u8 });
-
-shared!(Stream = "fanout_stream" {
-    sender: UnsafeCell<[u8; 16]>,
-    port: UnsafeCell<[u8; 2]>,
-    rtcp_port: UnsafeCell<[u8; 2]>,
-    one_ssrc: AtomicU32,
-    ssrc: AtomicU64,
-    first: AtomicU32,
-    legs: AtomicU32,
-    packets: AtomicU64,
-    bytes: AtomicU64,
-    last_ns: AtomicU64,
-    sent: AtomicU64,
-    reports: [AtomicU64; REPORTS],
-    number: AtomicU32,
-    pad: AtomicU32,
-});
-
-shared!(Rate = "bucket_rate" { cost: AtomicU64, burst: AtomicU64 });
-
-shared!(Leg = "fanout_leg" {
-    epoch: AtomicU32,
-    number: AtomicU32,
-    until_ns: AtomicU64,
-    full_at: AtomicU64,
-    rate: Rate,
-    path: UnsafeCell<NetPath>,
-    pad: AtomicU32,
-    packets: AtomicU64,
-    bytes: AtomicU64,
-    outcomes: [AtomicU64; LegOutcome::ALL.len()],
-});
-
-shared!(Tracing = "fanout_tracing" {
-    every: AtomicU32,
-    stream: AtomicU32,
-    leg: AtomicU32,
-    pad: AtomicU32,
-    lost: AtomicU64,
-});
-
-mirror!(Event = "fanout_event" {
-    arrived_ns: u64,
-    time_ns: u64,
-    stream: u32,
-    leg: u32,
-    ssrc: u32,
-    timestamp: u32,
-    sequence: u16,
-    size: u16,
-    outcome: u8,
-    kind: u8,
-    pad: [u8; 2],
-});
+pub(super) const REPORTS: usize = generated::FANOUT_REPORTS as usize;
 
 #[cfg(test)]
 mod tests {
-    use millrace_kernel::intf::{assert_layouts, enum_names};
+    use millrace_kernel::intf::enum_names;
 
-    use super::*;
-    use crate::kernel::outcome::{FurtherRun, Outcome};
-
-    #[test]
-    fn mirrors_match_btf() {
-        assert_layouts(
-            env!("OUT_DIR"),
-            "fanout.bpf.o",
-            &[
-                Config::LAYOUT,
-                At::LAYOUT,
-                Stream::LAYOUT,
-                Rate::LAYOUT,
-                Leg::LAYOUT,
-                Tracing::LAYOUT,
-                Event::LAYOUT,
-            ],
-        );
-    }
+    use crate::kernel::outcome::{FurtherRun, LegOutcome, Outcome};
 
     #[test]
     fn outcomes_have_the_programs_names_and_order() {

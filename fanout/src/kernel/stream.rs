@@ -15,8 +15,8 @@ use super::intf::{self, REPORTS, SSRC_KNOWN};
 use super::outcome::LegOutcome;
 use super::rows::Row;
 
-/// `bucket.h`: per nanosecond.
-const TICKS: u64 = 64;
+/// Per nanosecond.
+const TICKS: u64 = intf::BUCKET_TICKS as u64;
 const SLACK: u64 = 1_000_000_000 * TICKS;
 const ATTEMPTS: usize = 8;
 

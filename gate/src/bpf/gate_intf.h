@@ -21,6 +21,7 @@
 #define GATE_PORTS	32
 #define GATE_TOKEN_KEYS 2
 #define GATE_TRACERS	8  /* who may follow at the same time what is refused */
+#define GATE_MODES	24 /* rules that a policy has room for */
 #define GATE_LEVELS	3  /* of networks that an address is in: a client, and two wider ones */
 #define GATE_MARKS_BITS 14 /* of an index into the map `marks`: 256 KiB, a million marks of either age */
 
@@ -112,7 +113,7 @@ enum gate_rate_index {
 
 /* Entry of the map `policies`: scope s of half h is at h * GATE_SCOPES + s. */
 struct gate_policy {
-	__u8 modes[24]; /* enum gate_mode by enum gate_rule */
+	__u8 modes[GATE_MODES]; /* enum gate_mode by enum gate_rule */
 	__u32 flags;
 	__u32 id_bytes;	     /* of the server's connection IDs; 0: as the server was seen to choose */
 	__u32 quota;	     /* connections per client */

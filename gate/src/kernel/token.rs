@@ -17,7 +17,7 @@ use millrace_kernel::siphash::{siphash128, word};
 use super::intf;
 
 /// Bytes of a token.
-pub const LEN: usize = 72;
+pub const LEN: usize = size_of::<intf::Token>();
 const MAGIC: [u8; 4] = *b"mrg2";
 const TAG_AT: usize = LEN - 16;
 /// Seconds by which the clocks of two machines that share keys may differ.

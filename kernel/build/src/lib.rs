@@ -4,11 +4,17 @@
 //! Headers come from three places: those that programs of several crates share, from `millrace-kernel`; libbpf's, from the copy that
 //! `libbpf-sys` builds and links, so that both always match; and the kernel's UAPI headers, from the system.
 
+mod btf;
+mod types;
+
+use std::collections::BTreeMap;
 use std::env;
 use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use types::Defined;
 
 /// Every distribution that is supported packages this one or a newer one; older backends are not tried.
 const MIN_CLANG: u32 = 16;
@@ -21,61 +27,111 @@ const SOURCE: &str = "src/bpf";
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Compiles what is in the calling crate's `src/bpf` to `OUT_DIR/NAME.bpf.o`, or ends the build with what is wrong. `OUT_DIR/objects.rs`
-/// lists all objects, for the test that loads them.
-///
-/// Needs `DEP_MILLRACE_KERNEL_INCLUDE` and `DEP_MILLRACE_KERNEL_LIBBPF`, which cargo sets for crates that depend on `millrace-kernel`.
-/// That crate itself has `DEP_BPF_INCLUDE`, and says where its own headers are.
+/// What a crate's build script wants.
+#[derive(Default)]
+pub struct Build {
+    folders: Vec<&'static str>,
+    headers: Vec<&'static str>,
+    foreign: BTreeMap<&'static str, &'static str>,
+}
+
+/// Compiles what is in the calling crate's `src/bpf`: see [`Build::run`].
 pub fn main() {
-    if let Err(error) = build(&[]) {
-        fail(&*error);
-    }
+    Build::default().run();
 }
 
-/// Compiles as [`main`] does, with headers of more crates, by their folders.
-pub fn main_with(folders: &[&str]) {
-    if let Err(error) = build(folders) {
-        fail(&*error);
+impl Build {
+    /// Adds a folder of headers, for what is compiled of several crates.
+    pub fn folder(mut self, folder: &'static str) -> Self {
+        self.folders.push(folder);
+        self
     }
-}
 
-fn fail(error: &dyn Error) -> ! {
-    eprintln!("{}: {error}", env::var("CARGO_PKG_NAME").unwrap_or_default());
-    std::process::exit(1);
-}
-
-fn build(folders: &[&str]) -> Result<()> {
-    println!("cargo::rerun-if-env-changed=CLANG");
-    println!("cargo::rerun-if-changed={SOURCE}");
-    let out = PathBuf::from(env::var("OUT_DIR")?);
-    let clang = find_clang()?;
-    let mut includes: Vec<String> = Vec::new();
-    for folder in folders.iter().map(|folder| (*folder).to_owned()).chain(shared_headers()?) {
-        println!("cargo::rerun-if-changed={folder}");
-        includes.push(format!("-I{folder}"));
+    /// Adds a header whose structures and constants Rust gets, beside those that are called `*_intf.h`.
+    pub fn shares(mut self, header: &'static str) -> Self {
+        self.headers.push(header);
+        self
     }
-    includes.extend(include_flags(&clang)?);
-    let mut objects = Vec::new();
-    for entry in fs::read_dir(SOURCE)? {
-        let source = entry?.path();
-        let name = source.to_string_lossy();
-        if name.ends_with(".bpf.c") {
-            objects.push(compile(&clang, &BPF, &includes, &source, &out)?);
-        } else if name.ends_with(".native.c") {
-            let target = format!("--target={}", env::var("TARGET")?);
-            let object = compile(&clang, &[&target, "-fPIC"], &includes, &source, &out)?;
-            println!("cargo::rustc-link-arg-tests={}", object.display());
+
+    /// Names the type that a structure of another crate is in Rust.
+    pub fn foreign(mut self, structure: &'static str, path: &'static str) -> Self {
+        self.foreign.insert(structure, path);
+        self
+    }
+
+    /// Compiles `src/bpf/*.bpf.c` to `OUT_DIR/NAME.bpf.o`, and `*.native.c` for tests, or ends the build with what is wrong.
+    /// `OUT_DIR/objects.rs` lists the objects, for the test that loads them; `OUT_DIR/intf.rs` has the types that C and Rust share.
+    ///
+    /// Needs `DEP_MILLRACE_KERNEL_INCLUDE` and `DEP_MILLRACE_KERNEL_LIBBPF`, which cargo sets for crates that depend on
+    /// `millrace-kernel`. That crate itself has `DEP_BPF_INCLUDE`, and says where its own headers are.
+    pub fn run(&self) {
+        if let Err(error) = self.build() {
+            eprintln!("{}: {error}", env::var("CARGO_PKG_NAME").unwrap_or_default());
+            std::process::exit(1);
         }
     }
-    objects.sort();
-    fs::write(out.join("objects.rs"), list(&objects))?;
-    Ok(())
+
+    fn build(&self) -> Result<()> {
+        println!("cargo::rerun-if-env-changed=CLANG");
+        println!("cargo::rerun-if-changed={SOURCE}");
+        let out = PathBuf::from(env::var("OUT_DIR")?);
+        let clang = find_clang()?;
+        let mut includes: Vec<String> = Vec::new();
+        for folder in self.folders.iter().map(|folder| (*folder).to_owned()).chain(shared_headers()?) {
+            println!("cargo::rerun-if-changed={folder}");
+            includes.push(format!("-I{folder}"));
+        }
+        includes.extend(include_flags(&clang)?);
+        let (mut objects, mut headers) = (Vec::new(), Vec::new());
+        for entry in fs::read_dir(SOURCE)? {
+            let source = entry?.path();
+            let name = source.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if name.ends_with(".bpf.c") {
+                objects.push(compile(&clang, &BPF, &includes, &source, &out)?);
+            } else if name.ends_with(".native.c") {
+                let target = format!("--target={}", env::var("TARGET")?);
+                let object = compile(&clang, &[&target, "-fPIC"], &includes, &source, &out)?;
+                println!("cargo::rustc-link-arg-tests={}", object.display());
+            } else if name.ends_with("_intf.h") || name == "intf.h" {
+                headers.push(name);
+            }
+        }
+        objects.sort();
+        headers.sort();
+        headers.extend(self.headers.iter().map(|header| (*header).to_owned()));
+        fs::write(out.join("objects.rs"), list(&objects))?;
+        self.write_types(&clang, &includes, &headers, &out)
+    }
+
+    fn write_types(&self, clang: &str, includes: &[String], headers: &[String], out: &Path) -> Result<()> {
+        let mut defined = Defined::default();
+        let folders = includes.iter().filter_map(|flag| flag.strip_prefix("-I"));
+        let folders: Vec<_> = std::iter::once(SOURCE).chain(folders).collect();
+        for header in headers {
+            let found =
+                folders.iter().map(|folder| Path::new(folder).join(header)).find(|path| path.exists());
+            defined.read(&found.ok_or_else(|| format!("there is no header {header}"))?)?;
+        }
+        let plain = if is_kernel() { "crate::intf::Plain" } else { "millrace_kernel::intf::Plain" };
+        let source = out.join("intf.c");
+        fs::write(&source, defined.source(headers))?;
+        let own = format!("-I{}", fs::canonicalize(SOURCE)?.display());
+        let object =
+            compile(clang, &[&BPF[..], &[&own, "-Wno-unused-function"]].concat(), includes, &source, out)?;
+        fs::write(out.join("intf.rs"), defined.rust(&fs::read(object)?, &self.foreign, plain)?)?;
+        Ok(())
+    }
+}
+
+/// Whether this is the crate that has the headers of all.
+fn is_kernel() -> bool {
+    env::var("CARGO_MANIFEST_LINKS").is_ok_and(|name| name == "millrace_kernel")
 }
 
 /// The folder of headers that several crates' programs share, but for the crate that has it.
 fn shared_headers() -> Result<Option<String>> {
     if let Ok(libbpf) = env::var("DEP_BPF_INCLUDE")
-        && env::var("CARGO_MANIFEST_LINKS").is_ok_and(|name| name == "millrace_kernel")
+        && is_kernel()
     {
         let own = Path::new(&env::var("CARGO_MANIFEST_DIR")?).join(SOURCE);
         println!("cargo::metadata=include={}", own.display());

@@ -17,19 +17,17 @@ use super::{Mode, is_attached, link, shared};
 use crate::Error;
 use crate::fork::{Kept, keep_from_children};
 use crate::hook;
-use crate::intf::mirror;
+use crate::intf::generated::{self, RootConfig as Config};
 use crate::object::{Loaded, embedded, write};
 use crate::raw::detach;
 use crate::stack::{self, Begin};
-
-mirror!(Config = "root_config" { slot: u32 });
 
 /// Its name says what its slots are: another order gets another name.
 const ROOT: &str = "root_xdp";
 const SLOTS: &str = "root_slots";
 const MINE: &str = "mine";
 /// Held by whoever is about to detach the root.
-const LEAVING: u32 = 2;
+const LEAVING: u32 = generated::ROOT_LEAVING;
 
 /// What was there a moment ago may be about to go: the kernel empties the map of a process that was killed a little later.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -286,12 +284,10 @@ fn is_taken(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::intf::{assert_layouts, enum_names};
+    use crate::intf::enum_names;
 
     #[test]
-    fn mirrors_match_btf() {
-        assert_layouts(env!("OUT_DIR"), "root.bpf.o", &[Config::LAYOUT]);
+    fn slots_have_the_names_of_c() {
         assert_eq!(
             enum_names(env!("OUT_DIR"), "root.bpf.o", "root_slot", "root_"),
             ["gate", "graft", "leaving"]

@@ -14,6 +14,7 @@
 #include "crypto_intf.h"
 #include "fan_intf.h"
 #include "subgroup_intf.h"
+#include "shared.h"
 #include <linux/types.h>
 
 #define RELAY_ID_MAX	  20 /* longest connection ID of QUIC version 1 */
@@ -59,7 +60,7 @@ struct relay_keystream {
 	__u32 bytes; /* of text that it covers */
 	__u32 pad;
 	struct quic_keystream keystream;
-};
+} SHARED;
 
 /* How the look-up of a precomputed keystream ended. After all but a hit, the program computes it. */
 enum relay_lookup {
@@ -86,7 +87,7 @@ struct relay_upstream {
 	__u32 deferred_socket; /* one more than its index in `sockets`; 0: none */
 	__u32 deferred;	       /* packets that were steered there, or nearly were */
 	__u32 tracks;	       /* of which the program may open streams */
-};
+} SHARED;
 
 enum relay_kind {
 	RELAY_STREAM = 0,
@@ -115,7 +116,7 @@ struct relay_track {
 	__u32 low;	/* openings that are left when userspace should be woken to prepare more */
 	__u32 missed;	/* streams that found none */
 	__u32 openings[RELAY_OPENINGS]; /* indexes of ingresses, by number modulo RELAY_OPENINGS */
-};
+} SHARED;
 _Static_assert(sizeof(struct relay_track) == 48 + 4 * RELAY_OPENINGS, "relay_track has no hidden padding");
 
 /* What is in a slot, and how far a stream was judged. Whoever takes the lock has the rest to himself; who finds it taken
@@ -144,7 +145,7 @@ struct relay_ingress {
 	 */
 	struct subgroup_state state;
 	struct subgroup_state scratch; /* the program's */
-};
+} SHARED;
 _Static_assert(sizeof(struct relay_ingress) == 144, "relay_ingress has no hidden padding");
 
 /* One subscriber's copy of an upstream stream, or of a track's datagrams. */
@@ -172,7 +173,7 @@ struct relay_egress {
 	__u64 last_group;
 	__u32 ingress;
 	__u32 pad;
-};
+} SHARED;
 
 /* Where a downstream's packets go. */
 struct relay_path {
@@ -210,14 +211,14 @@ struct relay_deferral {
 	__u64 media;	  /* of `packets`, those of publishers */
 	__u64 taken;	  /* userspace's: of `packets`, those that no longer wait there */
 	__u64 room;	  /* userspace's: packets that may wait there */
-};
+} SHARED;
 
 /* When a deferred packet arrived. The low half of its last 8 bytes is the index in `arrivals`, modulo RELAY_ARRIVALS; a
  * later packet with the same index takes the entry.
  */
 struct relay_arrival {
 	__u64 word; /* high half: that of the 8 bytes; low half: CLOCK_MONOTONIC in microseconds, modulo 2^32 */
-};
+} SHARED;
 
 /* A connection that media leaves on. */
 struct relay_downstream {
@@ -248,7 +249,7 @@ struct relay_downstream {
 	__u64 lookups[RELAY_LOOKUPS];
 	struct relay_path paths[2];
 	__u64 outcomes[RELAY_EGRESS_OUTCOMES];
-};
+} SHARED;
 
 /* A packet that the kernel sends: registered in the ring buffer `forwarded` before it leaves. */
 struct relay_forwarded {
@@ -336,7 +337,7 @@ struct relay_tracing {
 	__u32 session; /* only from or to this session; 0: any */
 	__u32 pad;
 	__u64 lost; /* events for which there was no room */
-};
+} SHARED;
 
 /* What became of a copy, or of a packet of an upstream that did not become copies: in the ring buffer `events`. */
 struct relay_event {

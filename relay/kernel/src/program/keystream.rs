@@ -14,7 +14,7 @@ use super::buddy::Run;
 use super::intf;
 use super::shared::{Shared, lock};
 
-const NUMBER_BITS: u32 = 48;
+const NUMBER_BITS: u32 = intf::NUMBER_BITS;
 
 /// What a direction is to have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,0 +1,276 @@
+//! Rust's types and constants for what C and Rust share, written from the headers themselves.
+//!
+//! One object is compiled that has a variable of each structure, and one of each constant, of the crate's headers `*_intf.h`. The
+//! structures are read from its BTF, the constants from its read-only data. What is written, `OUT_DIR/intf.rs`, is included by the crate:
+//!
+//! * `struct relay_config` becomes `RelayConfig`, a [`Plain`] structure, unless C marks it with `SHARED`, as it does where the kernel and the
+//!   process change it at the same time: then words are atomics, and the rest is in an `UnsafeCell`. A structure of words inside such a one
+//!   is written with atomics as well, as `SharedRelayRing`.
+//! * `#define RELAY_PORTS 4` and `RELAY_STREAM` of an `enum` become constants of these names.
+//!
+//! `__be16` and `__be32` are arrays of bytes, since they are in network order.
+//!
+//! [`Plain`]: https://doc.rust-lang.org/std/marker/trait.Copy.html
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use object::{Object as _, ObjectSection as _, ObjectSymbol as _};
+
+use crate::Result;
+use crate::btf::{Btf, Kind};
+
+/// What the headers of a crate define.
+#[derive(Default)]
+pub struct Defined {
+    structures: Vec<String>,
+    constants: Vec<String>,
+}
+
+impl Defined {
+    /// Adds what a header has at its left margin, as `.clang-format` leaves it there.
+    pub fn read(&mut self, header: &Path) -> Result<()> {
+        let text = fs::read_to_string(header)?;
+        let mut in_enum = false;
+        for line in text.lines() {
+            if let Some(name) = line.strip_prefix("struct ").and_then(|rest| rest.strip_suffix(" {")) {
+                self.structures.push(name.to_owned());
+            } else if line.starts_with("enum ") && line.ends_with('{') {
+                in_enum = true;
+            } else if line.starts_with('}') {
+                in_enum = false;
+            } else if in_enum {
+                self.constants.extend(enumerator(line));
+            } else if let Some(rest) = line.strip_prefix("#define ") {
+                self.constants.extend(defined(rest));
+            }
+        }
+        Ok(())
+    }
+
+    /// A C file with a variable of each.
+    pub fn source(&self, headers: &[String]) -> String {
+        let mut source = String::new();
+        for header in headers {
+            let _ = writeln!(source, "#include \"{header}\"");
+        }
+        for name in &self.structures {
+            let _ = writeln!(source, "struct {name} of_{name};");
+        }
+        for name in &self.constants {
+            let _ = writeln!(source, "const volatile long long value_{name} = (long long)({name});");
+        }
+        source
+    }
+
+    /// Rust for it, from the object that was compiled. `plain`: the path of the trait of structures that are copied as bytes.
+    pub fn rust(&self, image: &[u8], foreign: &BTreeMap<&str, &str>, plain: &str) -> Result<String> {
+        let file = object::File::parse(image)?;
+        let btf = Btf::parse(file.section_by_name(".BTF").ok_or("the object has no BTF")?.data()?)?;
+        let mut writer = Writer {
+            btf: &btf,
+            foreign,
+            plain,
+            own: self.structures.iter().cloned().collect(),
+            out: String::new(),
+        };
+        for name in &self.constants {
+            let value = constant(&file, &format!("value_{name}"))?;
+            let kind = if value < 0 {
+                "u64"
+            } else if u32::try_from(value).is_ok() {
+                "u32"
+            } else {
+                "u64"
+            };
+            let value = if value < 0 { format!("{:#x}", value.cast_unsigned()) } else { value.to_string() };
+            let _ = writeln!(writer.out, "pub const {name}: {kind} = {value};");
+        }
+        for name in &self.structures {
+            writer.structure(name)?;
+        }
+        Ok(writer.out)
+    }
+}
+
+/// `\tRELAY_STREAM = 0, /* why */`
+fn enumerator(line: &str) -> Option<String> {
+    let name: String =
+        line.trim_start().chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '_').collect();
+    (line.starts_with('\t') && name.starts_with(|c: char| c.is_ascii_uppercase())).then_some(name)
+}
+
+/// `RELAY_PORTS 4 /* why */`, and nothing that takes arguments or is no number.
+fn defined(rest: &str) -> Option<String> {
+    let (name, value) = rest.split_once(char::is_whitespace)?;
+    let value = value.split("/*").next().unwrap_or_default().trim();
+    // The value may stand on the next line.
+    let is_number = value == "\\"
+        || value.contains(|c: char| c.is_ascii_alphanumeric())
+            && value.chars().all(|c| c.is_ascii_alphanumeric() || " _()~+-*/<>|&".contains(c))
+            && !value.contains("__");
+    (is_number && !name.contains('(')).then(|| name.to_owned())
+}
+
+fn constant(file: &object::File<'_>, name: &str) -> Result<i64> {
+    let symbol = file.symbol_by_name(name).ok_or_else(|| format!("{name} is not in the object"))?;
+    let section = file.section_by_index(symbol.section_index().ok_or("a constant without a section")?)?;
+    let at = usize::try_from(symbol.address())?;
+    let data = section.data()?;
+    let bytes = data.get(at..at + 8).ok_or("a constant behind the end of its section")?;
+    Ok(i64::from_ne_bytes(bytes.try_into()?))
+}
+
+struct Writer<'a> {
+    btf: &'a Btf<'a>,
+    /// Structures of other crates: their names in C, and paths in Rust.
+    foreign: &'a BTreeMap<&'a str, &'a str>,
+    own: BTreeSet<String>,
+    plain: &'a str,
+    out: String,
+}
+
+impl Writer<'_> {
+    fn structure(&mut self, name: &str) -> Result<()> {
+        let id = self.btf.structure(name).ok_or_else(|| format!("struct {name} is not in the BTF"))?;
+        if self.btf.is_tagged(id, "shared") {
+            return self.shared(name, id, &rust_name(name));
+        }
+        // Words of a structure that is nested in a shared one.
+        if self.is_nested_in_shared(id) && self.is_words(id) {
+            self.shared(name, id, &format!("Shared{}", rust_name(name)))?;
+        }
+        self.plain(name, id)
+    }
+
+    fn plain(&mut self, name: &str, id: u32) -> Result<()> {
+        let (rust, plain) = (rust_name(name), self.plain);
+        let Some(fields) = self.fields(name, id, Self::plain_type)? else { return Ok(()) };
+        // What is foreign may have no order.
+        let order =
+            if self.foreign.values().any(|path| fields.contains(path)) { "" } else { ", PartialOrd, Ord" };
+        let _ = write!(
+            self.out,
+            "\n/// `struct {name}`.\n#[repr(C)]\n#[derive(Debug, Clone, Copy, PartialEq, Eq{order})]\npub struct {rust} {{\n{fields}}}\n\n\
+             // SAFETY: `repr(C)`, of integers, without padding: the generator saw to both.\n#[allow(unsafe_code)]\n\
+             unsafe impl {plain} for {rust} {{}}\n\n\
+             impl Default for {rust} {{\n    fn default() -> Self {{\n        {plain}::zeroed()\n    }}\n}}\n",
+        );
+        Ok(())
+    }
+
+    fn shared(&mut self, name: &str, id: u32, rust: &str) -> Result<()> {
+        let Some(fields) = self.fields(name, id, Self::shared_type)? else { return Ok(()) };
+        let _ = write!(
+            self.out,
+            "\n/// `struct {name}`, in memory that the kernel changes as well.\n#[repr(C)]\npub struct {rust} {{\n{fields}}}\n",
+        );
+        Ok(())
+    }
+
+    /// `None`: it has a field that Rust is not told of, such as a union.
+    fn fields(
+        &self,
+        name: &str,
+        id: u32,
+        kind: impl Fn(&Self, u32) -> Result<Option<String>>,
+    ) -> Result<Option<String>> {
+        let mut fields = String::new();
+        let mut end = 0;
+        for (field, member, offset) in self.btf.members(id)? {
+            if offset != end {
+                return Err(format!("struct {name}: {} bytes of padding before {field}", offset - end).into());
+            }
+            let Some(kind) = kind(self, member)? else { return Ok(None) };
+            end = offset + self.btf.size(member)?;
+            let field = if matches!(field, "type" | "in" | "loop" | "match") {
+                format!("r#{field}")
+            } else {
+                field.to_owned()
+            };
+            let _ = writeln!(fields, "    pub {field}: {kind},");
+        }
+        if end != self.btf.size(id)? {
+            return Err(format!("struct {name}: padding at its end").into());
+        }
+        Ok(Some(fields))
+    }
+
+    fn plain_type(&self, id: u32) -> Result<Option<String>> {
+        Ok(match self.btf.kind(id)? {
+            Kind::Typedef { name: "__be16", .. } => Some("[u8; 2]".to_owned()),
+            Kind::Typedef { name: "__be32", .. } => Some("[u8; 4]".to_owned()),
+            Kind::Typedef { to, .. } | Kind::Modifier { to } => self.plain_type(to)?,
+            Kind::Int { bytes, is_signed } => {
+                Some(format!("{}{}", if is_signed { 'i' } else { 'u' }, 8 * bytes))
+            }
+            Kind::Enum { bytes } => Some(format!("u{}", 8 * bytes)),
+            Kind::Array { of, len } => self.plain_type(of)?.map(|of| format!("[{of}; {len}]")),
+            Kind::Struct { name } if self.own.contains(name) => match self.btf.members(id)?[..] {
+                // An array by another name.
+                [(_, member, 0)] if matches!(self.btf.kind(member)?, Kind::Array { .. }) => {
+                    self.plain_type(member)?
+                }
+                _ => Some(rust_name(name)),
+            },
+            Kind::Struct { name } => self.foreign.get(name).map(|path| (*path).to_owned()),
+            Kind::Other => None,
+        })
+    }
+
+    fn shared_type(&self, id: u32) -> Result<Option<String>> {
+        Ok(match self.btf.kind(id)? {
+            Kind::Typedef { to, name } if !name.starts_with("__be") => self.shared_type(to)?,
+            Kind::Modifier { to } => self.shared_type(to)?,
+            Kind::Int { bytes: bytes @ (4 | 8), .. } => {
+                Some(format!("std::sync::atomic::AtomicU{}", 8 * bytes))
+            }
+            Kind::Array { of, len } if self.is_word(of)? => {
+                self.shared_type(of)?.map(|of| format!("[{of}; {len}]"))
+            }
+            Kind::Struct { name } if self.own.contains(name) && self.btf.is_tagged(id, "shared") => {
+                Some(rust_name(name))
+            }
+            Kind::Struct { name } if self.own.contains(name) && self.is_words(id) => {
+                Some(format!("Shared{}", rust_name(name)))
+            }
+            _ => self.plain_type(id)?.map(|plain| format!("std::cell::UnsafeCell<{plain}>")),
+        })
+    }
+
+    fn is_word(&self, id: u32) -> Result<bool> {
+        Ok(match self.btf.kind(id)? {
+            Kind::Typedef { name, .. } if name.starts_with("__be") => false,
+            Kind::Typedef { to, .. } | Kind::Modifier { to } => self.is_word(to)?,
+            Kind::Int { bytes, .. } => bytes >= 4,
+            Kind::Array { of, .. } => self.is_word(of)?,
+            _ => false,
+        })
+    }
+
+    fn is_words(&self, id: u32) -> bool {
+        let words = |members: Vec<(&str, u32, u32)>| {
+            members.iter().all(|(_, member, _)| self.is_word(*member).unwrap_or(false))
+        };
+        self.btf.members(id).is_ok_and(words)
+    }
+
+    fn is_nested_in_shared(&self, id: u32) -> bool {
+        let tagged = self
+            .own
+            .iter()
+            .filter_map(|name| self.btf.structure(name))
+            .filter(|other| self.btf.is_tagged(*other, "shared"));
+        tagged
+            .filter_map(|other| self.btf.members(other).ok())
+            .flatten()
+            .any(|(_, member, _)| self.btf.resolved(member) == id)
+    }
+}
+
+/// `relay_config` as `RelayConfig`.
+fn rust_name(name: &str) -> String {
+    name.split('_').map(|part| part[..1].to_uppercase() + &part[1..]).collect()
+}
