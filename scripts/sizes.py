@@ -14,7 +14,7 @@ from pathlib import Path
 
 BOUND = 12_000
 # The aim is 100,000.
-PRODUCT = 116_000
+PRODUCT = 115_000
 # Crates that are larger than BOUND as yet.
 LARGER = {"millrace-bpf": 31_500, "millrace": 25_200, "millrace-proto": 16_200, "millrace-relay": 12_100}
 # No part of the product.

@@ -53,7 +53,6 @@
 //! * `intf`, `crypto`: structures as bytes and back. `Plain` is the promise that all bytes are values, and none is padding.
 //! * `tc`, `udp`, `xdp`, `xsk`, `raw`, `fork`, `programs`, `energy`, `gate::maps`, `graft`, `cost::{aio, uring}`: system calls, and functions of
 //!   libbpf, that no crate wraps.
-//! * `ndpi`: a library in C that is opened at run time. It is here since this is where `unsafe` is, and knows nothing of the kernel.
 //!
 //! # To add a program
 //!
@@ -83,7 +82,6 @@ pub mod icmp;
 pub mod idle;
 mod intf;
 mod memory;
-pub mod ndpi;
 pub mod neighbour;
 pub mod netfilter;
 mod netlink;

@@ -23,7 +23,7 @@ pub use self::{
     carry::{Carry, Connect, Kind, Loopback, Pool, QuicCongestion, Tier},
     gateway::Gateway,
     probe::Probe,
-    purpose::{Classify, Purpose},
+    purpose::Purpose,
     who::{Cgroup, Who},
 };
 use crate::{Error, identity::Key};
@@ -69,8 +69,6 @@ pub struct Settings {
     pub learned: Option<PathBuf>,
     /// What connections are for.
     pub purposes: Vec<Purpose>,
-    /// Whether the first bytes of those that are carried are looked at.
-    pub classify: Option<Classify>,
 }
 
 /// A graft that is loaded whether or not a rule uses it.
@@ -171,7 +169,6 @@ struct Raw {
     learned: Option<PathBuf>,
     #[serde(default)]
     profile: Vec<purpose::Raw>,
-    classify: Option<purpose::RawClassify>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -276,7 +273,7 @@ impl Settings {
     }
 
     fn parse_in(text: &str, directory: &Path) -> Result<Self, String> {
-        let raw: Raw = toml::from_str(text).map_err(|error| error.to_string().trim_end().to_owned())?;
+        let raw: Raw = crate::left::parse(text)?;
         let keys = raw
             .trusted_keys
             .iter()
@@ -300,7 +297,6 @@ impl Settings {
             model: raw.model.map(|path| model(&directory.join(path))).transpose()?,
             learned: raw.learned.map(|path| learned(&directory.join(path))).transpose()?,
             purposes: purpose::all(raw.profile)?,
-            classify: raw.classify.map(purpose::RawClassify::checked).transpose()?.flatten(),
         };
         settings.check()?;
         Ok(settings)
@@ -369,9 +365,6 @@ impl Settings {
         match (&self.carry, &self.agreement, carried.next()) {
             (None, _, Some(rule)) => {
                 Err(format!("rule {}: tier = \"{}\" wants [carry]", rule.name, rule.tier.name()))
-            }
-            (None, _, None) if self.classify.is_some() => {
-                Err("[classify] wants [carry]: only what is carried passes through this process".to_owned())
             }
             (Some(_), None, _) => Err("[carry] wants an [agreement] with this host's key".to_owned()),
             _ => Ok(()),

@@ -5,15 +5,13 @@
 //! A [`carrier`] is a QUIC connection ([`dial`]), or a [`pool`] of TCP connections: who calls keeps it ([`keep`]), who is called takes them
 //! ([`take`]). [`tcp`] is their handshake, [`record`] and [`socket`] their bytes, and [`stream`] what one connection has of either kind.
 //!
-//! [`meter`] counts what goes through a connection, and keeps its first bytes ([`sample`]); [`purposes`] has what is known by that of the next one, and
-//! [`classify`] the process that looks at first bytes.
+//! [`meter`] counts what goes through a connection; [`purposes`] has what is known by that of the next one.
 
 mod asking;
 mod behind;
 mod broken;
 mod carrier;
 mod carriers;
-pub mod classify;
 mod context;
 mod dial;
 mod firewall;
@@ -36,7 +34,6 @@ mod probe;
 mod pump;
 mod purposes;
 mod record;
-mod sample;
 mod silence;
 mod socket;
 mod stream;
@@ -321,11 +318,6 @@ impl Broker {
         let rules = self.context.servers.read();
         let ports = rules.iter().flat_map(|rule| rule.ports.iter().cloned());
         ports.chain(self.context.hooks.served_ports()).collect()
-    }
-
-    /// Of the process that looks at first bytes.
-    pub fn classify(&self) -> Option<status::Classify> {
-        self.context.purposes.status()
     }
 
     pub fn carrier_to(&self, address: IpAddr) -> Option<status::Carrier> {
