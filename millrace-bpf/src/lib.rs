@@ -49,7 +49,6 @@
 //!
 //! * `memory`, `relay`, `cost::buffer`, `xsk::reader`: maps that are mapped into this process, which the kernel changes at the same time.
 //!   All of it is atomic, or in an `UnsafeCell` with one writer. `Shared` is the promise that a type is made of such.
-//! * `usrsctp`: a C library that is loaded at run time, by a process of its own.
 //! * `intf`, `crypto`: structures as bytes and back. `Plain` is the promise that all bytes are values, and none is padding.
 //! * `tc`, `udp`, `xdp`, `xsk`, `raw`, `fork`, `programs`, `energy`, `gate::maps`, `graft`, `cost::{aio, uring}`: system calls, and functions of
 //!   libbpf, that no crate wraps.
@@ -99,7 +98,6 @@ pub mod syscalls;
 pub mod tc;
 pub mod udp;
 pub mod unix;
-pub mod usrsctp;
 pub mod xdp;
 pub mod xsk;
 

@@ -3,10 +3,16 @@
 use serde::de::DeserializeOwned;
 
 /// What the parser says of a key or value that is gone, and what to do instead.
-const LEFT: [(&str, &str); 1] = [(
-    "unknown field `classify`",
-    "[classify] left Millrace: say what connections are for with [[profile]] (nDPI is in study/ndpi)",
-)];
+const LEFT: [(&str, &str); 2] = [
+    (
+        "unknown field `classify`",
+        "[classify] left Millrace: say what connections are for with [[profile]] (nDPI is in study/ndpi)",
+    ),
+    (
+        "unknown field `kind`",
+        "functions that are processes left Millrace: use a list such as window, number, repair, acknowledge (SCTP is in study/usrsctp)",
+    ),
+];
 
 /// Reads TOML.
 ///

@@ -10,7 +10,6 @@
 //! | `fanout` | the fan-out of RTP: its daemon, control socket, metrics and text, and the client that asks for streams |
 //! | `cost` | live view, files and dashboard of what `millrace-cost` reports |
 //! | `gate_metrics`, `gate_watch` | a gate's metrics and log lines: of its daemon, and of the relay's gate |
-//! | `confine` | child processes of this binary for hostile bytes: no file, no network, no right |
 //! | `pem` | certificates and private keys from files, and what is wrong with them |
 //! | `http`, `openmetrics`, `log`, `render`, `socket` | HTTP servers, metrics, logging, tables and units, control sockets, each for all of them |
 //! | `columns`, `duration`, `address`, `file` | columns of text; times, addresses and files as users write them |
@@ -23,7 +22,6 @@ mod cgroup;
 mod closer;
 pub mod columns;
 pub mod commands;
-pub mod confine;
 pub mod cost;
 mod daemon;
 #[cfg(test)]

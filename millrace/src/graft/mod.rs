@@ -10,7 +10,6 @@ mod metrics;
 mod packet_metrics;
 pub(crate) mod packets;
 pub(crate) mod probe;
-pub(crate) mod process;
 mod select_metrics;
 mod select_text;
 pub(crate) mod serve;

@@ -16,7 +16,6 @@ mod packets;
 mod pools;
 mod purposes;
 mod rings;
-mod sctp;
 mod site;
 mod sockmap;
 mod strangers;

@@ -4,11 +4,11 @@ use std::{os::fd::AsFd, time::Instant};
 
 use millrace_bpf::graft::joint::Ends;
 use millrace_graft::{
-    message::{Opened, Receives, Want, Why, control::Control, wire::Word},
+    message::{Opened, Want, Why, control::Control, wire::Word},
     packet::{Runtime, choose::choose},
 };
 use ring::rand::{SecureRandom as _, SystemRandom};
-use tracing::{info, warn};
+use tracing::info;
 
 use super::{
     Broker,
@@ -16,7 +16,6 @@ use super::{
     far::Say,
     lease::{AGAIN, Denied, Lease, Said, Stage, denied, insert, waits},
     line::Line,
-    process,
     ring::descriptors_of,
 };
 
@@ -136,21 +135,12 @@ impl Broker {
 
     /// The socket is the application's.
     fn lend(&mut self, runtime: &mut Runtime, life: u64, control: Option<&Control>) -> Option<()> {
-        let is_process = self.processes.is_process(&self.leases.get(&life)?.graft);
-        let (receives, ring) = match is_process {
-            true => {
-                (Receives::Socket { why: "of a process, which has the session's datagrams".to_owned() }, None)
-            }
-            false => self.receives(runtime, life),
-        };
+        let (receives, ring) = self.receives(runtime, life);
         let lease = self.leases.get_mut(&life)?;
         let datagram_bytes = self.peers.get(lease.peer)?.datagram_bytes;
         let socket = self.seats.get_mut(&lease.ends)?.lend(lease.user).ok()?;
         // Before anybody can send by it.
         self.keeper.keep(&lease.ends, socket);
-        let started = is_process.then(|| self.processes.start(life, &lease.graft, socket, datagram_bytes));
-        let processed = started.transpose().inspect_err(|why| warn!("{why}")).ok()?;
-        let around = if is_process { process::AROUND } else { 0 };
         let opened = Opened {
             peer: self.peers.get(lease.peer)?.name.clone(),
             service: lease.service.clone(),
@@ -158,8 +148,7 @@ impl Broker {
             services: lease.services(&self.offers),
             in_order: lease.in_order,
             is_sealed: self.peers.get(lease.peer)?.cipher.is_some(),
-            datagram_bytes: datagram_bytes.saturating_sub(around),
-            is_process,
+            datagram_bytes,
             local: lease.ends.local.to_string(),
             remote: lease.ends.remote.to_string(),
             receives,
@@ -173,7 +162,7 @@ impl Broker {
             user = lease.user,
             "a session is lent"
         );
-        let socket = processed.as_ref().map_or(socket.as_fd(), AsFd::as_fd);
+        let socket = socket.as_fd();
         let (own, word) = match control {
             Some(control) => (vec![socket, control.as_fd()], Word::Accepted(opened)),
             None => (vec![socket], Word::Opened(opened)),
@@ -251,9 +240,6 @@ impl Broker {
         let Some((line, theirs)) = line else {
             return self.end_own(life, "the daemon there has no room for the application's connection");
         };
-        if let Err(why) = self.prepare(life) {
-            return self.end_own(life, &format!("at the other end: {why}"));
-        }
         if self.lend(runtime, life, Some(&theirs)).is_none() {
             return self.end_own(life, "the application that listens there does not take it");
         }
@@ -266,16 +252,9 @@ impl Broker {
         if !self.leases.get(&life).is_some_and(|lease| lease.is_own && lease.stage == Stage::Going) {
             return;
         }
-        if let Err(why) = self.prepare(life) {
-            return self.give_up(life, Why::Busy, &why);
-        }
         if self.lend(runtime, life, None).is_none() {
             self.end_own(life, "the application there has gone");
         }
-    }
-
-    fn prepare(&mut self, life: u64) -> Result<(), String> {
-        self.leases.get(&life).map_or(Ok(()), |lease| self.processes.prepare(&lease.graft))
     }
 }
 
