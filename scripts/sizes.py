@@ -14,9 +14,9 @@ from pathlib import Path
 
 BOUND = 12_000
 # The aim is 100,000.
-PRODUCT = 115_000
+PRODUCT = 112_600
 # Crates that are larger than BOUND as yet.
-LARGER = {"millrace-bpf": 31_500, "millrace": 25_200, "millrace-proto": 16_200, "millrace-relay": 12_100}
+LARGER = {"millrace-bpf": 30_500, "millrace": 23_600, "millrace-proto": 16_200, "millrace-relay": 12_100}
 # No part of the product.
 OUTSIDE = {"millrace-lab", "millrace-testkit"}
 # A bound that is this much more than what there is, is an old one.

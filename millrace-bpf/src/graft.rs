@@ -13,7 +13,6 @@ mod events;
 pub mod gateway;
 pub mod hold;
 pub mod hook;
-pub mod hop;
 mod intf;
 pub mod joint;
 mod namespace;

@@ -3,10 +3,14 @@
 use serde::de::DeserializeOwned;
 
 /// What the parser says of a key or value that is gone, and what to do instead.
-const LEFT: [(&str, &str); 2] = [
+const LEFT: [(&str, &str); 3] = [
     (
         "unknown field `classify`",
         "[classify] left Millrace: say what connections are for with [[profile]] (nDPI is in study/ndpi)",
+    ),
+    (
+        "unknown field `loopback`",
+        "loopback left Millrace: remove it, applications and the broker speak by TCP (sockmap is in study/sockmap)",
     ),
     (
         "unknown field `kind`",

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::{
     agreement::{Agreement, Fetch, Peer, Trust},
-    carry::{Carry, Connect, Kind, Loopback, Pool, QuicCongestion, Tier},
+    carry::{Carry, Connect, Kind, Pool, QuicCongestion, Tier},
     gateway::Gateway,
     probe::Probe,
     purpose::Purpose,

@@ -73,8 +73,6 @@ pub struct Carry {
     pub gateway: Option<Gateway>,
     /// Reports of connections to who chooses, that were lost.
     pub untold: u64,
-    /// Where connections go past TCP on loopback.
-    pub sockmap: Option<Sockmap>,
     /// Verdicts of this host's firewall on carried connections.
     pub firewall: Option<Firewall>,
 }
@@ -106,18 +104,6 @@ pub struct Gateway {
     pub verdicts: BTreeMap<String, u64>,
     /// What is not as it should be.
     pub trouble: Option<String>,
-}
-
-/// What applications and the broker say to each other past TCP.
-#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
-#[serde(default)]
-pub struct Sockmap {
-    /// Of applications and of the broker.
-    pub sockets: u64,
-    /// Whether what the broker sends is passed on, too.
-    pub both_ways: bool,
-    /// By the name of what became of what was sent, and of sockets.
-    pub verdicts: BTreeMap<String, u64>,
 }
 
 /// To a peer.

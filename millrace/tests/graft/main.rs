@@ -17,7 +17,6 @@ mod pools;
 mod purposes;
 mod rings;
 mod site;
-mod sockmap;
 mod strangers;
 mod streams;
 

@@ -17,7 +17,6 @@ mod dial;
 mod firewall;
 mod gateway;
 mod hooks;
-mod hop;
 mod host;
 mod keep;
 pub mod keeper;
@@ -58,7 +57,7 @@ use millrace_bpf::graft::{
 };
 use millrace_graft::{
     Carried, Settings, Side,
-    settings::{Agreement, Carry, Kind, Loopback, Peer},
+    settings::{Agreement, Carry, Kind, Peer},
     status,
 };
 use millrace_proto::graft::select::kind::Kinds;
@@ -78,12 +77,6 @@ use crate::cgroup::own_cgroup;
 
 /// Descriptors for all else.
 const OTHER_DESCRIPTORS: u64 = 256;
-
-/// What an operator is to know who has switched it on.
-const BREAKS: &str = "[carry] loopback = \"sockmap\" is for study, and breaks what applications may rely on: splice() and sendfile() \
-    from a carried socket hang or say EAGAIN while there is data, a read() that waits may say EAGAIN before there is any, SO_RCVBUF and \
-    SO_RCVLOWAT do not count what is there, a short read does not mean that nothing is left, and firewalls and captures on lo do not see the bytes. \
-    docs/carried.md has the list; loopback = \"tcp\" is the default";
 
 /// Carries until it is dropped; connections that are carried are reset then.
 pub struct Broker {
@@ -120,11 +113,7 @@ impl Broker {
         let listeners = Listeners::bind()?;
         let (strict, asks) = Strict::new()?;
         let config = Config { early: listeners.ports()?, strict: strict.listeners().ports()? };
-        let is_bypassed = carry.loopback == Loopback::Sockmap;
-        if is_bypassed {
-            warn!("{BREAKS}");
-        }
-        let hooks = Arc::new(Hooks::attach(config, cgroup, shared, is_bypassed)?);
+        let hooks = Arc::new(Hooks::attach(config, cgroup, shared)?);
         let table = Arc::new(Table::new(descriptors(carry.connections)?, carry.window, carry.memory));
         let (run, servers, warm) = (run()?, RwLock::default(), carry.warm);
         let gateway = settings.gateway.as_ref().map(|gateway| Gateway::start(gateway, run)).transpose()?;
@@ -309,7 +298,6 @@ impl Broker {
             kept_bytes: table.kept.load(Relaxed),
             gateway: self.context.gateway.as_ref().map(|gateway| gateway.status()),
             untold: self.context.watch.lost(),
-            sockmap: self.context.hooks.hop_status(),
             firewall: Some(self.context.openings.status([&self.context.hooks.ports(), &self.served_ports()])),
         }
     }
