@@ -53,6 +53,9 @@ LAYOUT = [
         "kernel quic moq client daemon relay gate fanout cost graft graft-proto graft-kernel cost-daemon millrace lab-kernel",
     ),
     ("testkit/parsers", "millrace-parsers", "kernel-build kernel"),
+    ("study/ndpi", "millrace-study-ndpi", "graft-proto"),
+    ("study/sockmap", "millrace-study-sockmap", "kernel-build kernel"),
+    ("study/usrsctp", "millrace-study-usrsctp", "base"),
 ]
 # What tests may use besides: the product's run in networks of the laboratory; a program is tested beside another one on its interface.
 FOR_TESTS = {

@@ -144,7 +144,7 @@ fn failed(path: &Path, error: impl ToString) -> Error {
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
-    use millrace_graft_proto::select::{kind::Named, profile::Profile};
+    use millrace_graft_proto::select::profile::Profile;
 
     use super::*;
     use crate::settings::Cgroup;
@@ -164,7 +164,7 @@ mod tests {
         let mut kinds = Kinds::default();
         kinds.note(kind(873, cgroup), 1, kind::Flow { asked: 1, answered: u64::MAX, turns: None });
         kinds.note(kind(22, 0), 2, kind::Flow { asked: 2, answered: 3, turns: Some(9) });
-        kinds.name(kind(22, 0), Named { protocol: "SSH".to_owned(), profile: Profile::Time });
+        kinds.note(kind(22, 0), 3, kind::Flow { asked: 4, answered: 5, turns: Some(1) });
         kinds
     }
 

@@ -32,6 +32,7 @@ pub mod agreements;
 mod flow;
 pub mod identity;
 mod learned;
+mod left;
 pub mod manifest;
 pub mod message;
 pub mod packet;

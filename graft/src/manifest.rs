@@ -60,8 +60,6 @@ pub struct Parameter {
     /// Of a function on packets: both ends need the same value, which is part of what they agree on.
     #[serde(default)]
     pub shared: bool,
-    /// Of a function that is a process: what it has if nothing is set. Objects are compiled with theirs.
-    pub default: Option<u64>,
 }
 
 impl Service {

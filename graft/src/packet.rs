@@ -16,7 +16,7 @@ mod settings;
 mod versions;
 mod when;
 
-pub use function::{Function, Functions, Process, Service};
+pub use function::{Function, Functions, Service};
 pub use keys::Cipher;
 pub use losses::Losses;
 pub use runtime::{Event, Runtime, Seen, Traffic};
@@ -46,8 +46,6 @@ pub struct Status {
     pub peers: Vec<PeerStatus>,
     /// Requests of applications that were refused, by the reason.
     pub refusals: BTreeMap<String, u64>,
-    /// Of functions that are processes.
-    pub processes: Vec<ProcessStatus>,
     /// What is not as it should be.
     pub trouble: Vec<String>,
 }
@@ -126,22 +124,6 @@ pub struct PeerStatus {
     pub opened: u64,
     /// How what comes gets to applications, by their sessions: `ring`, or `socket: ` and why.
     pub receives: BTreeMap<String, String>,
-}
-
-/// Processes that functions of sessions are.
-#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
-#[serde(default)]
-pub struct ProcessStatus {
-    pub program: String,
-    /// One for each session that has one.
-    pub running: usize,
-    /// Beside them one waits for the next session.
-    pub is_ready: bool,
-    pub started: u64,
-    /// `done`, `stopped` with their session, `failed`.
-    pub ended: BTreeMap<String, u64>,
-    /// Why none waits.
-    pub trouble: Option<String>,
 }
 
 /// How a session has changed its graft.

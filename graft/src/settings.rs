@@ -19,10 +19,10 @@ use serde::{Deserialize, Serialize};
 
 pub use self::{
     agreement::{Agreement, Fetch, Peer, Trust},
-    carry::{Carry, Connect, Kind, Loopback, Pool, QuicCongestion, Tier},
+    carry::{Carry, Connect, Kind, Pool, QuicCongestion, Tier},
     gateway::Gateway,
     probe::Probe,
-    purpose::{Classify, Purpose},
+    purpose::Purpose,
     who::{Cgroup, Who},
 };
 use crate::{Error, identity::Key};
@@ -68,8 +68,6 @@ pub struct Settings {
     pub learned: Option<PathBuf>,
     /// What connections are for.
     pub purposes: Vec<Purpose>,
-    /// Whether the first bytes of those that are carried are looked at.
-    pub classify: Option<Classify>,
 }
 
 /// A graft that is loaded whether or not a rule uses it.
@@ -170,7 +168,6 @@ struct Raw {
     learned: Option<PathBuf>,
     #[serde(default)]
     profile: Vec<purpose::Raw>,
-    classify: Option<purpose::RawClassify>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -275,7 +272,7 @@ impl Settings {
     }
 
     fn parse_in(text: &str, directory: &Path) -> Result<Self, String> {
-        let raw: Raw = toml::from_str(text).map_err(|error| error.to_string().trim_end().to_owned())?;
+        let raw: Raw = crate::left::parse(text)?;
         let keys = raw
             .trusted_keys
             .iter()
@@ -299,7 +296,6 @@ impl Settings {
             model: raw.model.map(|path| model(&directory.join(path))).transpose()?,
             learned: raw.learned.map(|path| learned(&directory.join(path))).transpose()?,
             purposes: purpose::all(raw.profile)?,
-            classify: raw.classify.map(purpose::RawClassify::checked).transpose()?.flatten(),
         };
         settings.check()?;
         Ok(settings)
@@ -368,9 +364,6 @@ impl Settings {
         match (&self.carry, &self.agreement, carried.next()) {
             (None, _, Some(rule)) => {
                 Err(format!("rule {}: tier = \"{}\" wants [carry]", rule.name, rule.tier.name()))
-            }
-            (None, _, None) if self.classify.is_some() => {
-                Err("[classify] wants [carry]: only what is carried passes through this process".to_owned())
             }
             (Some(_), None, _) => Err("[carry] wants an [agreement] with this host's key".to_owned()),
             _ => Ok(()),

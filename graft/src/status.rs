@@ -44,8 +44,6 @@ pub struct Status {
     pub selection: Option<Selection>,
     /// What is known of kinds of connections, the latest first.
     pub purposes: Vec<Purpose>,
-    /// The process that looks at first bytes, if there is to be one.
-    pub classify: Option<Classify>,
 }
 
 /// Connections of applications that go by carriers.
@@ -75,8 +73,6 @@ pub struct Carry {
     pub gateway: Option<Gateway>,
     /// Reports of connections to who chooses, that were lost.
     pub untold: u64,
-    /// Where connections go past TCP on loopback.
-    pub sockmap: Option<Sockmap>,
     /// Verdicts of this host's firewall on carried connections.
     pub firewall: Option<Firewall>,
 }
@@ -108,18 +104,6 @@ pub struct Gateway {
     pub verdicts: BTreeMap<String, u64>,
     /// What is not as it should be.
     pub trouble: Option<String>,
-}
-
-/// What applications and the broker say to each other past TCP.
-#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
-#[serde(default)]
-pub struct Sockmap {
-    /// Of applications and of the broker.
-    pub sockets: u64,
-    /// Whether what the broker sends is passed on, too.
-    pub both_ways: bool,
-    /// By the name of what became of what was sent, and of sockets.
-    pub verdicts: BTreeMap<String, u64>,
 }
 
 /// To a peer.
@@ -289,7 +273,7 @@ pub struct Purpose {
     pub command: String,
     pub profile: String,
     pub size_kib: Option<u32>,
-    /// `configured`, `learned`, `classified`, `port`, `default`.
+    /// `configured`, `learned`, `port`, `default`.
     pub source: String,
     /// Share of the connections that were like that.
     pub sure: f64,
@@ -327,21 +311,6 @@ impl From<&Expected> for Purpose {
             ..Self::default()
         }
     }
-}
-
-/// The process that looks at the first bytes of carried connections.
-#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
-#[serde(default)]
-pub struct Classify {
-    /// `ready`, `starting`, `ended`.
-    pub state: String,
-    /// Why it is not ready.
-    pub detail: String,
-    pub pid: Option<u32>,
-    /// Layers of its confinement that this host does not allow.
-    pub without: Vec<String>,
-    /// Connections that were looked at, by what came of it; and `restarted`: times that it had to be started anew.
-    pub counts: BTreeMap<String, u64>,
 }
 
 /// What was chosen for the connections of a rule over a path.

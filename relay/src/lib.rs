@@ -64,7 +64,7 @@
 //! ```
 //! use std::{sync::Arc, time::Duration};
 //!
-//! use millrace_proto::{moq::Draft, relay::cache};
+//! use millrace_moq::{Draft, tracks::cache};
 //! use millrace_relay::{Adaptive, Bound, Config, Delays, Engine, Open, Origins};
 //!
 //! # fn certificate() -> rustls::sign::CertifiedKey {

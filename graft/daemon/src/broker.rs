@@ -27,7 +27,6 @@ mod lease;
 mod line;
 mod opening;
 mod places;
-mod process;
 mod quality;
 mod ring;
 mod seat;
@@ -45,7 +44,7 @@ use std::{
 use anyhow::Context as _;
 use millrace_graft::message::Why;
 use millrace_graft::packet::{
-    Event, Peer, PeerStatus, ProcessStatus, Runtime, Settings,
+    Event, Peer, PeerStatus, Runtime, Settings,
     choose::{Offer, offers},
 };
 use millrace_graft_kernel::joint::Ends;
@@ -59,7 +58,6 @@ use self::{
     keeper::Keeper,
     lease::{Lease, SILENCE},
     places::Places,
-    process::Processes,
     ring::Rings,
     seat::Seat,
 };
@@ -84,7 +82,6 @@ pub struct Broker {
     /// By their lives, which both ends have drawn at random.
     leases: BTreeMap<u64, Lease>,
     rings: Rings,
-    processes: Processes,
     words: Receiver<(usize, Say)>,
     offers: Vec<Offer>,
     keeper: Keeper,
@@ -126,7 +123,6 @@ impl Broker {
             seats,
             leases: BTreeMap::new(),
             rings: Rings::default(),
-            processes: Processes::of(settings),
             words,
             offers: offers(settings),
             keeper: Keeper::start().context("the keeper of sockets")?,
@@ -157,7 +153,6 @@ impl Broker {
     pub fn apply(&mut self, settings: &Settings) {
         self.peers.clone_from(&settings.peers);
         self.offers = offers(settings);
-        self.processes.apply(settings);
         self.accepted.set_of_user(accepted_of_user(settings));
     }
 
@@ -172,7 +167,6 @@ impl Broker {
         while let Ok((peer, say)) = self.words.try_recv() {
             self.hear(runtime, peer, say);
         }
-        self.look_at_processes(Instant::now());
         self.welcome();
         self.read_desks(runtime);
         if self.addresses.have_changed() {
@@ -211,15 +205,6 @@ impl Broker {
             }
         });
         each.collect()
-    }
-
-    pub fn processes(&self) -> Vec<ProcessStatus> {
-        self.processes.status()
-    }
-
-    /// Whether a graft is a process: no session that is open changes to it, or from it.
-    pub fn is_process(&self, graft: &str) -> bool {
-        self.processes.is_process(graft)
     }
 
     /// Requests of applications that were refused, by the reason.

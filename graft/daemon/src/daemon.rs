@@ -301,16 +301,12 @@ impl Daemon {
     pub fn status(&self) -> anyhow::Result<Status> {
         self.hear_broker();
         let status = self.runtime.lock().status()?;
-        let (carry, classify) = {
-            let broker = self.broker.lock();
-            (broker.as_ref().map(Broker::status), broker.as_ref().and_then(Broker::classify))
-        };
+        let carry = self.broker.lock().as_ref().map(Broker::status);
         Ok(Status {
             trouble: self.trouble(),
             reload: Some(self.reloaded.lock().clone()),
             log_lines_dropped: log::dropped(),
             carry,
-            classify,
             ..status
         })
     }
@@ -320,13 +316,7 @@ impl Daemon {
         trouble.extend(self.disagrees.lock().clone());
         trouble.extend(self.no_broker.lock().clone());
         trouble.extend(self.not_kept.lock().clone());
-        let (gateway, classify) = {
-            let broker = self.broker.lock();
-            (broker.as_ref().and_then(Broker::trouble), broker.as_ref().and_then(Broker::classify))
-        };
-        trouble.extend(gateway);
-        let ended = classify.filter(|it| it.state == "ended");
-        trouble.extend(ended.map(|it| format!("first bytes are not looked at: {}", it.detail)));
+        trouble.extend(self.broker.lock().as_ref().and_then(Broker::trouble));
         let failed = self.reloaded.lock().error.clone();
         trouble.extend(
             failed.map(|error| format!("the latest reload failed, the settings before stay: {error}")),

@@ -10,7 +10,6 @@ mod metrics;
 mod packet_metrics;
 pub mod packets;
 pub mod probe;
-pub mod process;
 mod select_metrics;
 mod select_text;
 pub mod serve;

@@ -78,20 +78,14 @@ impl Collector for Snapshot {
 
 impl Snapshot {
     fn purposes(&self, out: &mut Out<'_>) -> fmt::Result {
-        let Status { purposes, classify, .. } = &self.0;
+        let purposes = &self.0.purposes;
         let all =
             Profile::NAMES.iter().flat_map(|profile| Source::ALL.map(|source| (*profile, source.name())));
         let kinds = all.map(|(profile, source)| {
             let count = purposes.iter().filter(|it| it.profile == profile && it.source == source).count();
             ([("profile", profile), ("source", source)], count as u64)
         });
-        out.gauges(
-            "kinds",
-            "Kinds of connections, by what they are for and where that is known from",
-            kinds,
-        )?;
-        let help = "Carried connections whose first bytes were looked at";
-        classify.as_ref().map_or(Ok(()), |it| out.counts("classified", help, "result", &it.counts))
+        out.gauges("kinds", "Kinds of connections, by what they are for and where that is known from", kinds)
     }
 
     /// Of paths that somebody has asked for: few.
@@ -181,13 +175,11 @@ mod tests {
 
     use super::super::probe::Target;
     use super::*;
+    use millrace_graft::status::{Loaded, Peer, Purpose};
 
     #[test]
-    fn what_is_counted_of_first_bytes_is_documented() {
+    fn sources_of_purposes_are_documented() {
         let documented = include_str!("../../../docs/selection.md");
-        for count in super::carry::classify::COUNTS {
-            assert!(documented.contains(&format!("| `{count}` |")), "{count}");
-        }
         for source in Source::ALL {
             assert!(documented.contains(&format!("| `{}` |", source.name())), "{}", source.name());
         }
@@ -223,7 +215,6 @@ mod tests {
                 source: "learned".into(),
                 ..Purpose::default()
             }],
-            classify: Some(Classify { counts: [("unknown".to_owned(), 8)].into(), ..Classify::default() }),
             ..Status::default()
         };
         let report = Report { rtt_us: 1500, loss_percent: 2.0, ..Report::default() };
@@ -248,7 +239,6 @@ mod tests {
             r#"millrace_graft_downgrades_total{kind="stripped"} 6"#,
             r#"millrace_graft_kinds{profile="loss",source="learned"} 1"#,
             r#"millrace_graft_kinds{profile="time",source="default"} 0"#,
-            r#"millrace_graft_classified_total{result="unknown"} 8"#,
             r#"millrace_graft_delivered_packets_total{class="lan"} 20"#,
             r#"millrace_graft_lost_packets_total{class="lan"} 4"#,
         ] {

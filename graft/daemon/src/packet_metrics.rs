@@ -3,7 +3,7 @@
 use std::fmt;
 
 use millrace_daemon::openmetrics::{self, Out};
-use millrace_graft::packet::{PeerStatus, ProcessStatus, SessionStatus, Status};
+use millrace_graft::packet::{PeerStatus, SessionStatus, Status};
 use prometheus_client::{collector::Collector, encoding::DescriptorEncoder, registry::Unit};
 
 const PREFIX: &str = "millrace_packet_graft";
@@ -94,24 +94,7 @@ fn peers(out: &mut Out<'_>, status: &Status) -> fmt::Result {
     let opened = peers.iter().map(|it| ([of(it)], it.opened));
     out.counters("leases_opened", "Sessions that applications have got", opened)?;
     let refused = status.refusals.iter().map(|(why, count)| ([("reason", why.as_str())], *count));
-    out.counters("leases_refused", "Requests of applications that were refused", refused)?;
-    processes(out, status)
-}
-
-fn processes(out: &mut Out<'_>, status: &Status) -> fmt::Result {
-    fn of(process: &ProcessStatus) -> (&str, &str) {
-        ("program", &process.program)
-    }
-    let running = status.processes.iter().flat_map(|it| {
-        let states = [("running", it.running as u64), ("waiting", u64::from(it.is_ready))];
-        states.map(|(state, count)| ([of(it), ("state", state)], count))
-    });
-    out.gauges("processes", "Processes that functions of sessions are", running)?;
-    let ended = status
-        .processes
-        .iter()
-        .flat_map(|it| it.ended.iter().map(|(how, count)| ([of(it), ("how", how.as_str())], *count)));
-    out.counters("processes_ended", "Those that have ended", ended)
+    out.counters("leases_refused", "Requests of applications that were refused", refused)
 }
 
 fn of(session: &SessionStatus) -> (&str, &str) {
@@ -164,13 +147,6 @@ mod tests {
             sessions: vec![session],
             peers: vec![peer],
             refusals: [("exhausted".to_owned(), 4)].into(),
-            processes: vec![ProcessStatus {
-                program: "sctp".into(),
-                running: 2,
-                is_ready: true,
-                ended: [("failed".to_owned(), 6)].into(),
-                ..ProcessStatus::default()
-            }],
             ..Status::default()
         };
         let text = encode(status).unwrap();
@@ -199,9 +175,6 @@ mod tests {
             r#"millrace_packet_graft_leases{peer="station",state="free"} 5"#,
             r#"millrace_packet_graft_leases_opened_total{peer="station"} 9"#,
             r#"millrace_packet_graft_leases_refused_total{reason="exhausted"} 4"#,
-            r#"millrace_packet_graft_processes{program="sctp",state="running"} 2"#,
-            r#"millrace_packet_graft_processes{program="sctp",state="waiting"} 1"#,
-            r#"millrace_packet_graft_processes_ended_total{program="sctp",how="failed"} 6"#,
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
             let name = line.split(['{', ' ']).next().unwrap();

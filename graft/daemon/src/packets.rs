@@ -221,34 +221,17 @@ impl Worker {
             Request::Reload => self.reload().map(|()| ok),
             Request::Swap { session, graft, stateless } => {
                 let swap = if stateless { Runtime::swap_anew } else { Runtime::swap };
-                match self
-                    .check_swap(&session, &graft)
-                    .and_then(|()| Ok(swap(&mut self.runtime, &session, &graft)?))
-                {
+                match swap(&mut self.runtime, &session, &graft) {
                     Ok(()) => {
                         self.waiting = Some(Waiting { session, reply, swapped: None });
                         return;
                     }
-                    Err(error) => Err(error),
+                    Err(error) => Err(error.into()),
                 }
             }
         };
         // Who asked may have gone.
         let _ = reply.send(answer);
-    }
-
-    /// What a process knows of a session nothing can go on with.
-    fn check_swap(&mut self, session: &str, graft: &str) -> anyhow::Result<()> {
-        let Some(broker) = &self.broker else { return Ok(()) };
-        let sessions = self.runtime.status()?.sessions;
-        let before = sessions.iter().find(|known| known.name == session).map(|known| known.graft.as_str());
-        let process = [Some(graft), before].into_iter().flatten().find(|graft| broker.is_process(graft));
-        match process {
-            Some(process) => anyhow::bail!(
-                "graft {process} is a process: a session has it from its beginning, when an application asks for it, or not at all"
-            ),
-            None => Ok(()),
-        }
     }
 
     fn status(&mut self) -> anyhow::Result<Status> {
@@ -258,8 +241,7 @@ impl Worker {
         }
         let peers = self.broker.as_ref().map(Broker::status).unwrap_or_default();
         let refusals = self.broker.as_ref().map(Broker::refusals).unwrap_or_default();
-        let processes = self.broker.as_ref().map(Broker::processes).unwrap_or_default();
-        Ok(Status { reload: Some(self.reloaded.clone()), peers, refusals, processes, ..status })
+        Ok(Status { reload: Some(self.reloaded.clone()), peers, refusals, ..status })
     }
 
     fn reload(&mut self) -> anyhow::Result<()> {

@@ -183,8 +183,8 @@ mod tests {
             purpose: Some(Purpose {
                 profile: "time".into(),
                 size_kib: Some(64),
-                source: "classified".into(),
-                why: "the latest that was looked at spoke SSH".into(),
+                source: "port".into(),
+                why: "what the port is usually for".into(),
                 ..Purpose::default()
             }),
             chosen: Some(path()),
@@ -195,7 +195,7 @@ mod tests {
             "to find out",
             "cubic takes 2.50 times as long",
             "offer is carrier",
-            "profile: time, 64 KiB (classified): the latest that was looked at spoke SSH",
+            "profile: time, 64 KiB (port): what the port is usually for",
             "good, 1.2",
         ] {
             let said = text.split_whitespace().collect::<Vec<_>>().join(" ");

@@ -280,12 +280,6 @@ fn purposes(out: &mut String, status: &Status, width: usize) {
     if !rows.is_empty() {
         table(out, width, &KINDS, rows.into_iter());
     }
-    if let Some(it) = &status.classify {
-        let counts = it.counts.iter().filter(|(_, count)| **count > 0);
-        let counts: Vec<_> = counts.map(|(name, count)| format!("{count} {name}")).collect();
-        let counts = if counts.is_empty() { "nothing yet".to_owned() } else { counts.join(", ") };
-        line(out, width, &format!("first bytes: {}; {counts}", it.state));
-    }
 }
 
 pub fn why(why: &Why, width: usize) -> String {

@@ -16,7 +16,6 @@ const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const SOCK_DESTROY: u16 = 21;
 const NLM_F_REQUEST: u16 = 1;
 const NLM_F_REQUEST_ACK: u16 = 5;
-const INET_DIAG_SKMEMINFO: u16 = 7;
 const INET_DIAG_MARK: u16 = 15;
 const INET_DIAG_CGROUP_ID: u16 = 21;
 const INET_DIAG_MSG: usize = 72;
@@ -67,14 +66,6 @@ impl Diag {
         Ok(Self(socket(AddressFamily::Netlink, SockType::Raw, flags, protocol)?))
     }
 
-    /// Bytes in the socket's queue that are not read.
-    ///
-    /// # Errors
-    /// The kernel says nothing of the socket; it may be gone.
-    pub fn unread(&self, ends: Ends) -> io::Result<u64> {
-        unread(&self.ask(&question(SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, ends, NO_COOKIE))?)
-    }
-
     /// Ends a socket before its time of which nothing is left but that it waits (TIME_WAIT).
     ///
     /// # Errors
@@ -104,7 +95,7 @@ impl Diag {
     }
 }
 
-/// `inet_diag_req_v2`, for the socket and its memory.
+/// `inet_diag_req_v2`.
 fn question(kind: u16, flags: u16, (own, other): Ends, cookie: [u8; 8]) -> Vec<u8> {
     let family = if own.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let mut bytes = Vec::with_capacity(QUESTION);
@@ -112,7 +103,7 @@ fn question(kind: u16, flags: u16, (own, other): Ends, cookie: [u8; 8]) -> Vec<u
     bytes.extend(kind.to_ne_bytes());
     bytes.extend(flags.to_ne_bytes());
     bytes.extend([0; 8]);
-    bytes.extend([family as u8, libc::IPPROTO_TCP as u8, 1 << (INET_DIAG_SKMEMINFO - 1), 0]);
+    bytes.extend([family as u8, libc::IPPROTO_TCP as u8, 0, 0]);
     bytes.extend(u32::MAX.to_ne_bytes());
     bytes.extend(own.port().to_be_bytes());
     bytes.extend(other.port().to_be_bytes());
@@ -139,18 +130,12 @@ fn message(mut messages: &[u8]) -> io::Result<&[u8]> {
     }
 }
 
-fn unread(answer: &[u8]) -> io::Result<u64> {
-    let memory = message(answer)?.get(INET_DIAG_MSG..).and_then(|rest| attribute(rest, INET_DIAG_SKMEMINFO));
-    let unread = memory.and_then(|memory| memory.first_chunk()).ok_or(io::ErrorKind::InvalidData)?;
-    Ok(u64::from(u32::from_ne_bytes(*unread)))
-}
-
 #[cfg(test)]
 mod tests {
-    use std::io::{Read as _, Write as _};
+    use std::io::Read as _;
     use std::net::{TcpListener, TcpStream};
 
-    use millrace_testkit::{wait_for, wait_until};
+    use millrace_testkit::wait_for;
 
     use super::*;
 
@@ -162,24 +147,6 @@ mod tests {
 
     fn ends(of: &TcpStream) -> Ends {
         (of.local_addr().expect("an address"), of.peer_addr().expect("an address"))
-    }
-
-    /// A queue has at least the bytes that are in it, and a socket that is not there is said to be so.
-    #[test]
-    fn a_queue_is_looked_at() {
-        let diag = Diag::open().expect("netlink");
-        for at in ["127.0.0.1:0", "[::1]:0"] {
-            let Some((near, mut far)) = connected(at) else {
-                println!("SKIP a_queue_is_looked_at, {at}: no such address");
-                continue;
-            };
-            let ends = ends(&near);
-            assert_eq!(diag.unread(ends).expect("an answer"), 0);
-            far.write_all(&[7; 5000]).expect("room");
-            wait_until("what was sent", || diag.unread(ends).expect("an answer"), |bytes| *bytes >= 5000);
-            let gone = (SocketAddr::new(ends.0.ip(), 1), ends.1);
-            assert_eq!(diag.unread(gone).expect_err("nobody").kind(), io::ErrorKind::NotFound);
-        }
     }
 
     /// Who has closed first waits, unless that is ended; nothing that is in use is.
@@ -206,7 +173,6 @@ mod tests {
             println!("SKIP what_waits_is_ended_and_nothing_else: this kernel cannot");
             return;
         }
-        assert_eq!(diag.unread(ends).expect_err("gone").kind(), io::ErrorKind::NotFound);
         diag.end_waiting(ends).expect("nothing to do");
     }
 
@@ -240,10 +206,6 @@ mod tests {
 
     #[test]
     fn what_is_no_answer_is_refused() {
-        assert!(unread(&[]).is_err() && unread(&[0; 16]).is_err());
-        let mut short = vec![0; 40];
-        short[..4].copy_from_slice(&40_u32.to_ne_bytes());
-        short[4..6].copy_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
-        assert_eq!(unread(&short).expect_err("short").kind(), io::ErrorKind::InvalidData);
+        assert!(message(&[]).is_err());
     }
 }

@@ -13,7 +13,6 @@ mod events;
 pub mod gateway;
 pub mod hold;
 pub mod hook;
-pub mod hop;
 pub mod icmp;
 mod intf;
 pub mod joint;

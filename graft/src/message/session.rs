@@ -113,15 +113,6 @@ pub enum Received {
     Finished,
 }
 
-/// What became of an attempt to send a datagram.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Sent {
-    Yes,
-    NoRoom,
-    /// The process that the session is has ended.
-    Gone,
-}
-
 impl Session {
     /// Not asked for yet: [`negotiate`](Self::negotiate).
     ///
@@ -357,65 +348,50 @@ impl Session {
         let most = self.again_most();
         let mut pause = if most == AGAIN_TOLD { AGAIN_TOLD } else { AGAIN };
         loop {
-            let sent = self.send_datagram(&datagram)?;
-            match sent {
-                Sent::Yes => return Ok(()),
-                Sent::NoRoom | Sent::Gone if !self.is_blocking => {
-                    self.wake_after(most)?;
-                    return Err(Error::WouldBlock);
-                }
-                Sent::NoRoom | Sent::Gone => {}
+            if self.send_datagram(&datagram)? {
+                return Ok(());
+            }
+            if !self.is_blocking {
+                self.wake_after(most)?;
+                return Err(Error::WouldBlock);
             }
             if until.is_some_and(|until| Instant::now() >= until) {
                 return Err(Error::TimedOut);
             }
             // Also ended by a word of the daemon, or by its end.
-            match self.wait_for_room(Instant::now() + pause, sent == Sent::NoRoom) {
+            let mut wanted = [PollFd::new(&self.control, PollFlags::IN)];
+            match wait_any(&mut wanted, Some(Instant::now() + pause)) {
                 Ok(()) | Err(Error::TimedOut) => pause = (2 * pause).min(most),
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// A socket to a process is writable when that has read, or has gone; of others that is no sign.
-    fn wait_for_room(&self, until: Instant, is_there: bool) -> Result<(), Error> {
-        let mut wanted = vec![PollFd::new(&self.control, PollFlags::IN)];
-        if let Phase::Open(link) = &self.phase
-            && link.opened.is_process
-            && is_there
-        {
-            wanted.push(PollFd::new(&link.inbox.socket, PollFlags::OUT));
-        }
-        wait_any(&mut wanted, Some(until))
-    }
-
     /// Where a window bounds what is under way, and nothing else does, the daemon says when there is room.
     fn again_most(&self) -> Duration {
         let has = |link: &Link, name: &str| link.opened.services.iter().any(|service| service == name);
         match self.link() {
-            Ok(link) if link.opened.is_process => AGAIN_MOST,
             Ok(link) if has(link, "flow-control") && !has(link, "pacing") => AGAIN_TOLD,
             _ => AGAIN_MOST,
         }
     }
 
-    /// Only while the daemon is there: without it nothing would be sealed.
-    fn send_datagram(&mut self, datagram: &[u8]) -> Result<Sent, Error> {
+    /// Returns whether there was room. Only while the daemon is there: without it nothing would be sealed.
+    fn send_datagram(&mut self, datagram: &[u8]) -> Result<bool, Error> {
         self.look();
         let link = match &self.phase {
             Phase::Open(link) => link,
-            _ => return self.link().map(|_| Sent::NoRoom),
+            _ => return self.link().map(|_| false),
         };
         match link.inbox.socket.send(datagram) {
-            Ok(_) => Ok(Sent::Yes),
+            Ok(_) => Ok(true),
             Err(error) => match Errno::from_io_error(&error) {
-                Some(Errno::NOBUFS | Errno::AGAIN | Errno::NOMEM | Errno::INTR) => Ok(Sent::NoRoom),
+                Some(Errno::NOBUFS | Errno::AGAIN | Errno::NOMEM | Errno::INTR) => Ok(false),
                 // What became of an earlier one: nobody listens, says a host or a router, or so it seems.
-                Some(Errno::CONNREFUSED | Errno::HOSTUNREACH | Errno::NETUNREACH) => Ok(Sent::NoRoom),
-                Some(Errno::PIPE) if link.opened.is_process => Ok(Sent::Gone),
+                Some(Errno::CONNREFUSED | Errno::HOSTUNREACH | Errno::NETUNREACH) => Ok(false),
                 Some(Errno::PIPE) => {
                     self.end("the daemon has taken its socket back", false);
-                    self.link().map(|_| Sent::NoRoom)
+                    self.link().map(|_| false)
                 }
                 _ => Err(Error::Socket(error)),
             },

@@ -83,9 +83,6 @@ pub struct Opened {
     /// How what comes gets to the application.
     #[serde(default)]
     pub receives: Receives,
-    /// The socket's other end is a process of the daemon's, which sends and receives what goes between the hosts.
-    #[serde(default)]
-    pub is_process: bool,
     /// Behind the other descriptors are two of a ring, which has room for so many datagrams.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ring: Option<u32>,

@@ -25,8 +25,6 @@ pub struct Offer {
     pub parity: Option<u64>,
     /// Bit/s.
     pub rate: Option<f64>,
-    /// It is a process: a session has it from its beginning, or not at all.
-    pub is_process: bool,
     /// Why it cannot be had now.
     pub trouble: Option<String>,
 }
@@ -154,7 +152,6 @@ impl Offer {
             gives_up: gives_up.map(|(permille, deadline)| (permille, Duration::from_millis(deadline))),
             parity: value("fec", "packets"),
             rate: value("pace", "rate_kbit").filter(|rate| *rate > 0).map(|rate| rate as f64 * 1e3),
-            is_process: graft.process.is_some(),
             trouble: None,
         }
     }
@@ -170,10 +167,10 @@ impl Offer {
             .all(|service| self.services.contains(service) || (*service == Service::Order && self.can_wait()))
     }
 
-    /// What it has that was not asked for, and how much there is to run: a process where nothing else does. Order by waiting costs less than by sending again what had come.
-    fn cost(&self, wanted: &BTreeSet<Service>) -> (bool, usize, bool, usize, &str) {
+    /// What it has that was not asked for, and how much there is to run. Order by waiting costs less than by sending again what had come.
+    fn cost(&self, wanted: &BTreeSet<Service>) -> (usize, bool, usize, &str) {
         let beside = self.services.difference(wanted).count();
-        (self.is_process, beside, self.services.contains(&Service::Order), self.functions, &self.graft)
+        (beside, self.services.contains(&Service::Order), self.functions, &self.graft)
     }
 
     fn fits(&self, qos: &Qos, path: &Path) -> Result<(), String> {
@@ -400,27 +397,6 @@ mod tests {
         let offers = all();
         let refused = choose(&offers, &want(&["encryption"], Qos::default()), &path(20, 0.0), false);
         assert!(matches!(refused, Err(Refused::Impossible(_))));
-    }
-
-    /// What functions in the kernel do costs less; and what is not there is not chosen, with the reason.
-    #[test]
-    fn a_process_is_for_what_nothing_else_has() {
-        use Service::*;
-        let sctp = |trouble: Option<&str>| Offer {
-            is_process: true,
-            trouble: trouble.map(str::to_owned),
-            ..offer("sctp", &[Once, Order, Reliability, FlowControl, CongestionControl])
-        };
-        let chosen = |offers: &[Offer], services: &[&str]| {
-            choose(offers, &want(services, Qos::default()), &path(20, 0.0), true)
-                .map(|offer| offer.graft.clone())
-                .map_err(|refused| refused.to_string())
-        };
-        let both = |trouble| [sctp(trouble), offer("selective", &[Once, Reliability, FlowControl])];
-        assert_eq!(chosen(&both(None), &["order"]), Ok("selective".to_owned()));
-        assert_eq!(chosen(&both(None), &["order", "congestion-control"]), Ok("sctp".to_owned()));
-        let refused = chosen(&both(Some("it is not installed")), &["order", "congestion-control"]);
-        assert_eq!(refused, Err("impossible: graft sctp: it is not installed".to_owned()));
     }
 
     /// Nothing was measured yet: what comes of it is seen while the session runs.

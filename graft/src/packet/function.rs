@@ -34,13 +34,8 @@ manifests!(
     "gobackn",
     "fec",
     "congestion",
-    "pace",
-    "sctp",
-    "sctp-unordered"
+    "pace"
 );
-
-/// Programs of this project that functions may be: processes of their own, without rights.
-const PROGRAMS: &[(&str, &[&str])] = &[("sctp", &["ordered", "streams", "buffer_kib", "rto_min_ms"])];
 
 /// One that may be loaded: its manifest is usable and its object is what that says.
 #[derive(Clone, Debug)]
@@ -56,14 +51,10 @@ pub struct Function {
 pub struct Manifest {
     /// Of `graft_packet.h`.
     pub abi: u32,
-    #[serde(default)]
-    pub kind: Kind,
     /// What its programs' names begin with.
     pub name: String,
     #[serde(default)]
     pub object: String,
-    /// Instead of an object, of what is a process.
-    pub program: Option<String>,
     pub sha256: Option<String>,
     pub signature: Option<String>,
     pub about: String,
@@ -90,27 +81,6 @@ pub struct Manifest {
     pub fairness: Option<String>,
     #[serde(default)]
     pub parameters: BTreeMap<String, Parameter>,
-}
-
-/// Where it runs.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case")]
-pub enum Kind {
-    /// In the kernel.
-    #[default]
-    Object,
-    /// As a process of its own, which has nothing but its session.
-    Process,
-}
-
-/// A function of a session that is a process.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Process {
-    /// Of the function.
-    pub name: String,
-    pub program: String,
-    /// With values, and defaults.
-    pub parameters: BTreeMap<String, u64>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
@@ -181,10 +151,8 @@ impl Functions {
         let mut functions = Self::default();
         for &(name, text) in MANIFESTS {
             let image = FUNCTIONS.iter().find(|(known, _)| *known == name).map(|(_, image)| image.to_vec());
-            let made = Manifest::parse(text).and_then(|manifest| match manifest.kind {
-                Kind::Object => Function::new(manifest, image.ok_or("it has no object")?),
-                Kind::Process => Function::process(manifest, text),
-            });
+            let made = Manifest::parse(text)
+                .and_then(|manifest| Function::new(manifest, image.ok_or("it has no object")?));
             functions.add(name, made)?;
         }
         for directory in directories {
@@ -221,9 +189,6 @@ impl Function {
         let text = text.map_err(|_| "it is not UTF-8".to_owned())?;
         let manifest = Manifest::parse(&text)?;
         manifest.check_signature(&text, keys)?;
-        if manifest.kind == Kind::Process {
-            return Self::process(manifest, &text);
-        }
         let object = path.with_file_name(&manifest.object);
         let image = read_bounded(&object, OBJECT_MAX_BYTES)
             .map_err(|error| format!("{}: {error}", object.display()))?;
@@ -259,41 +224,6 @@ impl Function {
         Ok(Self { identity: Identity::of(&image), manifest, image })
     }
 
-    /// What it does is this project's, and what it says of itself is all that can be told from others by.
-    fn process(manifest: Manifest, text: &str) -> Result<Self, String> {
-        let program = manifest.program.as_deref().unwrap_or_default();
-        let known = PROGRAMS.iter().find(|(name, _)| *name == program);
-        let all = || PROGRAMS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
-        let (_, parameters) =
-            known.ok_or_else(|| format!("program {program:?} is none of those that there are: {}", all()))?;
-        for (name, parameter) in &manifest.parameters {
-            if !parameters.contains(&name.as_str()) {
-                return Err(format!("program {program} has no parameter {name}"));
-            }
-            let is_in_range =
-                parameter.default.is_some_and(|it| (parameter.min..=parameter.max).contains(&it));
-            if !is_in_range {
-                return Err(format!("parameters.{name}: default is from min to max"));
-            }
-        }
-        Ok(Self { identity: Identity::of(signed_text(text).as_bytes()), manifest, image: Vec::new() })
-    }
-
-    /// With these values; `None`: it is no process.
-    pub(super) fn as_process(
-        &self,
-        values: Option<&BTreeMap<String, u64>>,
-    ) -> Result<Option<Process>, Error> {
-        let Some(program) = self.manifest.program.clone() else { return Ok(None) };
-        for (parameter, value) in values.into_iter().flatten() {
-            self.check_value(parameter, *value)?;
-        }
-        let value = |name: &String| values.and_then(|values| values.get(name).copied());
-        let each = self.manifest.parameters.iter();
-        let parameters = each.filter_map(|(name, it)| Some((name.clone(), value(name).or(it.default)?)));
-        Ok(Some(Process { name: self.manifest.name.clone(), program, parameters: parameters.collect() }))
-    }
-
     fn check_value(&self, parameter: &str, value: u64) -> Result<(), Error> {
         let failed = |message| Error::Graft { name: self.manifest.name.clone(), message };
         let range = self.manifest.parameters.get(parameter);
@@ -319,9 +249,6 @@ impl Function {
 
     /// What a parameter has been compiled with.
     pub(super) fn default_of(&self, parameter: &str) -> Option<u64> {
-        if self.manifest.kind == Kind::Process {
-            return self.manifest.parameters.get(parameter)?.default;
-        }
         let object = joint::Function::open(&self.image).ok()?;
         object.parameters().iter().find(|it| it.name == parameter).map(|it| it.default)
     }
@@ -359,37 +286,16 @@ impl Function {
 
 impl Manifest {
     fn parse(text: &str) -> Result<Self, String> {
-        let manifest: Self = toml::from_str(text).map_err(|error| error.to_string().trim_end().to_owned())?;
+        let manifest: Self = crate::left::parse(text)?;
         if manifest.abi != PACKET_ABI {
             return Err(format!("abi {} is not {PACKET_ABI}, which is known here", manifest.abi));
         }
-        manifest.check_kind()?;
+        if manifest.object.contains('/') || manifest.object.is_empty() {
+            return Err("object is the name of a file beside the manifest".to_owned());
+        }
         match manifest.parameters.iter().find(|(_, it)| it.min > it.max) {
             Some((name, _)) => Err(format!("parameters.{name}: min is more than max")),
             None => Ok(manifest),
-        }
-    }
-
-    fn check_kind(&self) -> Result<(), String> {
-        match self.kind {
-            Kind::Object if self.object.contains('/') || self.object.is_empty() => {
-                Err("object is the name of a file beside the manifest".to_owned())
-            }
-            Kind::Object if self.program.is_some() => {
-                Err("program is of what is a process: kind = \"process\"".to_owned())
-            }
-            Kind::Object if self.parameters.values().any(|parameter| parameter.default.is_some()) => {
-                Err("an object is compiled with its defaults: default is of what is a process".to_owned())
-            }
-            Kind::Process if !self.object.is_empty() || self.sha256.is_some() => {
-                Err("a process has no object, and no sha256 of one".to_owned())
-            }
-            Kind::Process
-                if !(self.needs.is_empty() && self.wants.is_empty() && self.migrates.is_empty()) =>
-            {
-                Err("a process stands alone: it has no needs, wants or migrates".to_owned())
-            }
-            _ => Ok(()),
         }
     }
 

@@ -15,7 +15,7 @@ use millrace_kernel::xdp::Mode;
 use ring::digest::{SHA256, digest};
 use serde::Deserialize;
 
-use super::function::{Functions, Process, Service};
+use super::function::{Functions, Service};
 use super::keys::Cipher;
 use super::versions::Version;
 use super::when::When;
@@ -52,8 +52,6 @@ pub struct Graft {
     pub functions: Vec<Version>,
     /// The same, as the kernel knows them.
     pub list: List,
-    /// Instead of functions in the kernel, which has framing alone then.
-    pub process: Option<Process>,
     pub services: BTreeSet<Service>,
     /// Of the joint that takes longest; 0: none.
     pub budget_ns: u32,
@@ -274,7 +272,6 @@ impl Settings {
             }
             self.check_fallback(graft)?;
             self.check_window(graft)?;
-            self.check_process(graft)?;
         }
         self.check_room()?;
         let (mut names, mut ends) = (BTreeSet::new(), BTreeSet::new());
@@ -290,27 +287,6 @@ impl Settings {
             self.check_when(session)?;
         }
         self.check_paths()
-    }
-
-    /// What a process knows of a session nothing can go on with; and an application's datagrams get to it by the socket that is lent.
-    fn check_process(&self, graft: &Graft) -> Result<(), Error> {
-        let is_process = |name: &String| self.grafts.get(name).is_some_and(|graft| graft.process.is_some());
-        if graft.fallback.as_ref().is_some_and(|name| graft.process.is_some() || is_process(name)) {
-            return Err(Error::Settings(format!(
-                "graft {}: nothing takes the place of a function that is a process, or comes for it: no fallback",
-                graft.name
-            )));
-        }
-        let whose = self.sessions.iter().find(|session| {
-            session.graft == graft.name || session.when.iter().any(|when| when.graft == graft.name)
-        });
-        match whose.filter(|_| graft.process.is_some()) {
-            Some(session) => Err(Error::Settings(format!(
-                "session {}: graft {} is a process, which sessions that applications ask for can have: [[peer]]",
-                session.name, graft.name
-            ))),
-            None => Ok(()),
-        }
     }
 
     /// Without the round trip there would be no way back.
@@ -427,18 +403,13 @@ fn room(sessions: u32, memory_mib: u32) -> Result<Room, Error> {
 impl Graft {
     /// What was sent, to send it again or to make other packets of it.
     fn keeps(&self) -> bool {
-        // A process has its own memory.
-        if self.process.is_some() {
-            return false;
-        }
         let keeping = [Service::Reliability, Service::PartialReliability, Service::Recovery];
         keeping.iter().any(|service| self.services.contains(service))
     }
 
     /// Of its functions.
     pub fn names(&self) -> Vec<String> {
-        let each = self.functions.iter().map(|function| &function.name);
-        each.chain(self.process.iter().map(|process| &process.name)).cloned().collect()
+        self.functions.iter().map(|function| function.name.clone()).collect()
     }
 
     /// The round trip.
@@ -471,7 +442,7 @@ impl RawGraft {
         if self.functions.len() > LIST_MAX {
             return Err(wrong(format!("it has more than {LIST_MAX} functions")));
         }
-        let (mut services, mut process) = (BTreeSet::new(), None);
+        let mut services = BTreeSet::new();
         let mut identities = Vec::new();
         let mut versions = Vec::new();
         for (at, name) in self.functions.iter().enumerate() {
@@ -490,13 +461,7 @@ impl RawGraft {
             services.extend(&function.manifest.services);
             identities.extend(function.identity.to_string().into_bytes());
             identities.extend(function.shared_values(parameters.get(name)).into_bytes());
-            match function.as_process(parameters.get(name))? {
-                Some(found) if self.functions.len() == 1 => process = Some(found),
-                Some(_) => {
-                    return Err(wrong(format!("function {name} is a process: it stands alone in its graft")));
-                }
-                None => versions.push(function.version()),
-            }
+            versions.push(function.version());
         }
         let id = match digest(&SHA256, &identities).as_ref() {
             [high, low, ..] => u16::from_be_bytes([*high, *low]),
@@ -505,7 +470,6 @@ impl RawGraft {
         Ok(Graft {
             list: List { functions: versions.iter().map(|version| version.key.clone()).collect(), id },
             functions: versions,
-            process,
             name: self.name,
             services,
             budget_ns: self.budget_ns,
@@ -524,9 +488,9 @@ fn add_canonical(grafts: &mut BTreeMap<String, Graft>, functions: &Functions) ->
         swap: RawSwap::Stateful,
     };
     match grafts.insert(CANONICAL.to_owned(), raw.checked(functions, &Parameters::new())?) {
-        Some(other) if !other.functions.is_empty() || other.process.is_some() => Err(Error::Settings(
-            format!("graft {CANONICAL} is framing alone where there are peers: give this one another name"),
-        )),
+        Some(other) if !other.functions.is_empty() => Err(Error::Settings(format!(
+            "graft {CANONICAL} is framing alone where there are peers: give this one another name"
+        ))),
         _ => Ok(()),
     }
 }

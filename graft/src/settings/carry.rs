@@ -96,25 +96,6 @@ pub enum Connect {
     Strict,
 }
 
-/// What is between an application's socket and the broker's.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case")]
-pub enum Loopback {
-    #[default]
-    Tcp,
-    /// The kernel passes on what the one sends to the other's queue. For study: not all that TCP promises holds.
-    Sockmap,
-}
-
-impl Loopback {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Tcp => "tcp",
-            Self::Sockmap => "sockmap",
-        }
-    }
-}
-
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Carry {
     /// Where peers' carriers come in; `None`: this host only calls.
@@ -131,7 +112,6 @@ pub struct Carry {
     pub carriers: Vec<Kind>,
     pub quic: QuicCongestion,
     pub pool: Pool,
-    pub loopback: Loopback,
 }
 
 /// Of connections by TCP, MPTCP or SCTP to one peer.
@@ -164,8 +144,6 @@ pub(super) struct Raw {
     pool_most: Option<u32>,
     congestion: Option<String>,
     quic_congestion: Option<QuicCongestion>,
-    #[serde(default)]
-    loopback: Loopback,
 }
 
 impl Raw {
@@ -202,8 +180,8 @@ impl Raw {
             return Err(format!("carry: congestion is a name of 1 to {CONGESTION_MAX} bytes"));
         }
         let pool = Pool { warm: pool_warm, most, congestion: self.congestion };
-        let (quic, loopback) = (self.quic_congestion.unwrap_or_default(), self.loopback);
-        Ok(Carry { listen, connections, window, memory, warm, carriers, quic, pool, loopback })
+        let quic = self.quic_congestion.unwrap_or_default();
+        Ok(Carry { listen, connections, window, memory, warm, carriers, quic, pool })
     }
 }
 
@@ -224,7 +202,7 @@ fn carriers(kinds: Vec<Kind>) -> Result<Vec<Kind>, String> {
 mod tests {
     use crate::{
         Settings,
-        settings::{Connect, Kind, Loopback, QuicCongestion, Tier},
+        settings::{Connect, Kind, QuicCongestion, Tier},
     };
 
     const OURS: &str = "[agreement]\nkey = \"host.key\"\n[carry]\nlisten = \"0.0.0.0:9188\"\n";
@@ -245,11 +223,9 @@ mod tests {
         let carry = settings.carry.expect("it carries");
         assert_eq!((carry.connections, carry.window, carry.memory), (10_000, 4 << 20, 512 << 20));
         assert_eq!((carry.warm, carry.carriers), (256 << 10, vec![Kind::Quic]));
-        assert_eq!((carry.quic, carry.loopback), (QuicCongestion::Bbr, Loopback::Tcp));
+        assert_eq!(carry.quic, QuicCongestion::Bbr);
         let cubic = Settings::parse(&format!("{OURS}quic-congestion = \"cubic\"\n")).expect("settings");
         assert_eq!(cubic.carry.map(|it| it.quic), Some(QuicCongestion::Cubic));
-        let bypassed = Settings::parse(&format!("{OURS}loopback = \"sockmap\"\n")).expect("settings").carry;
-        assert_eq!(bypassed.map(|it| it.loopback), Some(Loopback::Sockmap));
         let named = Settings::parse(&format!("{OURS}{RULE}addresses = [\"127.0.0.1\"]\n")).expect("settings");
         assert_eq!(named.rules[0].addresses, ["127.0.0.1".parse::<std::net::IpAddr>().expect("an address")]);
         let strict = format!("{OURS}{}connect = \"strict\"\n", RULE.replace("\"server\"", "\"client\""));
@@ -291,8 +267,8 @@ mod tests {
             (format!("{OURS}carrier = [\"tcp\", \"tcp\"]\n"), "carry: carrier names tcp twice"),
             (format!("{OURS}carrier = \"dccp\"\n"), "carrier"),
             (
-                format!("{OURS}loopback = \"splice\"\n"),
-                "unknown variant `splice`, expected `tcp` or `sockmap`",
+                format!("{OURS}loopback = \"sockmap\"\n"),
+                "loopback left Millrace: remove it, applications and the broker speak by TCP",
             ),
             (format!("{OURS}carrier = \"tcp\"\npool-warm = 0\n"), "carry: pool-warm is from 1 to 64"),
             (format!("{OURS}carrier = \"tcp\"\npool-most = 2\n"), "carry: pool-most is from 4"),

@@ -1,14 +1,13 @@
 //! What connections are for: what the operator says of them, and what is known besides.
 
 use std::{
-    collections::BTreeMap,
     net::IpAddr,
     ops::RangeInclusive,
     path::{Path, PathBuf},
 };
 
 use millrace_graft_proto::select::{
-    kind::{Expected, Kind, Kinds, Question, Source, USUAL_NAMES},
+    kind::{Expected, Kind, Kinds, Question, Source},
     profile::Profile,
 };
 use serde::Deserialize;
@@ -17,7 +16,6 @@ use super::{Cgroup, Many, Port, Rule, Select, Settings, Side, Who};
 
 /// Entries of what the operator says.
 const PURPOSES_MAX: usize = 64;
-const NAMES_MAX: usize = 256;
 const SIZE_MAX_KIB: u32 = 1 << 30;
 
 /// What certain connections are for, as the operator says.
@@ -31,13 +29,6 @@ pub struct Purpose {
     pub size_kib: Option<u32>,
 }
 
-/// That the first bytes of carried connections are looked at.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Classify {
-    /// What protocols and categories are for, where it is not as usual.
-    pub profiles: BTreeMap<String, Profile>,
-}
-
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct Raw {
@@ -46,14 +37,6 @@ pub(super) struct Raw {
     cgroup: Option<PathBuf>,
     port: Option<Many<Port>>,
     size_kib: Option<u32>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub(super) struct RawClassify {
-    ndpi: bool,
-    #[serde(default)]
-    profiles: BTreeMap<String, Profile>,
 }
 
 /// A profile, or `learned`.
@@ -96,24 +79,6 @@ impl Raw {
         let ports = ports.ok_or("port is 1 to 65535, or a range such as \"8000-8100\"")?;
         let who = Who::checked(self.command, self.cgroup)?;
         Ok(Purpose { profile: self.name, who, ports, size_kib: self.size_kib })
-    }
-}
-
-impl RawClassify {
-    pub fn checked(self) -> Result<Option<Classify>, String> {
-        if self.profiles.len() > NAMES_MAX {
-            return Err(format!("classify: profiles has more than {NAMES_MAX} names"));
-        }
-        Ok(self.ndpi.then_some(Classify { profiles: self.profiles }))
-    }
-}
-
-impl Classify {
-    /// Of names from the most special to the most general: the first that is known counts, the operator's before the usual.
-    pub fn profile<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> Option<Profile> {
-        let usual =
-            |name: &str| USUAL_NAMES.iter().find(|(known, _)| *known == name).map(|(_, profile)| *profile);
-        names.into_iter().find_map(|name| self.profiles.get(name).copied().or_else(|| usual(name)))
     }
 }
 
@@ -287,19 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_looked_up_from_the_special_to_the_general() {
-        let text = "[agreement]\nkey = \"k\"\n[carry]\n[classify]\nndpi = true\nprofiles = { Web = \"insensitive\", GitLab = \"time\" }\n";
-        let classify = Settings::parse(text).expect("settings").classify.expect("it is on");
-        let of = |names: [&str; 3]| classify.profile(names);
-        assert_eq!(of(["SSH", "", "RemoteAccess"]), Some(Profile::Time));
-        assert_eq!(of(["GitLab", "TLS", "Collaborative"]), Some(Profile::Time));
-        assert_eq!(of(["Wikipedia", "", "Web"]), Some(Profile::Insensitive), "the operator's");
-        assert_eq!(of(["Nothing", "", "Unspecified"]), None);
-    }
-
-    #[test]
     fn what_is_wrong_is_said() {
-        let carry = "[agreement]\nkey = \"k\"\n[carry]\n";
         let table = [
             ("[[profile]]\nname = \"fast\"\n".to_owned(), "unknown variant `fast`"),
             ("[[profile]]\nname = \"loss\"\nport = 0\n".into(), "profile: port is 1 to 65535"),
@@ -309,17 +262,14 @@ mod tests {
                 "profile: command is 1 to 15",
             ),
             ("[[profile]]\nname = \"loss\"\n".repeat(65), "there are 65 of [[profile]]"),
-            ("[classify]\nndpi = true\n".into(), "[classify] wants [carry]"),
-            (format!("{carry}[classify]\n"), "missing field `ndpi`"),
             (
-                format!("{carry}[classify]\nndpi = true\nprofiles = {{ Web = \"fast\" }}\n"),
-                "unknown variant `fast`",
+                "[classify]\nndpi = true\n".into(),
+                "[classify] left Millrace: say what connections are for with [[profile]]",
             ),
         ];
         for (text, wanted) in table {
             let error = Settings::parse(&text).expect_err(wanted).to_string();
             assert!(error.contains(wanted), "{text}: {error}");
         }
-        assert_eq!(Settings::parse("[classify]\nndpi = false\n").expect("settings").classify, None);
     }
 }

@@ -100,7 +100,10 @@ impl Build {
         headers.sort();
         headers.extend(self.headers.iter().map(|header| (*header).to_owned()));
         fs::write(out.join("objects.rs"), list(&objects))?;
-        self.write_types(&clang, &includes, &headers, &out)
+        match headers.is_empty() {
+            true => Ok(()),
+            false => self.write_types(&clang, &includes, &headers, &out),
+        }
     }
 
     fn write_types(&self, clang: &str, includes: &[String], headers: &[String], out: &Path) -> Result<()> {

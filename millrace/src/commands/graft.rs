@@ -85,9 +85,6 @@ enum Verb {
     Hook(hook::Args),
     /// Functions on datagrams, as lists that are changed while they pass
     Packets(packets::Args),
-    /// What looks at first bytes: only the daemon starts it
-    #[command(hide = true)]
-    Classify,
     /// Have the settings read again
     Reload {
         #[command(flatten)]
@@ -262,7 +259,6 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         Verb::Monitor { socket, json, watch } => monitor(&socket.socket, json, watch),
         Verb::Hook(args) => hook::run(args),
         Verb::Packets(args) => packets::run(args),
-        Verb::Classify => classify::child(),
         Verb::Reload { socket } => {
             control::ask(&socket.socket, &Request::Reload)?;
             print("the settings were read again\n")

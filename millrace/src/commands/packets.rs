@@ -32,9 +32,6 @@ enum Verb {
     /// Holds what a daemon has lent, and ends it when the daemon is gone. Started by the daemon
     #[command(hide = true)]
     Keep,
-    /// What a function of a session is, without a right. Started by the daemon
-    #[command(hide = true)]
-    Process { program: String },
     /// Show sessions, what became of their packets, and how long these took
     Status {
         #[command(flatten)]
@@ -89,7 +86,6 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     match args.verb {
         Verb::Run(args) => run_daemon(args),
         Verb::Keep => keeper::run(),
-        Verb::Process { program } => process::run(&program),
         Verb::Status { socket, json } => {
             let status = packets::ask(&socket.socket, &Request::Status)?.status.unwrap_or_default();
             print(&if json { serde_json::to_string_pretty(&status)? + "\n" } else { text(&status, width()) })
@@ -226,16 +222,6 @@ fn text(status: &Status, width: usize) -> String {
         for (session, receives) in status.peers.iter().flat_map(|peer| &peer.receives) {
             line(&mut out, width, &format!("{session}: receives by {receives}"));
         }
-    }
-    for it in &status.processes {
-        let trouble = it.trouble.as_ref().map_or_else(String::new, |why| format!("; none can be had: {why}"));
-        let ended: String = it.ended.iter().map(|(how, count)| format!(", {how} {count}")).collect();
-        let (program, running, started) = (&it.program, it.running, it.started);
-        line(
-            &mut out,
-            width,
-            &format!("process {program}: running {running}, started {started}{ended}{trouble}"),
-        );
     }
     for session in &status.sessions {
         let mut packets = String::new();

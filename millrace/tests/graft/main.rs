@@ -16,9 +16,7 @@ mod packets;
 mod pools;
 mod purposes;
 mod rings;
-mod sctp;
 mod site;
-mod sockmap;
 mod strangers;
 mod streams;
 

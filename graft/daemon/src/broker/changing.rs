@@ -1,7 +1,7 @@
 //! Sessions while applications have them: other wishes, other grafts, what each end has sent, and who is still there.
 
 use millrace_graft::{
-    message::{By, Receives, Want, Why, wire::Word},
+    message::{By, Want, Why, wire::Word},
     packet::{Event, Runtime, choose::choose},
 };
 use millrace_graft_kernel::joint::Ends;
@@ -54,10 +54,7 @@ impl Broker {
                 let services = lease.services(&self.offers);
                 let desk = lease.desk;
                 info!(session, graft, ?by, "a session has changed");
-                let (receives, lent) = match self.processes.has(life) {
-                    true => (Receives::default(), None),
-                    false => self.receives(runtime, life),
-                };
+                let (receives, lent) = self.receives(runtime, life);
                 let ring = lent.as_ref().map(|ring| ring.frames);
                 let word = Word::Changed { graft: graft.clone(), services, by, receives, ring };
                 let descriptors: Vec<_> = descriptors_of(lent.as_ref()).collect();
@@ -107,7 +104,6 @@ impl Broker {
             return Err((Why::Impossible, reason));
         }
         let graft = offer.graft.clone();
-        self.processes.check_change(&lease.graft, &graft).map_err(|reason| (Why::Impossible, reason))?;
         if graft == lease.graft && want == lease.want {
             let reason = format!("redundant: the session has all of it by graft {graft}");
             return Err((Why::Redundant, reason));

@@ -45,10 +45,6 @@ impl Broker {
         }
         (lease.desk, lease.finish) = (None, None);
         lease.stage = Stage::Ending(Instant::now() + LET_GO);
-        // A process goes on until the other end has everything.
-        if self.processes.has(life) {
-            return;
-        }
         let taken_back = self.seats.get_mut(&lease.ends).map(super::seat::Seat::take_back);
         if let Some(Err(error)) = taken_back {
             warn!("a socket could not be taken back: {error}");
@@ -108,7 +104,7 @@ impl Broker {
                 Stage::Open => self.try_change(runtime, life),
                 Stage::Ending(until) => {
                     let is_read = lease.desk.is_none_or(|desk| !self.desks.contains_key(&desk));
-                    let is_over = is_read && lease.said.is_none() && !self.processes.has(life);
+                    let is_over = is_read && lease.said.is_none();
                     if now >= until || is_over {
                         self.let_go(life);
                     }
@@ -125,7 +121,6 @@ impl Broker {
     /// Nobody has it any more.
     fn let_go(&mut self, life: u64) {
         let Some(lease) = self.leases.remove(&life) else { return };
-        self.processes.stop(life);
         self.keeper.forget(&lease.ends);
         if let Some(seat) = self.seats.get_mut(&lease.ends) {
             seat.is_restless = lease.is_own;

@@ -144,10 +144,6 @@ impl Lease {
         all.into_iter().map(|service| service.name().to_owned()).collect()
     }
 
-    pub fn is_open(&self) -> bool {
-        self.stage == Stage::Open
-    }
-
     pub fn may_adapt(&self) -> bool {
         self.want.adapt && self.changing.is_none()
     }

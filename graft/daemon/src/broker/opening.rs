@@ -9,7 +9,7 @@ use millrace_graft::{
 };
 use millrace_graft_kernel::joint::Ends;
 use ring::rand::{SecureRandom as _, SystemRandom};
-use tracing::{info, warn};
+use tracing::info;
 
 use super::{
     Broker,
@@ -17,7 +17,6 @@ use super::{
     far::Say,
     lease::{AGAIN, Denied, Lease, Said, Stage, denied, insert, waits},
     line::Line,
-    process,
     ring::descriptors_of,
 };
 
@@ -137,21 +136,12 @@ impl Broker {
 
     /// The socket is the application's.
     fn lend(&mut self, runtime: &mut Runtime, life: u64, control: Option<&Control>) -> Option<()> {
-        let is_process = self.processes.is_process(&self.leases.get(&life)?.graft);
-        let (receives, ring) = match is_process {
-            true => {
-                (Receives::Socket { why: "of a process, which has the session's datagrams".to_owned() }, None)
-            }
-            false => self.receives(runtime, life),
-        };
+        let (receives, ring) = self.receives(runtime, life);
         let lease = self.leases.get_mut(&life)?;
         let datagram_bytes = self.peers.get(lease.peer)?.datagram_bytes;
         let socket = self.seats.get_mut(&lease.ends)?.lend(lease.user).ok()?;
         // Before anybody can send by it.
         self.keeper.keep(&lease.ends, socket);
-        let started = is_process.then(|| self.processes.start(life, &lease.graft, socket, datagram_bytes));
-        let processed = started.transpose().inspect_err(|why| warn!("{why}")).ok()?;
-        let around = if is_process { process::AROUND } else { 0 };
         let opened = Opened {
             peer: self.peers.get(lease.peer)?.name.clone(),
             service: lease.service.clone(),
@@ -159,8 +149,7 @@ impl Broker {
             services: lease.services(&self.offers),
             in_order: lease.in_order,
             is_sealed: self.peers.get(lease.peer)?.cipher.is_some(),
-            datagram_bytes: datagram_bytes.saturating_sub(around),
-            is_process,
+            datagram_bytes,
             local: lease.ends.local.to_string(),
             remote: lease.ends.remote.to_string(),
             receives,
@@ -174,7 +163,7 @@ impl Broker {
             user = lease.user,
             "a session is lent"
         );
-        let socket = processed.as_ref().map_or(socket.as_fd(), AsFd::as_fd);
+        let socket = socket.as_fd();
         let (own, word) = match control {
             Some(control) => (vec![socket, control.as_fd()], Word::Accepted(opened)),
             None => (vec![socket], Word::Opened(opened)),
@@ -252,9 +241,6 @@ impl Broker {
         let Some((line, theirs)) = line else {
             return self.end_own(life, "the daemon there has no room for the application's connection");
         };
-        if let Err(why) = self.prepare(life) {
-            return self.end_own(life, &format!("at the other end: {why}"));
-        }
         if self.lend(runtime, life, Some(&theirs)).is_none() {
             return self.end_own(life, "the application that listens there does not take it");
         }
@@ -267,16 +253,9 @@ impl Broker {
         if !self.leases.get(&life).is_some_and(|lease| lease.is_own && lease.stage == Stage::Going) {
             return;
         }
-        if let Err(why) = self.prepare(life) {
-            return self.give_up(life, Why::Busy, &why);
-        }
         if self.lend(runtime, life, None).is_none() {
             self.end_own(life, "the application there has gone");
         }
-    }
-
-    fn prepare(&mut self, life: u64) -> Result<(), String> {
-        self.leases.get(&life).map_or(Ok(()), |lease| self.processes.prepare(&lease.graft))
     }
 }
 

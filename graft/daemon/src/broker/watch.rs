@@ -37,7 +37,7 @@ impl Broker {
             let Some(offer) = self.offers.iter().find(|offer| offer.graft == lease.graft) else { continue };
             let violations = lease.quality.violations(&lease.want.qos, offer, &path, peer.datagram_bytes);
             let told = lease.quality.due(&violations, now);
-            let better = match violations.is_empty() || !lease.may_adapt() || offer.is_process {
+            let better = match violations.is_empty() || !lease.may_adapt() {
                 true => None,
                 false => better(&self.offers, lease, &path, peer.cipher.is_some()),
             };
@@ -55,9 +55,8 @@ impl Broker {
 
 /// Another graft that keeps to it.
 fn better(offers: &[Offer], lease: &Lease, path: &Path, is_sealed: bool) -> Option<String> {
-    let is_another = |offer: &&Offer| {
-        offer.graft != lease.graft && !offer.is_process && (lease.in_order || !waits(&lease.want, offer))
-    };
+    let is_another =
+        |offer: &&Offer| offer.graft != lease.graft && (lease.in_order || !waits(&lease.want, offer));
     let others: Vec<_> = offers.iter().filter(is_another).cloned().collect();
     choose(&others, &lease.want, path, is_sealed).ok().map(|offer| offer.graft.clone())
 }

@@ -10,7 +10,6 @@ use std::{
         unix::fs::MetadataExt as _,
     },
     path::{Path, PathBuf},
-    sync::Arc,
     time::Duration,
 };
 
@@ -19,15 +18,11 @@ use millrace_graft::{Side, status::Sockmap};
 use millrace_graft_kernel::{
     Caller, Shared, everybody,
     hook::{Arrival, Config, Guest, HOOK_RULES, Hook, Lead},
-    hop::{self, Attached, Hop},
 };
 use parking_lot::Mutex;
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::net::TcpSocket;
 
-use super::{
-    hop::{WINDOW, Way},
-    said,
-};
+use super::said;
 
 /// Commands at once.
 const COMMANDS_MAX: usize = 64;
@@ -36,8 +31,6 @@ const KNOWN_MAX: usize = 4096;
 
 pub struct Hooks {
     config: Config,
-    /// Where connections go past TCP on loopback.
-    hop: Option<Arc<Hop>>,
     /// The daemon's own, and whether cgroups are in it, by their numbers, which are used once.
     cgroup: PathBuf,
     inside: Mutex<HashMap<u64, bool>>,
@@ -50,7 +43,6 @@ struct State {
     rules: Vec<Lead>,
     /// Ports to which nothing is led, whatever the rules say.
     plain: Vec<RangeInclusive<u16>>,
-    own_hop: Option<Attached>,
     commands: Vec<Command>,
     /// What each hook is told of hosts with a broker.
     peers: BTreeMap<IpAddr, (IpAddr, bool)>,
@@ -63,7 +55,6 @@ struct State {
 struct Command {
     cgroup: PathBuf,
     hook: Hook,
-    _hop: Option<Attached>,
     /// What it is led by, if it is a client.
     rules: Vec<Lead>,
     /// That its servers are reached at.
@@ -78,25 +69,20 @@ impl State {
 
 impl Hooks {
     /// Nothing is led before rules and peers are set.
-    pub fn attach(config: Config, cgroup: &Path, shared: &Shared, is_bypassed: bool) -> anyhow::Result<Self> {
+    pub fn attach(config: Config, cgroup: &Path, shared: &Shared) -> anyhow::Result<Self> {
         let mut own = Hook::load(&config, Some(shared))?;
-        let load = || Hop::load(config.early, config.strict, WINDOW).map(Arc::new);
-        let hop = is_bypassed.then(load).transpose()?;
-        // Nothing is led before it would be entered.
-        let own_hop = hop.as_ref().map(|hop| hop.attach(cgroup)).transpose()?;
         own.attach(cgroup)?;
         let (commands, peers, past) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
         let (rules, plain, shown) = (Vec::new(), Vec::new(), HashSet::new());
-        let state = State { own, rules, plain, own_hop, commands, peers, past, shown };
+        let state = State { own, rules, plain, commands, peers, past, shown };
         let (cgroup, inside) = (cgroup.to_owned(), Mutex::default());
-        Ok(Self { config, hop, cgroup, inside, state: Mutex::new(state) })
+        Ok(Self { config, cgroup, inside, state: Mutex::new(state) })
     }
 
     /// For good.
     pub fn detach(&self) {
         let mut state = self.state.lock();
         state.own.detach();
-        state.own_hop = None;
         state.commands.clear();
     }
 
@@ -150,9 +136,8 @@ impl Hooks {
         for (peer, (near, warm)) in &state.peers {
             hook.set_peer(*peer, *near, *warm)?;
         }
-        let hop = self.hop.as_ref().map(|hop| hop.attach(cgroup)).transpose()?;
         hook.attach(cgroup)?;
-        state.commands.push(Command { cgroup: cgroup.to_owned(), hook, _hop: hop, rules, serves });
+        state.commands.push(Command { cgroup: cgroup.to_owned(), hook, rules, serves });
         Ok(())
     }
 
@@ -253,7 +238,6 @@ impl Hooks {
         let shown = Shown { hooks: self, guest };
         state.shown.insert(key(guest));
         let done = state.all().try_for_each(|hook| hook.show(guest, client));
-        let done = done.and_then(|()| self.hop.iter().try_for_each(|hop| hop.expect(guest)));
         drop(state);
         done?;
         Ok(shown)
@@ -262,18 +246,6 @@ impl Hooks {
     /// Whether a server sees a client there.
     pub fn is_shown(&self, guest: Guest) -> bool {
         self.state.lock().shown.contains(&key(guest))
-    }
-
-    /// Past TCP, if that is wanted.
-    pub fn way(&self, local: &TcpStream) -> Option<Way> {
-        self.hop.as_ref().and_then(|hop| Way::new(hop, local))
-    }
-
-    pub fn hop_status(&self) -> Option<Sockmap> {
-        let hop = self.hop.as_ref()?;
-        let counts = hop.verdicts().unwrap_or_default();
-        let verdicts = hop::VERDICTS.into_iter().map(str::to_owned).zip(counts).collect();
-        Some(Sockmap { sockets: hop.sockets(), both_ways: hop.is_both_ways(), verdicts })
     }
 
     pub fn verdicts(&self) -> BTreeMap<String, u64> {
@@ -335,8 +307,6 @@ impl Drop for Shown<'_> {
         state.shown.remove(&key(self.guest));
         let done = state.all().try_for_each(|hook| hook.show_no_more(self.guest));
         said("a client cannot be taken from the kernel", done);
-        let done = self.hooks.hop.iter().try_for_each(|hop| hop.expect_no_more(self.guest));
-        said("a server's connection cannot be taken from the kernel", done);
     }
 }
 

@@ -9,7 +9,7 @@ use millrace_graft_proto::{
     select::kind::Kind,
 };
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional},
+    io::{AsyncWriteExt as _, copy_bidirectional},
     net::TcpStream,
     time::timeout,
 };
@@ -33,7 +33,6 @@ const AVOID: Duration = Duration::from_secs(2);
 const ROOM: Duration = Duration::from_millis(50);
 /// For a server that is asked in place.
 const PATIENCE: Duration = Duration::from_secs(30);
-const COPIED_AT_ONCE: usize = 16 << 10;
 
 /// For as long as the broker runs.
 pub async fn accept(context: Arc<Context>, listeners: Listeners) {
@@ -193,45 +192,7 @@ async fn in_place(context: &Context, local: &mut TcpStream, arrival: &Arrival, g
             return Ended::Reset;
         }
     }
-    join(context, local, &mut remote).await
-}
-
-/// The same, where a short read does not say that there is nothing left: what was passed on past TCP is read before what came by
-/// TCP, and not together with it.
-async fn copy_all(local: &mut TcpStream, remote: &mut TcpStream) -> io::Result<()> {
-    let local = &*local;
-    let (mut from_remote, mut to_remote) = remote.split();
-    let there = async {
-        let mut buffer = vec![0; COPIED_AT_ONCE];
-        loop {
-            local.readable().await?;
-            match local.try_read(&mut buffer) {
-                Ok(0) => return to_remote.shutdown().await,
-                Ok(length) => to_remote.write_all(buffer.get(..length).unwrap_or_default()).await?,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error),
-            }
-        }
-    };
-    let back = async {
-        let mut buffer = vec![0; COPIED_AT_ONCE];
-        loop {
-            let length = from_remote.read(&mut buffer).await?;
-            let mut rest = buffer.get(..length).unwrap_or_default();
-            if rest.is_empty() {
-                return socket2::SockRef::from(local).shutdown(std::net::Shutdown::Write);
-            }
-            while !rest.is_empty() {
-                local.writable().await?;
-                match local.try_write(rest) {
-                    Ok(written) => rest = rest.get(written..).unwrap_or_default(),
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                    Err(error) => return Err(error),
-                }
-            }
-        }
-    };
-    tokio::try_join!(there, back).map(drop)
+    join(local, &mut remote).await
 }
 
 /// Connects to the server with the application's owner and mark, so that firewalls see no difference.
@@ -243,15 +204,8 @@ pub async fn connect(context: &Context, (server, owner): (SocketAddr, Owner)) ->
 }
 
 /// Until both have said all.
-pub async fn join(context: &Context, local: &mut TcpStream, remote: &mut TcpStream) -> Ended {
-    let done = match context.hooks.way(local) {
-        None => copy_bidirectional(local, remote).await.map(drop),
-        Some(way) => {
-            drop(way);
-            copy_all(local, remote).await
-        }
-    };
-    if done.is_err() {
+pub async fn join(local: &mut TcpStream, remote: &mut TcpStream) -> Ended {
+    if copy_bidirectional(local, remote).await.is_err() {
         return Ended::Reset;
     }
     for socket in [&*local, remote] {

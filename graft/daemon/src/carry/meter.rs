@@ -1,4 +1,4 @@
-//! What goes through one carried connection: how much, whose, and its first bytes. When it is over, it is told to those who remember.
+//! What goes through one carried connection: how much, and whose. When it is over, it is told to those who remember.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use millrace_graft_proto::select::{
     profile::Profile,
 };
 
-use super::{purposes::Purposes, sample::Sample};
+use super::purposes::Purposes;
 
 pub struct Meter {
     purposes: Arc<Purposes>,
@@ -19,12 +19,10 @@ pub struct Meter {
     /// The server has spoken since the client has.
     was_answered: bool,
     turns: u32,
-    sample: Option<Sample>,
 }
 
 impl Meter {
     pub fn new(purposes: &Arc<Purposes>, kind: Kind, peer: std::net::IpAddr) -> Self {
-        let sample = purposes.wants_samples().then(|| Sample::new(kind.port));
         Self {
             purposes: purposes.clone(),
             expected: purposes.expected(&kind, peer),
@@ -33,7 +31,6 @@ impl Meter {
             flow: Flow::default(),
             was_answered: false,
             turns: 0,
-            sample,
         }
     }
 
@@ -58,9 +55,6 @@ impl Meter {
             self.flow.answered += length;
         }
         self.was_answered = !by_client;
-        if self.sample.as_mut().is_some_and(|sample| sample.take(by_client, bytes)) {
-            self.look();
-        }
     }
 
     /// How often the client has spoken again after it had heard something.
@@ -70,15 +64,8 @@ impl Meter {
 
     /// It is over, and was one.
     pub fn end(&mut self) {
-        self.look();
         let flow = Flow { turns: Some(self.turns), ..self.flow };
         self.purposes.note(self.kind.clone(), self.peer, flow);
-    }
-
-    fn look(&mut self) {
-        if let Some(sample) = self.sample.take() {
-            self.purposes.look(&self.kind, sample);
-        }
     }
 }
 

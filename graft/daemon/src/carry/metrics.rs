@@ -47,11 +47,6 @@ pub fn encode(carry: &Carry, out: &mut Out<'_>) -> fmt::Result {
     let lost = by_carrier(carry, |it| it.lost_packets);
     out.counters("carrier_lost_packets", "Their lost packets", labelled(&lost))?;
     let (idle, busy) = (by_carrier(carry, |it| it.pool_idle), by_carrier(carry, |it| it.pool_busy));
-    if let Some(sockmap) = &carry.sockmap {
-        let help = "What became of what was sent past TCP, and of sockets";
-        out.counts("sockmap_verdicts", help, "verdict", &sockmap.verdicts)?;
-        out.gauge("sockmap_sockets", "Sockets that go past TCP", None, sockmap.sockets)?;
-    }
     let state = |sums, state| {
         labelled(sums).map(move |([peer, carrier], count)| ([peer, carrier, ("state", state)], count))
     };
@@ -74,7 +69,7 @@ fn labelled<'a>(sums: &'a Sums<'a>) -> impl Iterator<Item = ([(&'a str, &'a str)
 
 #[cfg(test)]
 mod tests {
-    use millrace_graft::status::{Firewall, Gateway, Sockmap, Status};
+    use millrace_graft::status::{Firewall, Gateway, Status};
     use millrace_graft_kernel::hook::Verdict;
     use millrace_graft_proto::carry::frame::Reason;
 
@@ -105,11 +100,6 @@ mod tests {
                 ..Gateway::default()
             }),
             untold: 16,
-            sockmap: Some(Sockmap {
-                sockets: 17,
-                both_ways: true,
-                verdicts: [("passed-on".to_owned(), 18)].into(),
-            }),
             firewall: Some(Firewall {
                 is_there: true,
                 rules: vec!["inet t out handle 4: quota".to_owned()],
@@ -138,11 +128,9 @@ mod tests {
             r#"millrace_graft_carrier_lost_packets_total{peer="a",carrier="quic"} 3"#,
             r#"millrace_graft_pool_connections{peer="a",carrier="tcp",state="idle"} 12"#,
             r#"millrace_graft_pool_connections{peer="a",carrier="tcp",state="busy"} 13"#,
-            "millrace_graft_sockmap_sockets 17",
             r#"millrace_graft_openings_total{verdict="passes"} 19"#,
             r#"millrace_graft_opening_packets_total{verdict="out"} 20"#,
             "millrace_graft_plain_rules 1",
-            r#"millrace_graft_sockmap_verdicts_total{verdict="passed-on"} 18"#,
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
             let name = line.split(['{', ' ']).next().unwrap();
@@ -161,9 +149,6 @@ mod tests {
         }
         for verdict in millrace_graft_kernel::gateway::VERDICTS {
             assert!(GATEWAY.contains(&format!("| `{verdict}` |")), "{verdict}");
-        }
-        for verdict in millrace_graft_kernel::hop::VERDICTS {
-            assert!(DOCUMENTED.contains(&format!("| `{verdict}` |")), "{verdict}");
         }
         for verdict in super::super::openings::Verdict::ALL {
             assert!(DOCUMENTED.contains(&format!("| `{}` |", verdict.name())), "{}", verdict.name());

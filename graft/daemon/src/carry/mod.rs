@@ -5,21 +5,18 @@
 //! A [`carrier`] is a QUIC connection ([`dial`]), or a [`pool`] of TCP connections: who calls keeps it ([`keep`]), who is called takes them
 //! ([`take`]). [`tcp`] is their handshake, [`record`] and [`socket`] their bytes, and [`stream`] what one connection has of either kind.
 //!
-//! [`meter`] counts what goes through a connection, and keeps its first bytes ([`sample`]); [`purposes`] has what is known by that of the next one, and
-//! [`classify`] the process that looks at first bytes.
+//! [`meter`] counts what goes through a connection; [`purposes`] has what is known by that of the next one.
 
 mod asking;
 mod behind;
 mod broken;
 mod carrier;
 mod carriers;
-pub mod classify;
 mod context;
 mod dial;
 mod firewall;
 mod gateway;
 mod hooks;
-mod hop;
 mod host;
 mod keep;
 pub mod keeper;
@@ -36,7 +33,6 @@ mod probe;
 mod pump;
 mod purposes;
 mod record;
-mod sample;
 mod silence;
 mod socket;
 mod stream;
@@ -58,7 +54,7 @@ use anyhow::{Context as _, bail};
 use millrace_daemon::cgroup::own_cgroup;
 use millrace_graft::{
     Carried, Settings, Side,
-    settings::{Agreement, Carry, Kind, Loopback, Peer},
+    settings::{Agreement, Carry, Kind, Peer},
     status,
 };
 use millrace_graft_kernel::{
@@ -81,12 +77,6 @@ use super::tls::Tls;
 
 /// Descriptors for all else.
 const OTHER_DESCRIPTORS: u64 = 256;
-
-/// What an operator is to know who has switched it on.
-const BREAKS: &str = "[carry] loopback = \"sockmap\" is for study, and breaks what applications may rely on: splice() and sendfile() \
-    from a carried socket hang or say EAGAIN while there is data, a read() that waits may say EAGAIN before there is any, SO_RCVBUF and \
-    SO_RCVLOWAT do not count what is there, a short read does not mean that nothing is left, and firewalls and captures on lo do not see the bytes. \
-    docs/carried.md has the list; loopback = \"tcp\" is the default";
 
 /// Carries until it is dropped; connections that are carried are reset then.
 pub struct Broker {
@@ -123,11 +113,7 @@ impl Broker {
         let listeners = Listeners::bind()?;
         let (strict, asks) = Strict::new()?;
         let config = Config { early: listeners.ports()?, strict: strict.listeners().ports()? };
-        let is_bypassed = carry.loopback == Loopback::Sockmap;
-        if is_bypassed {
-            warn!("{BREAKS}");
-        }
-        let hooks = Arc::new(Hooks::attach(config, cgroup, shared, is_bypassed)?);
+        let hooks = Arc::new(Hooks::attach(config, cgroup, shared)?);
         let table = Arc::new(Table::new(descriptors(carry.connections)?, carry.window, carry.memory));
         let (run, servers, warm) = (run()?, RwLock::default(), carry.warm);
         let gateway = settings.gateway.as_ref().map(|gateway| Gateway::start(gateway, run)).transpose()?;
@@ -312,7 +298,6 @@ impl Broker {
             kept_bytes: table.kept.load(Relaxed),
             gateway: self.context.gateway.as_ref().map(|gateway| gateway.status()),
             untold: self.context.watch.lost(),
-            sockmap: self.context.hooks.hop_status(),
             firewall: Some(self.context.openings.status([&self.context.hooks.ports(), &self.served_ports()])),
         }
     }
@@ -321,11 +306,6 @@ impl Broker {
         let rules = self.context.servers.read();
         let ports = rules.iter().flat_map(|rule| rule.ports.iter().cloned());
         ports.chain(self.context.hooks.served_ports()).collect()
-    }
-
-    /// Of the process that looks at first bytes.
-    pub fn classify(&self) -> Option<status::Classify> {
-        self.context.purposes.status()
     }
 
     pub fn carrier_to(&self, address: IpAddr) -> Option<status::Carrier> {

@@ -14,14 +14,13 @@ use tokio::{
     io::Interest,
     net::TcpStream,
     sync::mpsc,
-    time::{Instant, sleep, sleep_until, timeout, timeout_at},
+    time::{Instant, sleep_until, timeout, timeout_at},
 };
 
 use super::{
     broken::Broken,
     carrier::Carrier,
     context::Context,
-    hop,
     meter::Meter,
     silence::{Came, Due, Silence},
     stream::{LEAD_LEAST, Stream},
@@ -88,7 +87,6 @@ pub enum Role {
 pub struct Pump<'a> {
     context: &'a Context,
     local: &'a TcpStream,
-    way: Option<hop::Way>,
     stream: Stream,
     role: Role,
     pub out: Outgoing,
@@ -178,7 +176,6 @@ impl<'a> Pump<'a> {
         Self {
             context,
             local,
-            way: context.hooks.way(local),
             stream,
             role,
             out: Outgoing::default(),
@@ -276,7 +273,7 @@ impl<'a> Pump<'a> {
             }
             let room = self.out.room(self.context.table.window());
             let (sends, waits) = (!self.stream.sender.is_empty(), self.inn.front().is_some());
-            let (delivers, is_all_said) = (waits && self.may_give() > 0, self.is_all_said());
+            let is_all_said = self.is_all_said();
             let Stream { sender, receiver, .. } = &mut self.stream;
             tokio::select! {
                 ready = self.local.readable(), if room > 0 => {
@@ -287,7 +284,7 @@ impl<'a> Pump<'a> {
                     ready?;
                     self.check()?;
                 }
-                ready = self.local.writable(), if delivers => {
+                ready = self.local.writable(), if waits => {
                     ready?;
                     self.deliver()?;
                 }
@@ -296,7 +293,6 @@ impl<'a> Pump<'a> {
                     self.silence.iter_mut().for_each(Silence::said);
                 }
                 received = receiver.receive(), if !is_all_said => received?,
-                () = sleep(hop::AGAIN), if waits && !delivers => {}
                 () = until(self.confirm_at) => self.confirm(1),
                 () = until(self.answer_by.map(|(at, _)| at)) => self.suspect(),
                 () = until(self.silence.as_ref().map(Silence::at)) => self.ask().await?,
@@ -353,7 +349,6 @@ impl<'a> Pump<'a> {
             Ok(0) => self.out.end(),
             Ok(length) => {
                 self.context.table.kept.fetch_add(length as u64, Relaxed);
-                self.way.iter_mut().for_each(|way| way.took(length));
                 self.meter.note(true, &buffer);
                 self.out.take(fitted(buffer));
                 self.times.note_unconfirmed(true);
@@ -382,21 +377,11 @@ impl<'a> Pump<'a> {
     /// To the application.
     fn deliver(&mut self) -> Result<(), Stop> {
         while self.inn.front().is_some() {
-            let mut room = self.may_give();
-            if room == 0 {
-                break;
-            }
-            let fits = |it: &&Bytes| {
-                let left = room;
-                room = left.saturating_sub(it.len() as u64);
-                left > 0
-            };
-            let fronts = self.inn.fronts().take(PIECES_MOST).take_while(fits);
+            let fronts = self.inn.fronts().take(PIECES_MOST);
             let pieces: Vec<_> = fronts.map(|it| IoSlice::new(it)).collect();
             match self.local.try_write_vectored(&pieces) {
                 Ok(length) => {
                     self.inn.deliver(length);
-                    self.way.iter_mut().for_each(|way| way.gave(length));
                     self.context.table.received.fetch_add(length as u64, Relaxed);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
@@ -409,11 +394,6 @@ impl<'a> Pump<'a> {
             self.confirm_at = Some(Instant::now() + MOMENT);
         }
         Ok(())
-    }
-
-    /// Bytes that the application may be given now.
-    fn may_give(&mut self) -> u64 {
-        self.way.as_mut().map_or(u64::MAX, hop::Way::room)
     }
 
     fn end_if_due(&mut self) {

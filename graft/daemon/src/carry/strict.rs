@@ -254,7 +254,7 @@ async fn join(
     (meter, seen): (Meter, &mut Option<Seen>),
 ) -> Ended {
     match reached {
-        Reached::InPlace(mut remote) => led::join(context, &mut local, &mut remote).await,
+        Reached::InPlace(mut remote) => led::join(&mut local, &mut remote).await,
         Reached::Carried(mut opened, carrier) => {
             let ended;
             (ended, *seen) = opened.join(context, &local, (carrier, meter)).await;

@@ -47,24 +47,15 @@ pub fn status(out: &mut String, carry: &Carry, width: usize) {
         let (interfaces, networks) = (it.interfaces.join(", "), it.networks.join(", "));
         line(out, width, &format!("gateway of {networks} behind {interfaces}: {} wait", it.waiting));
     }
-    if let Some(sockmap) = &carry.sockmap {
-        let ways = if sockmap.both_ways { "both ways" } else { "from applications only" };
-        let text = format!(
-            "loopback: sockmap, {ways}: for study, see docs/carried.md for what it breaks; {} sockets",
-            sockmap.sockets
-        );
-        line(out, width, &text);
-    }
     for rule in carry.firewall.iter().flat_map(|firewall| &firewall.rules) {
         line(out, width, &format!("plain TCP, for the firewall's rule {rule}"));
     }
     let asked = carry.firewall.iter().filter(|firewall| firewall.is_there);
     let asked = asked.flat_map(|firewall| &firewall.openings).map(|it| ("firewall", it));
     let packets = behind.flat_map(|it| &it.verdicts).map(|it| ("gateway", it));
-    let bypassed = carry.sockmap.iter().flat_map(|sockmap| &sockmap.verdicts).map(|it| ("sockmap", it));
     let counts =
         carry.verdicts.iter().map(|it| ("begun", it)).chain(carry.ended.iter().map(|it| ("ended", it)));
-    let counts = counts.chain(asked).chain(packets).chain(bypassed);
+    let counts = counts.chain(asked).chain(packets);
     let counts = counts.filter(|(_, (_, count))| **count > 0);
     let rows: Vec<_> =
         counts.map(|(what, (name, count))| vec![what.to_owned(), name.clone(), count.to_string()]).collect();

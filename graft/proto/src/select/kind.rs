@@ -26,8 +26,6 @@ const SMALL: u64 = 2 << 10;
 const MANY: u32 = 4;
 /// Bytes of a bulk flow, at least.
 const LARGE: u64 = 1 << 20;
-/// Characters of a protocol's name: longer ones are cut off.
-const NAME_MAX: usize = 64;
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Kind {
@@ -112,8 +110,6 @@ pub enum Source {
     Configured,
     /// Of earlier flows.
     Learned,
-    /// Of what the first bytes of earlier flows were.
-    Classified,
     /// What the port is usually for.
     Port,
     /// Nothing is known.
@@ -121,13 +117,12 @@ pub enum Source {
 }
 
 impl Source {
-    pub const ALL: [Self; 5] = [Self::Configured, Self::Learned, Self::Classified, Self::Port, Self::Default];
+    pub const ALL: [Self; 4] = [Self::Configured, Self::Learned, Self::Port, Self::Default];
 
     pub fn name(self) -> &'static str {
         match self {
             Self::Configured => "configured",
             Self::Learned => "learned",
-            Self::Classified => "classified",
             Self::Port => "port",
             Self::Default => "default",
         }
@@ -173,15 +168,6 @@ impl Question {
     }
 }
 
-/// What the first bytes of a kind's latest flow were.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Named {
-    /// Such as `TLS`, for the operator.
-    pub protocol: String,
-    pub profile: Profile,
-}
-
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     at: u64,
@@ -193,7 +179,6 @@ struct Seen {
 struct Known {
     used: u64,
     seen: VecDeque<Seen>,
-    named: Option<(u64, Named)>,
 }
 
 /// One thing that was seen of a kind.
@@ -208,8 +193,6 @@ pub struct Lesson {
 pub enum Saw {
     /// One that is over, with the number that stands for its peer.
     Flow(u64, Flow),
-    /// First bytes.
-    Name(Named),
 }
 
 /// All that is known. It has no clock: what came later counts as newer.
@@ -255,32 +238,20 @@ impl Kinds {
         known.seen.push_back(Seen { at, peer, flow });
     }
 
-    /// What the first bytes of a flow were.
-    pub fn name(&mut self, kind: Kind, mut named: Named) {
-        if let Some((end, _)) = named.protocol.char_indices().nth(NAME_MAX) {
-            named.protocol.truncate(end);
-        }
-        let (at, known) = self.enter(kind);
-        known.named = Some((at, named));
-    }
-
     /// Of what it knows, in the order in which it was seen: whoever is taught all of it knows the same.
     pub fn lessons(&self) -> Vec<Lesson> {
         let mut lessons: Vec<(u64, Lesson)> = Vec::new();
         for (kind, known) in &self.kinds {
             let flows = known.seen.iter().map(|seen| (seen.at, Saw::Flow(seen.peer, seen.flow)));
-            let name = known.named.iter().map(|(at, named)| (*at, Saw::Name(named.clone())));
-            lessons.extend(flows.chain(name).map(|(at, seen)| (at, Lesson { kind: kind.clone(), seen })));
+            lessons.extend(flows.map(|(at, seen)| (at, Lesson { kind: kind.clone(), seen })));
         }
         lessons.sort_by_key(|(at, _)| *at);
         lessons.into_iter().map(|(_, lesson)| lesson).collect()
     }
 
     pub fn teach(&mut self, Lesson { kind, seen }: Lesson) {
-        match seen {
-            Saw::Flow(peer, flow) => self.note(kind, peer, flow),
-            Saw::Name(named) => self.name(kind, named),
-        }
+        let Saw::Flow(peer, flow) = seen;
+        self.note(kind, peer, flow);
     }
 
     fn enter(&mut self, kind: Kind) -> (u64, &mut Known) {
@@ -317,15 +288,10 @@ impl Kinds {
         seen.into_iter().take(LATEST).map(|seen| seen.flow).collect()
     }
 
-    fn named<'a>(about: &[&'a Known]) -> Option<&'a Named> {
-        let all = about.iter().filter_map(|known| known.named.as_ref());
-        all.max_by_key(|(at, _)| *at).map(|(_, named)| named)
-    }
-
     /// What the next connection of these is taken to be.
     pub fn expect(&self, question: &Question) -> Expected {
         let about = self.about(question);
-        let usual = usual(question, Self::named(&about));
+        let usual = usual(question);
         let flows = Self::latest(&about);
         if flows.len() < ENOUGH {
             return usual;
@@ -363,11 +329,7 @@ impl Kinds {
 }
 
 /// Without what flows have shown.
-fn usual(question: &Question, named: Option<&Named>) -> Expected {
-    if let Some(Named { protocol, profile }) = named {
-        let words = format!("the latest that was looked at spoke {protocol}");
-        return Expected { profile: *profile, size_kib: None, source: Source::Classified, sure: 1.0, words };
-    }
+fn usual(question: &Question) -> Expected {
     // Of a range that has both, nothing is said.
     let mut usual =
         question.ports.iter().map(|ports| usual_of(*ports.start()).filter(|_| ports.start() == ports.end()));
@@ -435,54 +397,6 @@ pub fn usual_of(port: u16) -> Option<Profile> {
         _ => return None,
     })
 }
-
-/// What protocols and their categories are for, as nDPI calls them; a protocol counts before its category.
-pub const USUAL_NAMES: [(&str, Profile); 44] = [
-    ("SSH", Profile::Time),
-    ("Telnet", Profile::Time),
-    ("RDP", Profile::Time),
-    ("VNC", Profile::Time),
-    ("SIP", Profile::Time),
-    ("RTSP", Profile::TimeAndLoss),
-    ("RTMP", Profile::TimeAndLoss),
-    ("Redis", Profile::Time),
-    ("IMAPS", Profile::Loss),
-    ("MQTT", Profile::Time),
-    ("HTTP", Profile::TimeAndLoss),
-    ("TLS", Profile::TimeAndLoss),
-    ("SMTP", Profile::Insensitive),
-    ("SMTPS", Profile::Loss),
-    ("POP3", Profile::Loss),
-    ("IMAP", Profile::Loss),
-    ("FTP_CONTROL", Profile::Insensitive),
-    ("FTP_DATA", Profile::Insensitive),
-    ("RSYNC", Profile::Insensitive),
-    ("BitTorrent", Profile::Insensitive),
-    ("NFS", Profile::Loss),
-    ("SMBv23", Profile::Loss),
-    ("Git", Profile::Loss),
-    ("RemoteAccess", Profile::Time),
-    ("VoIP", Profile::Time),
-    ("Game", Profile::Time),
-    ("Chat", Profile::Time),
-    ("Database", Profile::Time),
-    ("RPC", Profile::Time),
-    ("Collaborative", Profile::Time),
-    ("IoT-Scada", Profile::Time),
-    ("Web", Profile::TimeAndLoss),
-    ("SocialNetwork", Profile::TimeAndLoss),
-    ("Media", Profile::TimeAndLoss),
-    ("Streaming", Profile::TimeAndLoss),
-    ("Video", Profile::TimeAndLoss),
-    ("Music", Profile::TimeAndLoss),
-    ("Email", Profile::Loss),
-    ("Cloud", Profile::Loss),
-    ("DataTransfer", Profile::Loss),
-    ("FileSharing", Profile::Insensitive),
-    ("Download", Profile::Insensitive),
-    ("SoftwareUpdate", Profile::Insensitive),
-    ("POPS", Profile::Loss),
-];
 
 #[cfg(test)]
 mod tests {
@@ -554,10 +468,6 @@ mod tests {
         }
         assert_eq!(kinds.expect(&about(873)).profile, Profile::Insensitive);
         assert_eq!(kinds.expect(&about(7100)).profile, Profile::Loss);
-        kinds.name(kind(7100), Named { protocol: "RSYNC".into(), profile: Profile::Insensitive });
-        assert_eq!(kinds.expect(&about(7100)).profile, Profile::Insensitive);
-        kinds.name(kind(7100), Named { protocol: "é".repeat(999), profile: Profile::Time });
-        assert_eq!(kinds.expect(&about(7100)).profile, Profile::Loss, "the latest name counts");
     }
 
     #[test]
@@ -588,19 +498,6 @@ mod tests {
     }
 
     #[test]
-    fn what_was_classified_counts_for_the_next() {
-        let mut kinds = Kinds::default();
-        kinds.name(kind(7100), Named { protocol: "SSH".into(), profile: Profile::Time });
-        let next = kinds.expect(&about(7100));
-        assert_eq!((next.profile, next.source), (Profile::Time, Source::Classified));
-        assert!(next.words.contains("SSH"), "{}", next.words);
-        for peer in 0..9 {
-            kinds.note(kind(7100), peer, flow(900 << 20, 9_000, 3));
-        }
-        assert_eq!(kinds.expect(&about(7100)).profile, Profile::Loss, "a copy through a shell's protocol");
-    }
-
-    #[test]
     fn ports_have_what_they_are_for() {
         for (port, wanted) in [
             (22, Profile::Time),
@@ -615,14 +512,6 @@ mod tests {
         assert_eq!(Kinds::default().expect(&both).source, Source::Port);
         let mixed = Question { ports: vec![22..=22, 443..=443], ..about(1) };
         assert_eq!(Kinds::default().expect(&mixed).source, Source::Default);
-    }
-
-    #[test]
-    fn names_are_there_once() {
-        let mut names: Vec<_> = USUAL_NAMES.iter().map(|(name, _)| *name).collect();
-        names.sort_unstable();
-        names.dedup();
-        assert_eq!(names.len(), USUAL_NAMES.len());
     }
 
     #[test]
@@ -672,15 +561,11 @@ mod tests {
 
         #[test]
         fn whoever_is_taught_all_of_it_knows_the_same(
-            notes in prop::collection::vec((0_u16..12, 0_u64..6, any::<u32>(), any::<Option<u32>>(), any::<bool>()), 0..100),
+            notes in prop::collection::vec((0_u16..12, 0_u64..6, any::<u32>(), any::<Option<u32>>()), 0..100),
         ) {
             let mut kinds = Kinds::new(8);
-            for (port, peer, answered, turns, is_name) in notes {
-                let named = Named { protocol: format!("P{peer}"), profile: Profile::Loss };
-                match is_name {
-                    true => kinds.name(kind(port), named),
-                    false => kinds.note(kind(port), peer, flow(1, answered.into(), turns)),
-                }
+            for (port, peer, answered, turns) in notes {
+                kinds.note(kind(port), peer, flow(1, answered.into(), turns));
             }
             let mut other = Kinds::new(8);
             kinds.lessons().into_iter().for_each(|lesson| other.teach(lesson));

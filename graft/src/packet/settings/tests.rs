@@ -256,42 +256,6 @@ fn sessions_of_a_pool_have_the_peers_paths() {
     }
 }
 
-/// In the kernel it is framing alone, and yet no list of framing alone: both ends need the same process.
-#[test]
-fn a_process_stands_alone() {
-    let of = |name: &str, rest: &str| {
-        let graft = format!("[[graft]]\nname = \"theirs\"\nfunctions = [\"{name}\"]\n{rest}");
-        parse(&format!("{TEXT}\n{graft}\n{PEER}"))
-    };
-    let settings = of("sctp", "[parameters.sctp]\nbuffer_kib = 64").expect("a process");
-    let graft = &settings.grafts["theirs"];
-    assert!(graft.functions.is_empty() && graft.list.functions.is_empty());
-    assert_ne!(graft.list.id, settings.grafts[CANONICAL].list.id);
-    let process = graft.process.clone().expect("a process");
-    assert_eq!((process.program.as_str(), process.parameters["buffer_kib"]), ("sctp", 64));
-    assert_eq!(process.parameters["rto_min_ms"], 200, "the default");
-    assert!(graft.services.contains(&Service::Order));
-    let id = |name, rest| of(name, rest).expect(rest).grafts["theirs"].list.id;
-    assert_eq!(id("sctp", ""), graft.list.id, "a buffer is an end's own matter");
-    let unordered = id("sctp-unordered", "");
-    assert_ne!(unordered, graft.list.id);
-    assert_ne!(id("sctp-unordered", "[parameters.sctp-unordered]\nstreams = 4"), unordered);
-    let table = [
-        (of("sctp", "fallback = \"newest\""), "graft theirs: its fallback newest"),
-        (of("sctp\", \"number", ""), "function sctp is a process: it stands alone in its graft"),
-        (of("sctp", "[parameters.sctp]\nbuffer_kib = 1"), "parameter buffer_kib is from 64 to 4096"),
-        (of("sctp", "[parameters.sctp]\nstreams = 2"), "there is no parameter streams"),
-        (
-            parse(&TEXT.replace("\"number\", \"repair\"", "\"sctp\"")),
-            "session telemetry: graft complete is a process, which sessions that applications ask for",
-        ),
-    ];
-    for (refused, wanted) in table {
-        let refused = refused.expect_err(wanted);
-        assert!(refused.contains(wanted), "{refused}");
-    }
-}
-
 #[test]
 fn what_is_wrong_is_said() {
     let table = [
@@ -307,7 +271,7 @@ fn what_is_wrong_is_said() {
         (
             "[\"number\", \"repair\"]",
             "[\"seal\"]",
-            "there is no function seal; there are: acknowledge, congestion, fec, gobackn, number, order, pace, partial, repair, sctp, sctp-unordered, window",
+            "there is no function seal; there are: acknowledge, congestion, fec, gobackn, number, order, pace, partial, repair, window",
         ),
         ("fallback = \"newest\"", "fallback = \"complete\"", "does not have the service PartialOrder"),
         ("fallback = \"newest\"", "fallback = \"none\"", "there is no graft none"),

@@ -35,7 +35,7 @@ pub struct Args {
         long,
         value_enum,
         value_delimiter = ',',
-        default_value = "tcp,haproxy,in-place,quic,carried-tcp,carried-mptcp,sockmap,sockmap-tcp",
+        default_value = "tcp,haproxy,in-place,quic,carried-tcp,carried-mptcp",
         value_name = "WAY"
     )]
     ways: Vec<Way>,

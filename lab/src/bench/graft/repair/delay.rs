@@ -1,4 +1,4 @@
-//! The delay of messages at a rate: full reliability, a bounded part of it, parity, SCTP, QUIC's datagrams, and TCP.
+//! The delay of messages at a rate: full reliability, a bounded part of it, parity, QUIC's datagrams, and TCP.
 
 use std::io::{Read as _, Write as _};
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use anyhow::{anyhow, ensure};
 use serde_json::{Value, json};
 
 use super::datagrams::{Graft, Outcome, Pace, Run, message, read};
-use super::{Args, quic, sctp, site};
+use super::{Args, quic, site};
 use crate::bench::graft::flow::Flow;
 use crate::bench::site::Site;
 use crate::bench::table::columns;
@@ -19,8 +19,6 @@ const PROTECTED: u64 = 8;
 
 enum Arm {
     Functions(List),
-    /// In a process.
-    Sctp,
     Tcp(&'static str),
     Quic,
 }
@@ -38,14 +36,13 @@ const fn list(name: &'static str, functions: &'static [&'static str], give_up: u
 
 const PARTIAL: &[&str] = &["window", "number", "partial", "acknowledge"];
 
-const ARMS: [Arm; 10] = [
+const ARMS: [Arm; 9] = [
     list("repair", &["window", "number", "repair", "acknowledge"], 0),
     list("gobackn", &["window", "gobackn", "number", "acknowledge"], 0),
     list("partial 20", PARTIAL, 20),
     list("partial 5", PARTIAL, 5),
     list("fec", &["number", "fec"], 0),
     list("fec, repair", &["window", "number", "fec", "repair", "acknowledge"], 0),
-    Arm::Sctp,
     Arm::Tcp("cubic"),
     Arm::Tcp("bbr"),
     Arm::Quic,
@@ -59,7 +56,7 @@ pub fn run(args: &Args) -> anyhow::Result<(Vec<Value>, String)> {
         for (arm, outcomes) in ARMS.iter().zip(&mut outcomes) {
             let label = format!("round {round}, {}", arm.name());
             progress.begin(label.clone());
-            outcomes.extend(args.measure_arm(&site, arm)?);
+            outcomes.push(args.measure_arm(&site, arm)?);
             progress.next(label);
         }
     }
@@ -73,23 +70,18 @@ pub fn run(args: &Args) -> anyhow::Result<(Vec<Value>, String)> {
 }
 
 impl Args {
-    /// `None`: what it needs is not installed.
-    fn measure_arm(&self, site: &Site, arm: &Arm) -> anyhow::Result<Option<Outcome>> {
+    fn measure_arm(&self, site: &Site, arm: &Arm) -> anyhow::Result<Outcome> {
         let outcome = match arm {
             Arm::Functions(list) => self.functions(site, list)?,
             Arm::Tcp(control) => self.tcp(site, control)?,
             Arm::Quic => quic::measure(site, &self.plan())?,
-            Arm::Sctp => match sctp::measure(site, &self.plan(), self.session())? {
-                Some(outcome) => outcome,
-                None => return Ok(None),
-            },
         };
         ensure!(outcome.wrong == 0, "{}: {} messages were not as they were sent", arm.name(), outcome.wrong);
         if let Arm::Functions(List { functions: PARTIAL, give_up, .. }) = arm {
             let (sent, lost) = (outcome.sent, outcome.sent.saturating_sub(outcome.received));
             ensure!(lost * 1000 <= sent * give_up, "{}: {lost} of {sent} messages are lost", arm.name());
         }
-        Ok(Some(outcome))
+        Ok(outcome)
     }
 
     fn functions(&self, site: &Site, list: &List) -> anyhow::Result<Outcome> {
@@ -160,15 +152,11 @@ impl Arm {
             Self::Functions(list) => list.name.to_owned(),
             Self::Tcp(control) => format!("TCP {control}"),
             Self::Quic => "QUIC datagrams".to_owned(),
-            Self::Sctp => "SCTP".to_owned(),
         }
     }
 
     fn line(&self, outcomes: &[Outcome], owed: u64) -> Option<Vec<String>> {
         let (sent, lost) = lost(outcomes);
-        if matches!(self, Self::Sctp) && outcomes.is_empty() {
-            return Some(vec![self.name(), "not here: libusrsctp2".to_owned()]);
-        }
         let delays = delays(outcomes)?;
         let mut line = vec![self.name(), sent.to_string(), lost.to_string()];
         line.push(format!("{:.2}", lost as f64 * 100.0 / sent.max(1) as f64));
@@ -188,7 +176,6 @@ impl Arm {
         };
         let functions = match self {
             Self::Functions(list) => json!(list.functions),
-            Self::Sctp => json!(["sctp"]),
             Self::Tcp(_) | Self::Quic => Value::Null,
         };
         json!({

@@ -4,7 +4,6 @@ pub mod datagrams;
 mod delay;
 mod quic;
 mod saturate;
-mod sctp;
 mod window;
 
 use std::path::PathBuf;

@@ -1,4 +1,6 @@
-//! What the first bytes of a TCP connection are, by nDPI's library, which is opened when it is wanted.
+//! Names the protocol of a TCP connection by its first bytes, with nDPI's library, which is loaded at run time.
+//!
+//! Tier: test-all, since it is no part of the product.
 //!
 //! Its structures differ from version to version, so nothing is known of them here: they are made, and asked, by its own functions, of which those
 //! that are used have the same form in all of 4.2. It takes bytes of strangers apart in C: whoever calls it does so in a process that can do
@@ -10,6 +12,12 @@ use std::ffi::{CStr, c_char, c_void};
 use std::ptr::NonNull;
 
 use libloading::{Library, Symbol};
+
+mod names;
+mod sample;
+
+pub use names::{USUAL_NAMES, profile};
+pub use sample::{RECORD_MAX, Sample, parse};
 
 /// As Debian 12 and 13 call it.
 pub const LIBRARY: &str = "libndpi.so.4.2";
@@ -298,7 +306,7 @@ mod tests {
     #[test]
     fn protocols_are_known_by_their_first_bytes() {
         let Some(ndpi) = ndpi("protocols_are_known_by_their_first_bytes") else { return };
-        let hello: &[(bool, &[u8])] = &[(true, include_bytes!("ndpi/client_hello.bin"))];
+        let hello: &[(bool, &[u8])] = &[(true, include_bytes!("client_hello.bin"))];
         let http: &[(bool, &[u8])] = &[
             (true, b"GET / HTTP/1.1\r\nHost: archive.example\r\nUser-Agent: curl/8.0\r\nAccept: */*\r\n\r\n"),
             (false, b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 5\r\n\r\nhello"),

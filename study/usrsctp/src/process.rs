@@ -1,6 +1,6 @@
-//! As the process that a function is: messages of one session, between the application's socket and the session's own.
+//! The confined process: messages of one session, between the application's socket and the session's own.
 //!
-//! Whoever has written what comes by the wire, it is taken apart here, where nothing can be reached but these two sockets and the daemon's.
+//! It parses what comes by the wire, and can reach nothing but these two sockets and its owner's.
 
 use std::{
     collections::BTreeMap,
@@ -11,14 +11,17 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use millrace_base::control::{Control, Received};
-use millrace_daemon::confine::{Bounds, enter, say};
-use millrace_graft_kernel::usrsctp::{Association, Connected, ERROR, Got, READ, Usrsctp, WRITE};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::{
     io::Errno,
     net::{RecvFlags, SendFlags, recv, send},
 };
 use serde::{Deserialize, Serialize};
+
+use crate::{
+    confine::{Bounds, enter, say},
+    usrsctp::{Association, Connected, ERROR, Got, READ, Usrsctp, WRITE},
+};
 
 const BOUNDS: Bounds = Bounds { memory: 64 << 20, descriptors: 16 };
 /// More than any datagram of a session.
@@ -54,14 +57,11 @@ pub enum Tell {
     },
 }
 
-pub fn run(program: &str) -> anyhow::Result<()> {
-    match program {
-        "sctp" => sctp(),
-        other => bail!("there is no program {other}"),
-    }
-}
-
-fn sctp() -> anyhow::Result<()> {
+/// Runs the process until both ends have finished, or its owner is gone.
+///
+/// # Errors
+/// There is no usable library, or no confinement: the owner has been told.
+pub fn run() -> anyhow::Result<()> {
     let (library, control) = enter(BOUNDS, || Usrsctp::load().map_err(anyhow::Error::msg))?;
     let Some((serve, wire, application)) = served(&control)? else { return Ok(()) };
     let tell = match Link::begin(library, &serve, wire, application).and_then(|mut link| link.run(&control)) {

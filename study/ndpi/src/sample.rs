@@ -1,6 +1,6 @@
 //! The first bytes of a connection, as a record for the process that looks at them.
 
-use millrace_graft_kernel::ndpi::SEGMENT_MAX;
+use crate::SEGMENT_MAX;
 
 /// Segments of both directions.
 pub const SEGMENTS_MAX: usize = 10;

@@ -1,5 +1,7 @@
 //! A confined process that tries to get out, for real: this program is its own child.
 //! Harness: its own.
+//!
+//! Tier: test-all, since it is no part of the product.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +18,7 @@ use std::{
 };
 
 use millrace_base::control::{Control, Received};
-use millrace_daemon::confine::{Bounds, CPU_IDLE, Confined, Hello, enter, hello, say};
+use millrace_study_usrsctp::confine::{Bounds, CPU_IDLE, Confined, Hello, enter, hello, say};
 use millrace_testkit::wait_for;
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},

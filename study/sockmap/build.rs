@@ -1,0 +1,5 @@
+//! Compiles `src/bpf`.
+
+fn main() {
+    millrace_kernel_build::main();
+}

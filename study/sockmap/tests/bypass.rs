@@ -1,0 +1,133 @@
+//! Bytes between two sockets past TCP: what holds, and what breaks.
+//!
+//! Tier: test-all, since it is no part of the product.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::{
+    io::{self, ErrorKind, Read, Write as _},
+    net::{Shutdown, TcpStream},
+    thread,
+    time::{Duration, Instant},
+};
+
+use millrace_study_sockmap::Bypass;
+use millrace_testkit::wait_for;
+use nix::{
+    errno::Errno,
+    fcntl::{SpliceFFlags, splice},
+};
+
+use support::{broker, cgroup, connect};
+
+const WINDOW: u64 = 256 << 10;
+const LONG: Duration = Duration::from_secs(60);
+
+fn is_there(test: &str) -> bool {
+    let is_there = cgroup().is_some();
+    if !is_there {
+        println!("SKIP {test}: needs root and a cgroup of version 2");
+    }
+    is_there
+}
+
+/// Reads some bytes. A read that waits may say EAGAIN before anything has come.
+fn read_some(mut stream: &TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
+    let start = Instant::now();
+    loop {
+        match stream.read(buffer) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock && start.elapsed() < LONG => {}
+            done => return done,
+        }
+    }
+}
+
+/// Reads all bytes until the end, and tells the kernel of what was taken if `stream` is the broker's.
+fn read_all(stream: &TcpStream, bypass: Option<&Bypass>) -> Vec<u8> {
+    let ends = (stream.peer_addr().unwrap(), stream.local_addr().unwrap());
+    let (mut all, mut piece) = (Vec::new(), vec![0; 64 << 10]);
+    loop {
+        let length = read_some(stream, &mut piece).unwrap();
+        if length == 0 {
+            return all;
+        }
+        all.extend(&piece[..length]);
+        bypass.into_iter().for_each(|bypass| bypass.take(ends.0, ends.1, all.len() as u64).unwrap());
+    }
+}
+
+#[test]
+fn all_bytes_come_once_and_in_order() {
+    if !is_there("all_bytes_come_once_and_in_order") {
+        return;
+    }
+    const NUMBERS: u32 = 20_000;
+    let say = |mut to: &TcpStream| {
+        (0..NUMBERS).for_each(|number| to.write_all(&number.to_be_bytes()).unwrap());
+        to.shutdown(Shutdown::Write).unwrap();
+    };
+    let is_all = |heard: Vec<u8>| {
+        let numbers = heard.chunks(4).map(|it| u32::from_be_bytes(it.try_into().unwrap()));
+        assert!(numbers.eq(0..NUMBERS), "{} bytes", heard.len());
+    };
+    for address in ["127.0.0.1:0", "[::1]:0"] {
+        let Some((listener, Some(bypass))) = broker(address, Some(WINDOW)) else {
+            println!("SKIP all_bytes_come_once_and_in_order, {address}: no such address");
+            continue;
+        };
+        for _ in 0..10 {
+            let (application, broker) = connect(&listener);
+            thread::scope(|scope| {
+                scope.spawn(|| say(&application));
+                scope.spawn(|| say(&broker));
+                scope.spawn(|| is_all(read_all(&application, None)));
+                is_all(read_all(&broker, Some(&bypass)));
+            });
+        }
+        assert_eq!(bypass.count("entered").unwrap(), 20, "{address}");
+        assert!(bypass.count("passed-on").unwrap() > 0, "{address}");
+    }
+}
+
+/// What a broker does not take goes by TCP, which holds the application back.
+#[test]
+fn slow_broker_costs_one_window() {
+    if !is_there("slow_broker_costs_one_window") {
+        return;
+    }
+    let (listener, bypass) = broker("127.0.0.1:0", Some(WINDOW)).unwrap();
+    let (mut application, broker) = connect(&listener);
+    application.set_nonblocking(true).unwrap();
+    let bytes: Vec<u8> = (0..64_usize << 20).map(|at| (at / 251) as u8).collect();
+    let mut sent = 0;
+    while let Ok(length) = application.write(&bytes[sent..(sent + (16 << 10)).min(bytes.len())]) {
+        sent += length;
+    }
+    assert!(sent < 32 << 20, "{sent} bytes were taken without a reader");
+    let bypass = bypass.unwrap();
+    assert!(bypass.count("full").unwrap() > 0);
+    application.shutdown(Shutdown::Write).unwrap();
+    assert!(read_all(&broker, Some(&bypass)) == bytes[..sent]);
+}
+
+#[test]
+fn splice_does_not_see_what_is_there() {
+    if !is_there("splice_does_not_see_what_is_there") {
+        return;
+    }
+    const LENGTH: usize = 5000;
+    for (window, wanted) in [(None, Ok(LENGTH)), (Some(WINDOW), Err(Errno::EAGAIN))] {
+        let (listener, _bypass) = broker("127.0.0.1:0", window).unwrap();
+        let (application, mut broker) = connect(&listener);
+        broker.write_all(&[7; LENGTH]).unwrap();
+        let mut seen = [0; LENGTH];
+        wait_for("all bytes", || application.peek(&mut seen).is_ok_and(|seen| seen == LENGTH));
+        let (_read, write) = nix::unistd::pipe().unwrap();
+        // Else it would wait for ever.
+        application.set_nonblocking(true).unwrap();
+        let moved = splice(&application, None, &write, None, LENGTH, SpliceFFlags::SPLICE_F_NONBLOCK);
+        assert_eq!(moved, wanted, "window {window:?}");
+    }
+}
