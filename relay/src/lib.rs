@@ -18,7 +18,7 @@
 //! | `upstream` | one publisher's part in a track |
 //! | `outbox` | packets of several connections that leave in one batch |
 //! | `incomplete` | how much a session may send of what is not complete |
-//! | `log_limit` | how many log lines peers may cause: a layer for the subscriber of whoever embeds a relay |
+//! | [`LogLimit`] | how many log lines peers may cause: a layer for the log subscriber of a program that embeds a relay |
 //! | `waiters` | who waits for what, and is woken by nothing else |
 //! | `wire` | control messages on QUIC streams, and why a session ends |
 //! | [`access`] | who may do what: rules, tokens, certificates, budgets |
@@ -64,7 +64,7 @@
 //! ```
 //! use std::{sync::Arc, time::Duration};
 //!
-//! use millrace_proto::{moq::Draft, relay::cache};
+//! use millrace_moq::{Draft, tracks::cache};
 //! use millrace_relay::{Adaptive, Bound, Config, Delays, Engine, Open, Origins};
 //!
 //! # fn certificate() -> rustls::sign::CertifiedKey {
