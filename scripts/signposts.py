@@ -7,6 +7,8 @@
 * Each path of this repository exists that a page has in backticks, or a comment of Rust or C. A path has a slash, and ends like a source
   file or begins with a folder at the top. A page names it from the top or from its own folder. A comment may also name it from its
   crate's folder or from the crate's `src`. Placeholders (`NOUN`, `*`, `{a,b}`, `<x>`) are not looked at.
+* Each name of a type, function or map in ARCHITECTURE.md and in the READMEs of products stands in the code: a word in backticks, or in a
+  chart, that has `_` or `::`, or begins with a capital.
 
     scripts/signposts.py [--self-test]
 """
@@ -29,6 +31,8 @@ LINK = re.compile(r"(?<!\\)\]\(<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\)")
 TARGET = re.compile(r"^\[[^\]]+\]:\s+(\S+)")
 # Files of other projects, of the system, and of builds, by the first folder of their paths. Where this repository has such a file, it counts.
 FOREIGN = re.compile(r"^(?:linux|net|asm|sys|arpa|netinet|target|OUT_DIR)/|^bpf/bpf_\w+\.h$")
+# A name of the code, as a page has it in backticks or in a chart: `relay_ingress`, `Broker::begin`, `Gate`, `judge(skb)`.
+NAME = re.compile(r"[A-Za-z_]\w*(?:::[A-Za-z_]\w*)*")
 PLACEHOLDER = re.compile(r"\b[A-Z]{3,}\b(?!\.md)|[*{}<>$]")
 
 
@@ -62,11 +66,18 @@ def main():
 
 def check(tree, read):
     found = folders(tree, read(MAP) if MAP in tree.files else "")
+    words, maps = set(), [MAP, *(f"{folder}/README.md" for folder in PRODUCTS)]
     for file in sorted(tree.files):
         if file.endswith(".md") and file not in PAST:
             found += page(tree, file, read(file))
         elif file.endswith((".rs", ".c", ".h")):
-            found += source(tree, file, read(file))
+            text = read(file)
+            found += source(tree, file, text)
+            words.update(re.findall(r"[A-Za-z_]\w*", text))
+        elif re.fullmatch(r"scripts/\w+\.py", file) and file != "scripts/signposts.py":
+            words.update(re.findall(r"[A-Za-z_]\w*", read(file)))
+    for file in maps:
+        found += unknown_names(file, read(file), words) if file in tree.files else []
     return found
 
 
@@ -99,6 +110,37 @@ def page(tree, file, text):
         for quoted in BACKTICKS.findall(line):
             found += [f"{file}:{number}: {path} does not exist" for path in missing(tree, quoted, ["", folder])]
     return found
+
+
+# --- names
+
+
+def unknown_names(file, text, words):
+    """Names of a page that no source has. Words that a comment alone has count as well: that is what this cannot see."""
+    found, fenced = [], False
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.startswith("```"):
+            fenced = line != "```" or not fenced
+            is_chart = line == "```"
+            continue
+        if fenced and not is_chart:
+            continue
+        for name in names_in_chart(line) if fenced else names_in_text(line):
+            found += [f"{file}:{number}: {name} stands in no source" for part in name.split("::") if part not in words]
+    return found
+
+
+def names_in_text(line):
+    """Names in backticks, without the arguments of calls."""
+    for quoted in BACKTICKS.findall(line):
+        name = quoted.split("(")[0]
+        if NAME.fullmatch(name) and (re.search(r"_|::", name) or name[0].isupper()):
+            yield name
+
+
+def names_in_chart(line):
+    """Words of a chart that can be nothing but names of the code."""
+    return [name for name in NAME.findall(line) if re.search(r"_|::", name)]
 
 
 # --- comments
@@ -156,7 +198,7 @@ def self_test():
     files = ["a/Cargo.toml", "a/src/lib.rs", "a/src/bpf/x.h", "a/b/Cargo.toml", "docs/one.md", "docs/sub/two.md", "gate/README.md", "cost/x.md"]
     tree = Tree([*files, MAP])
     rows = "".join(f"| `{folder}/` | x |\n" for folder in ("a", "a/b", "docs", "gate", "cost"))
-    good = {file: "" for file in tree.files} | {MAP: rows, "cost/README.md": ""}
+    good = {file: "" for file in tree.files} | {MAP: rows, "cost/README.md": "", "docs/names.c": "struct Known known_name(Word);"}
     cases = [
         (MAP, rows.replace("| `a/b/`", "| a/b"), ["begins with `a/b/`"]),
         (MAP, rows + "| `c/` | x |\n", ["`c/`, which is no folder"]),
@@ -168,6 +210,8 @@ def self_test():
         ("docs/one.md", "`src/lib.rs` `a/none/` `a/src/none` `millrace-a/src`\n", ["src/lib.rs", "a/none/", "a/src/none", "millrace-a/src"]),
         ("a/src/lib.rs", '//! `bpf/x.h`, `a/src/lib.rs`, `src/bpf/x.h`, none/of.rs\nlet x = "// `no/path.rs`";\n', []),
         ("a/src/lib.rs", "fn f() {} // `bpf/y.h`\n", ["a/src/lib.rs:1: bpf/y.h"]),
+        (MAP, rows + "`known_name` `Known::known_name` `word` `none.rs` `known_name(x)`\n```\nknown_name -> Word\n```\n", []),
+        (MAP, rows + "`Known::no_name` `NoType`\n```\nno_name\n```\n```rust\nany_name\n```\n", ["Known::no_name", "NoType", "no_name"]),
         ("a/src/bpf/x.h", "/* src/lib.rs,\n * a/intf.rs */ f(a / b.c);\n#include <a/c.h>\n", ["a/src/bpf/x.h:2: a/intf.rs"]),
     ]
     for file, text, expected in [(MAP, rows, []), *cases]:
