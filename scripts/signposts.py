@@ -29,7 +29,7 @@ PATH = re.compile(rf"[\w.-]+(?:/[\w.-]+)*/(?:[\w.-]+\.{SOURCE}\b|[\w.-]*)")
 BACKTICKS = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"(?<!\\)\]\(<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\)")
 TARGET = re.compile(r"^\[[^\]]+\]:\s+(\S+)")
-# Files of other projects, of the system, and of builds, by the first folder of their paths. Where this repository has such a file, it counts.
+# Files of other projects, of the system, and of builds, by the first folder of their paths.
 FOREIGN = re.compile(r"^(?:linux|net|asm|sys|arpa|netinet|target|OUT_DIR)/|^bpf/bpf_\w+\.h$")
 # A name of the code, as a page has it in backticks or in a chart: `relay_ingress`, `Broker::begin`, `Gate`, `judge(skb)`.
 NAME = re.compile(r"[A-Za-z_]\w*(?:::[A-Za-z_]\w*)*")
@@ -86,7 +86,7 @@ def check(tree, read):
 
 def folders(tree, text):
     rows = set(re.findall(r"^\| *`([\w./-]+?)/?`", text, re.M))
-    expected = {folder for folder in tree.top if not folder.startswith(".")} | tree.crates
+    expected = tree.top | tree.crates
     found = [f"{MAP}: no row of a table begins with `{folder}/`" for folder in sorted(expected - rows)]
     found += [f"{MAP}: a row begins with `{row}/`, which is no folder" for row in sorted(rows) if not tree.has(row)]
     return found + [f"{folder}/: has no README.md" for folder in PRODUCTS if folder in tree.top and f"{folder}/README.md" not in tree.files]
