@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Fails when a signpost leads nowhere: a folder without its row or README, a link or a path to a file that git does not have.
 
-* Each folder with a Cargo.toml, and each folder at the top, has a row in a table of ARCHITECTURE.md, which begins with its name.
+* Each folder with a Cargo.toml, and each folder at the top, has a row in a table of ARCHITECTURE.md, which begins with its name. Rows of
+  crates say what LAYOUT of scripts/layers.py lets the crate use.
 * Each product's folder has a README.md.
 * Each relative link of a page leads to a file or folder that git has.
 * Each path of this repository exists that a page has in backticks, or a comment of Rust or C. A path has a slash, and ends like a source
@@ -18,6 +19,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+
+from layers import LAYOUT
 
 ROOT = Path(__file__).resolve().parent.parent
 MAP = "ARCHITECTURE.md"
@@ -64,8 +67,8 @@ def main():
     return 1 if found else 0
 
 
-def check(tree, read):
-    found = folders(tree, read(MAP) if MAP in tree.files else "")
+def check(tree, read, layout=None):
+    found = folders(tree, read(MAP) if MAP in tree.files else "") + list(wrong_uses(read(MAP), LAYOUT if layout is None else layout))
     words, maps = set(), [MAP, *(f"{folder}/README.md" for folder in PRODUCTS)]
     for file in sorted(tree.files):
         if file.endswith(".md") and file not in PAST:
@@ -90,6 +93,16 @@ def folders(tree, text):
     found = [f"{MAP}: no row of a table begins with `{folder}/`" for folder in sorted(expected - rows)]
     found += [f"{MAP}: a row begins with `{row}/`, which is no folder" for row in sorted(rows) if not tree.has(row)]
     return found + [f"{folder}/: has no README.md" for folder in PRODUCTS if folder in tree.top and f"{folder}/README.md" not in tree.files]
+
+
+def wrong_uses(text, layout):
+    """Rows of crates whose fourth cell is not what the layout lets them use."""
+    for folder, crate, uses in layout:
+        row = re.search(rf"^\| *`{folder}/` *\| *`{crate}` *\|[^|]*\|([^|]*)\|", text, re.M)
+        if row is None:
+            yield f"{MAP}: no row begins with | `{folder}/` | `{crate}` |"
+        elif set(re.findall(r"[\w-]+", row[1])) != set(uses.split()):
+            yield f"{MAP}: {crate} may use: {', '.join(uses.split()) or 'nothing'}; its row says {row[1].strip() or 'nothing'}"
 
 
 # --- pages
@@ -188,10 +201,14 @@ def missing(tree, quoted, places):
 
 
 def names_folder(tree, name):
-    """Whether a name that does not end like a source file is meant as a folder, and not as modules or words with a slash between them."""
+    """Whether a name that does not end like a source file is meant as a folder, and not as modules or words with a slash between them: it has a
+    slash behind it, is within a folder of sources, or ends like the folder of a crate."""
     first = name.split("/")[0]
     within = re.search(r"/(?:src|tests|examples)(?:/|$)", name)
-    return bool(re.match(r"millrace-[a-z-]+/(?:[a-z]|$)", name)) or (first in tree.top and (name.endswith("/") or bool(within)))
+    if re.match(r"millrace-[a-z-]+/(?:[a-z]|$)", name):
+        return True
+    is_crate = Path(name).name in {Path(crate).name for crate in tree.crates if "/" in crate}
+    return first in tree.top and (name.endswith("/") or bool(within) or is_crate)
 
 
 def self_test():
@@ -207,7 +224,8 @@ def self_test():
         ("docs/one.md", "[x](two.md)\n[y]: ../b\n", ["docs/one.md:1: the link two.md", "docs/one.md:2: the link ../b"]),
         ("docs/one.md", "`a/src/lib.rs::test` `sub/two.md` `a/src/lib.rs:7` `a/*.rs` `a/NOUN.rs` `a/word` `linux/x.h` `a/src/`\n", []),
         ("docs/one.md", "```\n`a/none.rs` [x](none)\n```\n", []),
-        ("docs/one.md", "`src/lib.rs` `a/none/` `a/src/none` `millrace-a/src`\n", ["src/lib.rs", "a/none/", "a/src/none", "millrace-a/src"]),
+        ("docs/one.md", "`src/lib.rs` `a/none/` `a/src/none` `gate/b`\n", ["src/lib.rs", "a/none/", "a/src/none", "gate/b"]),
+        ("docs/one.md", "`millrace-a/src` `millrace-a/2`\n", ["millrace-a/src"]),
         ("a/src/lib.rs", '//! `bpf/x.h`, `a/src/lib.rs`, `src/bpf/x.h`, none/of.rs\nlet x = "// `no/path.rs`";\n', []),
         ("a/src/lib.rs", "fn f() {} // `bpf/y.h`\n", ["a/src/lib.rs:1: bpf/y.h"]),
         (MAP, rows + "`known_name` `Known::known_name` `word` `none.rs` `known_name(x)`\n```\nknown_name -> Word\n```\n", []),
@@ -216,10 +234,15 @@ def self_test():
     ]
     for file, text, expected in [(MAP, rows, []), *cases]:
         texts = {name: old for name, old in {**good, file: text}.items() if old is not None}
-        found = check(Tree(texts), texts.__getitem__)
+        found = check(Tree(texts), texts.__getitem__, [])
         if len(found) != len(expected) or any(want not in have for want, have in zip(expected, found)):
             print(f"of {file}:\n{text}\nfound {found}, expected {expected}", file=sys.stderr)
             return 1
+    uses = [("a", "millrace-a", ""), ("b", "millrace-b", "a"), ("c", "millrace-c", "a b"), ("d", "millrace-d", "")]
+    found = list(wrong_uses("| `a/` | `millrace-a` | x | | |\n| `b/` | `millrace-b` | x | a | |\n| `c/` | `millrace-c` | x | a | |\n", uses))
+    if len(found) != 2 or "millrace-c may use: a, b" not in found[0] or "`d/`" not in found[1]:
+        print(f"of rows that say what crates use: found {found}", file=sys.stderr)
+        return 1
     return 0
 
 
