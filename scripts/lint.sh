@@ -26,6 +26,10 @@ say "sizes of crates"
 scripts/sizes.py --self-test
 scripts/sizes.py
 
+say "signposts lead somewhere"
+scripts/signposts.py --self-test
+scripts/signposts.py
+
 say "tests wait for what they read, and say which tier they are in"
 scripts/waits.py --self-test
 scripts/waits.py

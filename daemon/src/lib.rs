@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | [`daemon`] | where daemons are asked, what can be seen of them, signals |
 //! | [`http`], [`openmetrics`], [`log`], [`render`], [`socket`] | HTTP servers, metrics, logging, tables and units, control sockets |
-//! | [`confine`], [`closer`] | child processes for hostile bytes, without file, network or right; connections that linger |
+//! | [`closer`] | connections that linger |
 //! | [`pem`] | certificates and private keys from files, and what is wrong with them |
 //! | [`columns`], [`duration`], [`address`], [`file`](mod@file) | columns of text; times, addresses and files as users write them |
 //! | [`words`] | settings that are single words |
@@ -14,7 +14,6 @@ pub mod address;
 pub mod cgroup;
 pub mod closer;
 pub mod columns;
-pub mod confine;
 pub mod daemon;
 pub mod duration;
 pub mod file;

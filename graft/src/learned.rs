@@ -144,8 +144,6 @@ fn failed(path: &Path, error: impl ToString) -> Error {
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
-    use millrace_graft_proto::select::profile::Profile;
-
     use super::*;
     use crate::settings::Cgroup;
 

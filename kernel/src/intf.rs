@@ -30,54 +30,8 @@ pub unsafe trait Plain: Copy {
 // SAFETY: an integer.
 unsafe impl Plain for u64 {}
 
-/// A structure of integers as C has it, copied as bytes.
-#[macro_export]
-macro_rules! mirror {
-    ($(#[$meta:meta])* $rust:ident = $c:literal { $($field:ident: $type:ty),* $(,)? }) => {
-        $(#[$meta])*
-        #[repr(C)]
-        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-        pub struct $rust { $(pub $field: $type),* }
-
-        // SAFETY: `repr(C)`, integers only; the layout test finds padding.
-        #[allow(unsafe_code)]
-        unsafe impl $crate::intf::Plain for $rust {}
-
-        #[cfg(test)]
-        impl $rust {
-            pub const LAYOUT: $crate::intf::Layout = $crate::intf::Layout {
-                name: $c,
-                size: size_of::<$rust>(),
-                fields: &[$((stringify!($field), std::mem::offset_of!($rust, $field), size_of::<$type>())),*],
-            };
-        }
-    };
-}
-
-pub use crate::mirror;
-
-/// A structure that lives in memory shared with the kernel.
-#[macro_export]
-macro_rules! shared {
-    ($rust:ident = $c:literal { $($field:ident: $type:ty),* $(,)? }) => {
-        #[repr(C)]
-        pub struct $rust { $(pub $field: $type),* }
-
-        #[cfg(test)]
-        impl $rust {
-            pub const LAYOUT: $crate::intf::Layout = $crate::intf::Layout {
-                name: $c,
-                size: size_of::<$rust>(),
-                fields: &[$((stringify!($field), std::mem::offset_of!($rust, $field), size_of::<$type>())),*],
-            };
-        }
-    };
-}
-
-pub use crate::shared;
-
 #[cfg(any(test, feature = "testing"))]
-pub use crate::testing::{Layout, assert_layouts, enum_names};
+pub use crate::testing::enum_names;
 
 /// Structures and constants of this crate's headers.
 pub(crate) mod generated {

@@ -10,7 +10,7 @@
 //! | --- | --- |
 //! | [`object`] | opens and loads the embedded objects |
 //! | [`memory`] | maps arrays and ring buffers into this process |
-//! | [`intf`] | structures that C and Rust share, and the test that compares them with BTF |
+//! | [`intf`] | structures that C and Rust share, as bytes and back |
 //! | [`tc`], [`xdp`] | attach programs to interfaces; gate and grafts share one at XDP |
 //! | [`fan`] | attachments and paths of programs that copy packets to many |
 //! | [`barrier`] | waits for program runs to end |
@@ -38,7 +38,8 @@
 //!
 //! 1. Write `src/bpf/NOUN.bpf.c` in its product's crate. The build script finds it, and `tests/load.rs` loads it into the running kernel.
 //! 2. Give it one `const volatile struct NOUN_config config` in `.rodata.config`, with units in the names of its fields.
-//! 3. Mirror each structure with [`mirror!`], or with [`shared!`] if it is mapped, and list it in the test `mirrors_match_btf`.
+//! 3. Put what Rust needs of it into `NOUN_intf.h`: the build writes Rust's types and constants from there (`millrace-kernel-build`). A
+//!    structure that is mapped into the process is marked `SHARED` (`shared.h`).
 //! 4. Write the handle: [`embedded!`], `configure`, the sizes of maps, `load`.
 //! 5. Test it by tables over `BPF_PROG_TEST_RUN`. A parser also compiles natively: `testkit/parsers` has it compared with one in Rust, on
 //!    fixtures, random bytes and in `fuzz/`.

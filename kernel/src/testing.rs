@@ -1,4 +1,4 @@
-//! For tests of crates that have BPF programs: structures compared with BTF, and objects loaded.
+//! For tests of crates that have BPF programs: names of enums, and objects loaded.
 
 #![allow(clippy::expect_used, reason = "for tests")]
 
@@ -6,25 +6,9 @@ use std::os::fd::AsFd as _;
 use std::path::Path;
 
 use libbpf_rs::btf::Btf;
-use libbpf_rs::btf::types::{Enum, MemberAttr, Struct};
+use libbpf_rs::btf::types::Enum;
 use libbpf_rs::query::ProgInfoIter;
-use libbpf_rs::{HasSize as _, ObjectBuilder, Program};
-
-/// A structure as Rust has it: name in C, size, and of each field the name, offset and size, in bytes.
-#[derive(Debug)]
-pub struct Layout {
-    pub name: &'static str,
-    pub size: usize,
-    pub fields: &'static [(&'static str, usize, usize)],
-}
-
-/// Compares structures with those of an object in the build directory `out`, which is `env!("OUT_DIR")` for the calling crate.
-pub fn assert_layouts(out: &str, object: &str, layouts: &[Layout]) {
-    let btf = btf(out, object);
-    for layout in layouts {
-        check(&btf, layout);
-    }
-}
+use libbpf_rs::{ObjectBuilder, Program};
 
 /// The names of an enum, in order and in lower case, without `prefix` and the last one, which counts them.
 pub fn enum_names(out: &str, object: &str, kind: &str, prefix: &str) -> Vec<String> {
@@ -41,24 +25,6 @@ pub fn enum_names(out: &str, object: &str, kind: &str, prefix: &str) -> Vec<Stri
 
 fn btf(out: &str, object: &str) -> Btf<'static> {
     Btf::from_path(format!("{out}/{object}")).expect("BTF")
-}
-
-fn check(btf: &Btf<'_>, layout: &Layout) {
-    let c: Struct<'_> = btf.type_by_name(layout.name).unwrap_or_else(|| panic!("no {}", layout.name));
-    assert_eq!(c.size(), layout.size, "size of {}", layout.name);
-    let offsets: Vec<_> = c
-        .iter()
-        .map(|member| match member.attr {
-            MemberAttr::Normal { offset } => {
-                (member.name.expect("a name").to_string_lossy().into_owned(), offset as usize / 8)
-            }
-            MemberAttr::BitField { .. } => panic!("bit field in {}", layout.name),
-        })
-        .collect();
-    let mirrored: Vec<_> = layout.fields.iter().map(|(name, at, _)| ((*name).to_owned(), *at)).collect();
-    assert_eq!(offsets, mirrored, "fields of {}", layout.name);
-    let filled: usize = layout.fields.iter().map(|(_, _, size)| size).sum();
-    assert_eq!(filled, layout.size, "implicit padding in {}", layout.name);
 }
 
 /// Linux allows a million instructions to be verified, and older kernels come to more for the same program. What needs many also takes

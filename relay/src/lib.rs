@@ -14,11 +14,12 @@
 //! | `hub` | what sessions share: tracks by name, published namespaces, those who watch them |
 //! | `live` | a track: its publishers, its objects in the cache, its subscriptions |
 //! | `subscription` | which subgroups one subscriber gets, as which streams |
-//! | `ladders` | which renditions stand for each other: [`Adaptive`] |
-//! | `upstream` | one publisher's part in a track |
+//! | `ladders`, `catalog` | which renditions stand for each other: [`Adaptive`]; catalogs as they were read |
+//! | `delays` | how long media may wait for a subscriber: [`Delays`] |
+//! | `upstream`, `reconnect` | one publisher's part in a track; how long the relay waits before it calls its upstream relay again |
 //! | `outbox` | packets of several connections that leave in one batch |
 //! | `incomplete` | how much a session may send of what is not complete |
-//! | `log_limit` | how many log lines peers may cause: a layer for the subscriber of whoever embeds a relay |
+//! | [`LogLimit`] | how many log lines peers may cause: a layer for the log subscriber of a program that embeds a relay |
 //! | `waiters` | who waits for what, and is woken by nothing else |
 //! | `wire` | control messages on QUIC streams, and why a session ends |
 //! | [`access`] | who may do what: rules, tokens, certificates, budgets |

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What the fan-out of RTP shares with userspace. The Rust mirrors are in fanout/intf.rs, whose test compares sizes, offsets
- * and names with the BTF of the compiled object.
+/* What the fan-out of RTP shares with userspace. The Rust mirrors are in fanout/src/kernel/intf.rs, whose test compares
+ * sizes, offsets and names with the BTF of the compiled object.
  */
 #ifndef MILLRACE_FANOUT_INTF_H
 #define MILLRACE_FANOUT_INTF_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* The networks that an address is in: the client, and wider ones, each of which has a limit of its own. Their twin in Rust is
- * base/src/networks.rs. Plain C, so that it also runs natively; tests/parsers.rs compares the two.
+ * base/src/networks.rs. Plain C, so that it also runs natively; testkit/parsers/tests/parsers.rs compares the two.
  */
 #ifndef MILLRACE_GATE_NETWORKS_H
 #define MILLRACE_GATE_NETWORKS_H

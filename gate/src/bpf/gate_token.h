@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Tokens of Retry packets (RFC 9000, section 8.1). Their twin in Rust is gate/token.rs. */
+/* Tokens of Retry packets (RFC 9000, section 8.1). Their twin in Rust is gate/src/kernel/token.rs. */
 #ifndef MILLRACE_GATE_TOKEN_H
 #define MILLRACE_GATE_TOKEN_H
 

@@ -171,11 +171,10 @@ fn by_class(
 
 #[cfg(test)]
 mod tests {
-    use millrace_graft::status::{Classify, Loaded, Peer, Purpose};
+    use millrace_graft::status::{Loaded, Peer, Purpose};
 
     use super::super::probe::Target;
     use super::*;
-    use millrace_graft::status::{Loaded, Peer, Purpose};
 
     #[test]
     fn sources_of_purposes_are_documented() {

@@ -362,7 +362,7 @@ fn raw(flow: Flow) -> intf::RawFlow {
 
 fn ask(raw: &intf::RawAsk) -> Option<Ask> {
     let at = |end: &End| SocketAddr::new(address(end.address), end.port);
-    let syn = raw.syn.as_flattened().get(..raw.bytes as usize)?.to_vec();
+    let syn = raw.syn.get(..raw.bytes as usize)?.to_vec();
     let flow = Flow { client: at(&raw.flow.client), server: at(&raw.flow.server) };
     Some(Ask { flow, syn, is_old: raw.old != 0 })
 }

@@ -6,19 +6,18 @@ use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
 use std::sync::{Mutex, PoisonError};
 
 use libbpf_rs::MapHandle;
-use millrace_kernel::intf::{Plain, mirror};
+use millrace_kernel::intf::Plain;
 use millrace_kernel::object::{Loaded, embedded, write};
 use millrace_kernel::udp::set;
 use nix::libc;
 
 use super::Error;
 use super::events::Events;
-use super::hook::{end, intf::End};
+use super::hook::{
+    end,
+    intf::generated::{HOLD_OPEN as OPEN, HoldAsk as RawAsk},
+};
 use super::rule::{address, remove};
-
-mirror!(RawAsk = "hold_ask" { from: End, bytes: u32, syn: [[u8; 16]; 4] });
-
-const OPEN: u32 = 2;
 
 /// What becomes of packets at the sockets, as status, metrics and the documentation call it.
 pub const VERDICTS: [&str; 6] = ["other", "asked", "held", "let-in", "no-room", "malformed"];
@@ -80,19 +79,18 @@ pub fn release(socket: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 fn ask(raw: &RawAsk) -> Option<Ask> {
-    let syn = raw.syn.as_flattened().get(..raw.bytes as usize)?.to_vec();
+    let syn = raw.syn.get(..raw.bytes as usize)?.to_vec();
     Some(Ask { from: SocketAddr::new(address(raw.from.address), raw.from.port), syn })
 }
 
 #[cfg(test)]
 mod tests {
-    use millrace_kernel::intf::{assert_layouts, enum_names};
+    use millrace_kernel::intf::enum_names;
 
     use super::*;
 
     #[test]
     fn mirrors_match_btf() {
-        assert_layouts(env!("OUT_DIR"), "graft_hold.bpf.o", &[RawAsk::LAYOUT]);
         let names: Vec<_> = VERDICTS.iter().map(|name| name.replace('-', "_")).collect();
         assert_eq!(names, enum_names(env!("OUT_DIR"), "graft_hold.bpf.o", "hold_verdict", "hold_"));
     }

@@ -1,8 +1,7 @@
 //! Grafts: transport functions that are loaded while TCP runs. Congestion controls from object files
 //! ([`Control`]), agreement with peers and settings of new sockets ([`Tcp`]), the sockets that live ([`Sockets`]), and
-//! connections that are led to a broker ([`hook::Hook`]), which may hold their SYNs back ([`hold::Hold`]) and bypass TCP
-//! between itself and applications ([`hop::Hop`]), of other hosts too ([`gateway::Gateway`]). What the host's firewall says of
-//! those is asked first ([`opening::Openings`]).
+//! connections that are led to a broker ([`hook::Hook`]), which may hold their SYNs back ([`hold::Hold`]), of other hosts too
+//! ([`gateway::Gateway`]). What the host's firewall says of those is asked first ([`opening::Openings`]).
 
 mod attachment;
 mod caller;
@@ -17,7 +16,6 @@ pub mod icmp;
 mod intf;
 pub mod joint;
 mod namespace;
-pub mod ndpi;
 mod object;
 pub mod opening;
 mod pins;
@@ -26,7 +24,6 @@ mod rule;
 mod sockets;
 mod tcp;
 mod told;
-pub mod usrsctp;
 
 pub use caller::{CGROUP_LEVELS, COMMAND_MAX, Caller, cgroup_id};
 pub use control::{Control, Timing, remove_leftovers};

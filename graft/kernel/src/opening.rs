@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use libbpf_rs::{Link, MapCore as _, MapFlags, MapHandle, ProgramInput};
 use millrace_kernel::fork::{Kept, keep_from_children};
-use millrace_kernel::intf::{Plain as _, mirror};
+use millrace_kernel::intf::Plain as _;
 use millrace_kernel::neighbour::NextHop;
 use millrace_kernel::object::{Loaded, embedded, write};
 use millrace_kernel::raw::detach;
@@ -17,12 +17,11 @@ use nix::libc;
 
 use super::Error;
 use super::attachment::Attachment;
-use super::hook::{end, intf::End};
+use super::hook::{
+    end,
+    intf::generated::{OpeningDue as RawDue, OpeningEnds as RawEnds, OpeningSent as RawSent},
+};
 use super::rule::remove;
-
-mirror!(RawSent = "opening_sent" { passed: u32, head: [[u8; 4]; 11] });
-mirror!(RawEnds = "opening_ends" { from: End, to: End });
-mirror!(RawDue = "opening_due" { ifindex: u32, passed: u32 });
 
 /// Fates of first packets behind the firewall.
 pub const VERDICTS: [&str; 4] = ["out", "in", "elsewhere", "no-socket"];
@@ -97,7 +96,7 @@ impl Openings {
         let found = self.sent.lookup(&socket.as_raw_fd().to_ne_bytes(), MapFlags::ANY);
         let found = found.map_err(|source| millrace_kernel::Error::Read { what: "sent", source })?;
         let sent = found.and_then(|value| RawSent::from_bytes(&value)).filter(|sent| sent.passed != 0);
-        Ok(sent.and_then(|sent| ends_of(sent.head.as_flattened())))
+        Ok(sent.and_then(|sent| ends_of(&sent.head)))
     }
 
     /// Waits for a packet that is to come in from there, by this interface, until the returned guard is dropped.
@@ -186,14 +185,13 @@ fn ends_of(head: &[u8]) -> Option<(SocketAddr, SocketAddr)> {
 
 #[cfg(test)]
 mod tests {
-    use millrace_kernel::intf::{assert_layouts, enum_names};
+    use millrace_kernel::intf::enum_names;
 
     use super::*;
 
     #[test]
     fn mirrors_match_btf() {
         const OBJECT: &str = "graft_opening.bpf.o";
-        assert_layouts(env!("OUT_DIR"), OBJECT, &[RawSent::LAYOUT, RawEnds::LAYOUT, RawDue::LAYOUT]);
         let names: Vec<_> = VERDICTS.iter().map(|name| name.replace('-', "_")).collect();
         assert_eq!(names, enum_names(env!("OUT_DIR"), OBJECT, "opening_verdict", "opening_"));
     }

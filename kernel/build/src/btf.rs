@@ -119,7 +119,10 @@ impl<'a> Btf<'a> {
     pub fn kind(&self, id: u32) -> Result<Kind<'a>> {
         let it = self.get(id)?;
         Ok(match kind(it) {
-            INT => Kind::Int { bytes: it.size, is_signed: word(it.rest, 0)? >> 24 & 1 != 0 },
+            INT => {
+                let is_signed = word(it.rest, 0)? >> 24 & 1 != 0 && self.string(it.name) != "char";
+                Kind::Int { bytes: it.size, is_signed }
+            }
             ENUM => Kind::Enum { bytes: it.size },
             ARRAY => Kind::Array { of: word(it.rest, 0)?, len: word(it.rest, 8)? },
             STRUCT => Kind::Struct { name: self.string(it.name) },

@@ -7,14 +7,13 @@
 mod btf;
 mod types;
 
-use std::collections::BTreeMap;
 use std::env;
 use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use types::Defined;
+use types::{Defined, Names};
 
 /// Every distribution that is supported packages this one or a newer one; older backends are not tried.
 const MIN_CLANG: u32 = 16;
@@ -28,11 +27,23 @@ const SOURCE: &str = "src/bpf";
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// What a crate's build script wants.
-#[derive(Default)]
 pub struct Build {
     folders: Vec<&'static str>,
     headers: Vec<&'static str>,
-    foreign: BTreeMap<&'static str, &'static str>,
+    files: Vec<(&'static str, &'static [&'static str])>,
+    names: Names,
+}
+
+impl Default for Build {
+    fn default() -> Self {
+        let plain = if is_kernel() { "crate::intf::Plain" } else { "millrace_kernel::intf::Plain" };
+        Self {
+            folders: Vec::new(),
+            headers: Vec::new(),
+            files: Vec::new(),
+            names: Names { plain, ..Names::default() },
+        }
+    }
 }
 
 /// Compiles what is in the calling crate's `src/bpf`: see [`Build::run`].
@@ -53,9 +64,22 @@ impl Build {
         self
     }
 
+    /// Writes what some headers share to a file of its own, for crates whose headers do not go together in one C file. Without any, there
+    /// is one file, `intf.rs`.
+    pub fn types(mut self, file: &'static str, headers: &'static [&'static str]) -> Self {
+        self.files.push((file, headers));
+        self
+    }
+
     /// Names the type that a structure of another crate is in Rust.
     pub fn foreign(mut self, structure: &'static str, path: &'static str) -> Self {
-        self.foreign.insert(structure, path);
+        self.names.foreign.insert(structure, path);
+        self
+    }
+
+    /// Gives a structure the order of its fields.
+    pub fn ordered(mut self, structure: &'static str) -> Self {
+        self.names.ordered.insert(structure);
         self
     }
 
@@ -100,13 +124,17 @@ impl Build {
         headers.sort();
         headers.extend(self.headers.iter().map(|header| (*header).to_owned()));
         fs::write(out.join("objects.rs"), list(&objects))?;
-        match headers.is_empty() {
-            true => Ok(()),
-            false => self.write_types(&clang, &includes, &headers, &out),
+        for (file, headers) in &self.files {
+            let headers: Vec<_> = headers.iter().map(|header| (*header).to_owned()).collect();
+            self.write_types(&clang, &includes, &headers, &out.join(file))?;
         }
+        if self.files.is_empty() && !headers.is_empty() {
+            self.write_types(&clang, &includes, &headers, &out.join("intf.rs"))?;
+        }
+        Ok(())
     }
 
-    fn write_types(&self, clang: &str, includes: &[String], headers: &[String], out: &Path) -> Result<()> {
+    fn write_types(&self, clang: &str, includes: &[String], headers: &[String], file: &Path) -> Result<()> {
         let mut defined = Defined::default();
         let folders = includes.iter().filter_map(|flag| flag.strip_prefix("-I"));
         let folders: Vec<_> = std::iter::once(SOURCE).chain(folders).collect();
@@ -115,13 +143,13 @@ impl Build {
                 folders.iter().map(|folder| Path::new(folder).join(header)).find(|path| path.exists());
             defined.read(&found.ok_or_else(|| format!("there is no header {header}"))?)?;
         }
-        let plain = if is_kernel() { "crate::intf::Plain" } else { "millrace_kernel::intf::Plain" };
-        let source = out.join("intf.c");
+        let source = file.with_extension("c");
+        let out = file.parent().unwrap_or(file);
         fs::write(&source, defined.source(headers))?;
         let own = format!("-I{}", fs::canonicalize(SOURCE)?.display());
         let object =
             compile(clang, &[&BPF[..], &[&own, "-Wno-unused-function"]].concat(), includes, &source, out)?;
-        fs::write(out.join("intf.rs"), defined.rust(&fs::read(object)?, &self.foreign, plain)?)?;
+        fs::write(file, defined.rust(&fs::read(object)?, &self.names)?)?;
         Ok(())
     }
 }

@@ -8,7 +8,7 @@
 //!   is written with atomics as well, as `SharedRelayRing`.
 //! * `#define RELAY_PORTS 4` and `RELAY_STREAM` of an `enum` become constants of these names.
 //!
-//! `__be16` and `__be32` are arrays of bytes, since they are in network order.
+//! `__be16`, `__be32` and `address_words` are arrays of bytes, since they are in network order, and so is `char`.
 //!
 //! [`Plain`]: https://doc.rust-lang.org/std/marker/trait.Copy.html
 
@@ -21,6 +21,16 @@ use object::{Object as _, ObjectSection as _, ObjectSymbol as _};
 
 use crate::Result;
 use crate::btf::{Btf, Kind};
+
+/// What Rust's types are called, and which have an order.
+#[derive(Default)]
+pub struct Names {
+    /// Structures of other crates: their names in C, and paths in Rust.
+    pub foreign: BTreeMap<&'static str, &'static str>,
+    pub ordered: BTreeSet<&'static str>,
+    /// Path of the trait of structures that are copied as bytes.
+    pub plain: &'static str,
+}
 
 /// What the headers of a crate define.
 #[derive(Default)]
@@ -65,17 +75,12 @@ impl Defined {
         source
     }
 
-    /// Rust for it, from the object that was compiled. `plain`: the path of the trait of structures that are copied as bytes.
-    pub fn rust(&self, image: &[u8], foreign: &BTreeMap<&str, &str>, plain: &str) -> Result<String> {
+    /// Rust for it, from the object that was compiled.
+    pub fn rust(&self, image: &[u8], names: &Names) -> Result<String> {
         let file = object::File::parse(image)?;
         let btf = Btf::parse(file.section_by_name(".BTF").ok_or("the object has no BTF")?.data()?)?;
-        let mut writer = Writer {
-            btf: &btf,
-            foreign,
-            plain,
-            own: self.structures.iter().cloned().collect(),
-            out: String::new(),
-        };
+        let mut writer =
+            Writer { btf: &btf, names, own: self.structures.iter().cloned().collect(), out: String::new() };
         for name in &self.constants {
             let value = constant(&file, &format!("value_{name}"))?;
             let kind = if value < 0 {
@@ -89,7 +94,10 @@ impl Defined {
             let _ = writeln!(writer.out, "pub const {name}: {kind} = {value};");
         }
         for name in &self.structures {
-            writer.structure(name)?;
+            // What has padding, or bit fields, is no business of Rust's: whoever wants it finds here why it is not there.
+            if let Err(why) = writer.structure(name) {
+                let _ = writeln!(writer.out, "\n// struct {name} is left out: {why}");
+            }
         }
         Ok(writer.out)
     }
@@ -111,7 +119,8 @@ fn defined(rest: &str) -> Option<String> {
         || value.contains(|c: char| c.is_ascii_alphanumeric())
             && value.chars().all(|c| c.is_ascii_alphanumeric() || " _()~+-*/<>|&".contains(c))
             && !value.contains("__");
-    (is_number && !name.contains('(')).then(|| name.to_owned())
+    (is_number && name.chars().all(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_'))
+        .then(|| name.to_owned())
 }
 
 fn constant(file: &object::File<'_>, name: &str) -> Result<i64> {
@@ -125,10 +134,8 @@ fn constant(file: &object::File<'_>, name: &str) -> Result<i64> {
 
 struct Writer<'a> {
     btf: &'a Btf<'a>,
-    /// Structures of other crates: their names in C, and paths in Rust.
-    foreign: &'a BTreeMap<&'a str, &'a str>,
+    names: &'a Names,
     own: BTreeSet<String>,
-    plain: &'a str,
     out: String,
 }
 
@@ -146,11 +153,9 @@ impl Writer<'_> {
     }
 
     fn plain(&mut self, name: &str, id: u32) -> Result<()> {
-        let (rust, plain) = (rust_name(name), self.plain);
+        let (rust, plain) = (rust_name(name), self.names.plain);
         let Some(fields) = self.fields(name, id, Self::plain_type)? else { return Ok(()) };
-        // What is foreign may have no order.
-        let order =
-            if self.foreign.values().any(|path| fields.contains(path)) { "" } else { ", PartialOrd, Ord" };
+        let order = if self.names.ordered.contains(&name) { ", PartialOrd, Ord" } else { "" };
         let _ = write!(
             self.out,
             "\n/// `struct {name}`.\n#[repr(C)]\n#[derive(Debug, Clone, Copy, PartialEq, Eq{order})]\npub struct {rust} {{\n{fields}}}\n\n\
@@ -202,6 +207,7 @@ impl Writer<'_> {
         Ok(match self.btf.kind(id)? {
             Kind::Typedef { name: "__be16", .. } => Some("[u8; 2]".to_owned()),
             Kind::Typedef { name: "__be32", .. } => Some("[u8; 4]".to_owned()),
+            Kind::Typedef { name: "address_words", .. } => Some("[u8; 16]".to_owned()),
             Kind::Typedef { to, .. } | Kind::Modifier { to } => self.plain_type(to)?,
             Kind::Int { bytes, is_signed } => {
                 Some(format!("{}{}", if is_signed { 'i' } else { 'u' }, 8 * bytes))
@@ -215,14 +221,14 @@ impl Writer<'_> {
                 }
                 _ => Some(rust_name(name)),
             },
-            Kind::Struct { name } => self.foreign.get(name).map(|path| (*path).to_owned()),
+            Kind::Struct { name } => self.names.foreign.get(name).map(|path| (*path).to_owned()),
             Kind::Other => None,
         })
     }
 
     fn shared_type(&self, id: u32) -> Result<Option<String>> {
         Ok(match self.btf.kind(id)? {
-            Kind::Typedef { to, name } if !name.starts_with("__be") => self.shared_type(to)?,
+            Kind::Typedef { to, name } if !is_bytes(name) => self.shared_type(to)?,
             Kind::Modifier { to } => self.shared_type(to)?,
             Kind::Int { bytes: bytes @ (4 | 8), .. } => {
                 Some(format!("std::sync::atomic::AtomicU{}", 8 * bytes))
@@ -242,7 +248,7 @@ impl Writer<'_> {
 
     fn is_word(&self, id: u32) -> Result<bool> {
         Ok(match self.btf.kind(id)? {
-            Kind::Typedef { name, .. } if name.starts_with("__be") => false,
+            Kind::Typedef { name, .. } if is_bytes(name) => false,
             Kind::Typedef { to, .. } | Kind::Modifier { to } => self.is_word(to)?,
             Kind::Int { bytes, .. } => bytes >= 4,
             Kind::Array { of, .. } => self.is_word(of)?,
@@ -268,6 +274,11 @@ impl Writer<'_> {
             .flatten()
             .any(|(_, member, _)| self.btf.resolved(member) == id)
     }
+}
+
+/// Whether what is called so in C is bytes in Rust.
+fn is_bytes(name: &str) -> bool {
+    name.starts_with("__be") || name == "address_words"
 }
 
 /// `relay_config` as `RelayConfig`.

@@ -3,7 +3,8 @@
  *
  * A cursor takes one header after another and returns what that says, or that it cannot be. It reads an skb, whose
  * headers may be anywhere, or a copy of a frame's first bytes. What a program accepts of what it finds is its own
- * matter: skb_udp.h walks for programs at TC, gate_packet.h for the gate. tests/parsers.rs shows where they differ.
+ * matter: skb_udp.h walks for programs at TC, gate_packet.h for the gate. testkit/parsers/tests/parsers.rs shows
+ * where they differ.
  */
 #ifndef MILLRACE_NET_H
 #define MILLRACE_NET_H

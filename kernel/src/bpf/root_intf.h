@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What the XDP root shares with kernel/src/xdp/intf.rs, and processes of different versions with each other: whoever
+/* What the XDP root shares with kernel/src/xdp/root.rs, and processes of different versions with each other: whoever
  * changes the slots gives root_xdp another name.
  */
 #ifndef MILLRACE_ROOT_INTF_H

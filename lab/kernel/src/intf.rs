@@ -1,6 +1,6 @@
 //! Structures of `bpf/intf.h` and `bpf/flood_intf.h`, as the build writes them from the headers.
 
-pub(crate) use generated::{ProbeConfig, ProbeSample, SoftirqsConfig, SyscallsConfig};
+pub(crate) use generated::{FloodConfig, ProbeConfig, ProbeSample, SoftirqsConfig, SyscallsConfig};
 
 mod generated {
     #![allow(dead_code, reason = "not all that C has is of use here")]

@@ -12,7 +12,7 @@ use crate::{
     site::{Site, wait_for},
 };
 
-const GRAFT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../millrace-graft");
+const GRAFT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../graft");
 
 /// Where the library was built.
 fn built() -> PathBuf {

@@ -9,8 +9,7 @@
 //! There are fewer offloads than connections. So a connection *claims* one ([`Claim`]), says what it is worth to it, and is told when it
 //! gets one and when it has to give it back ([`Owner`]). It has all that an offload has to know of it in the meantime.
 //!
-//! [`Engine`] makes offloads. The one that there is, in the kernel, is [`kernel::Kernel`](crate::kernel::Kernel), behind
-//! the feature `kernel`.
+//! [`Engine`] makes offloads. The engine that forwards in the kernel is `Kernel` of `millrace-relay-kernel`.
 
 mod adoption;
 mod deferral;

@@ -4,7 +4,7 @@ use std::{os::fd::AsFd, time::Instant};
 
 use millrace_base::control::Control;
 use millrace_graft::{
-    message::{Opened, Receives, Want, Why, wire::Word},
+    message::{Opened, Want, Why, wire::Word},
     packet::{Runtime, choose::choose},
 };
 use millrace_graft_kernel::joint::Ends;

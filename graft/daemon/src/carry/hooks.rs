@@ -14,7 +14,7 @@ use std::{
 };
 
 use anyhow::bail;
-use millrace_graft::{Side, status::Sockmap};
+use millrace_graft::Side;
 use millrace_graft_kernel::{
     Caller, Shared, everybody,
     hook::{Arrival, Config, Guest, HOOK_RULES, Hook, Lead},

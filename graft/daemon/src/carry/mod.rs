@@ -1,6 +1,6 @@
 //! Applications' TCP connections, carried: the broker. The kernel leads chosen connections to it ([`hooks`]), it takes them
 //! ([`led`], or [`strict`] where the application is to wait for the server) and makes each a stream of a carrier to the peer's broker ([`carriers`]), which connects to the server
-//! ([`host`]), if the [`firewall`] of both hosts lets it begin ([`openings`]). Connections of hosts behind this one come by [`behind`]. [`pump`] moves the bytes at both ends; what stands on a stream is in `millrace-proto`.
+//! ([`host`]), if the [`firewall`] of both hosts lets it begin ([`openings`]). Connections of hosts behind this one come by [`behind`]. [`pump`] moves the bytes at both ends; what stands on a stream is in `millrace-graft-proto`.
 //!
 //! A [`carrier`] is a QUIC connection ([`dial`]), or a [`pool`] of TCP connections: who calls keeps it ([`keep`]), who is called takes them
 //! ([`take`]). [`tcp`] is their handshake, [`record`] and [`socket`] their bytes, and [`stream`] what one connection has of either kind.

@@ -4,6 +4,7 @@
 #define MILLRACE_GRAFT_HOOK_INTF_H
 
 #include <linux/types.h>
+#include "address_intf.h"
 #include "caller_intf.h"
 
 #define HOOK_RULES    64
@@ -20,15 +21,15 @@ struct hook_config {
 
 /* One end of a connection. */
 struct hook_end {
-	__u32 address[4]; /* network order; IPv4 as ::ffff:a.b.c.d */
+	address_words address; /* network order; IPv4 as ::ffff:a.b.c.d */
 	__u16 port;	  /* host order */
 	__u16 pad;
 };
 
 /* Connections that may be led, or are not to be. The first that fits counts. One with last port 0 ends the list. */
 struct hook_rule {
-	__u32 peer[4];
-	__u32 mask[4];
+	address_words peer;
+	address_words mask;
 	__u16 first_port; /* host order, both inclusive */
 	__u16 last_port;
 	__u32 strict;	/* 1: it succeeds when the server was reached, and not before */
@@ -39,7 +40,7 @@ struct hook_rule {
 
 /* By its address: a host with a broker. */
 struct hook_peer {
-	__u32 near[4]; /* this host's address towards it */
+	address_words near; /* this host's address towards it */
 	__u32 warm;    /* whether a carrier to it is there */
 	__u32 pad;
 };

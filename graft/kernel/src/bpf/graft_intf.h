@@ -4,6 +4,7 @@
 #define MILLRACE_GRAFT_INTF_H
 
 #include <linux/types.h>
+#include "address_intf.h"
 #include "caller_intf.h"
 #include "graft_option.h"
 
@@ -37,8 +38,8 @@ enum graft_setting {
 
 /* Connections, and what their sockets get. The first rule that fits counts; the first of no side ends the list. */
 struct graft_rule {
-	__u32 peer[4]; /* network order; IPv4 as ::ffff:a.b.c.d */
-	__u32 mask[4];
+	address_words peer; /* network order; IPv4 as ::ffff:a.b.c.d */
+	address_words mask;
 	__u16 first_port; /* host order, both inclusive */
 	__u16 last_port;
 	__u8 side;
@@ -106,7 +107,7 @@ struct graft_connection_key {
 
 /* How a connection began, for a comparison with what the peer saw. */
 struct graft_connection {
-	__u32 peer[4];
+	address_words peer;
 	__u64 time_ns;
 	__u32 outcome;
 	__be32 own; /* as the rule has it */
@@ -132,8 +133,8 @@ struct graft_figures {
 
 /* One socket as sockets_read writes it. */
 struct graft_socket {
-	__u32 local[4]; /* as in a rule */
-	__u32 remote[4];
+	address_words local; /* as in a rule */
+	address_words remote;
 	__u64 cookie;
 	__u64 bytes_acked;
 	__u16 local_port; /* host order */
@@ -145,7 +146,7 @@ struct graft_socket {
 
 /* A path, for the connections of one rule. */
 struct graft_choice_key {
-	__u32 peer[4]; /* as in a rule */
+	address_words peer; /* as in a rule */
 	__u32 rule;    /* its `choice` */
 };
 
@@ -166,8 +167,8 @@ enum graft_told_what {
 
 /* A connection of a rule with a `choice`, as userspace hears of it. */
 struct graft_told {
-	__u32 local[4]; /* as in a rule */
-	__u32 remote[4];
+	address_words local; /* as in a rule */
+	address_words remote;
 	__u64 cookie;
 	__u64 time_ns;	   /* CLOCK_MONOTONIC */
 	__u64 duration_ns; /* since its SYN */

@@ -32,7 +32,7 @@ struct joint_session {
 	__u64 key[2];
 	__u32 index;
 	__u32 budget_ns;
-	__u16 list_ids[2]; /* by epoch, in network order */
+	__be16 list_ids[2]; /* by epoch, in network order */
 	__u8 epoch;	   /* of what goes out */
 	__u8 live;	   /* bits: epochs of what may come in */
 	__u8 is_sealed;	   /* nothing leaves or comes in but sealed */

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, OpenObject, ProgramType};
-use millrace_kernel::intf::mirror;
 use millrace_kernel::object::take_log;
 use millrace_kernel::raw;
 
 use super::super::Error;
 use super::super::object::{Parameter, form, open, parameters, set, with_btf};
+use super::intf::MigrateCall;
 use super::{Joint, Room};
 
 /// Maps that functions share with the dispatcher, by name.
@@ -20,8 +20,6 @@ const STATE: &str = "state";
 const OLD_STATE: &str = "old_state";
 /// What the name of the program ends with that moves state from the version before.
 const MIGRATE: &str = "_migrate";
-
-mirror!(MigrateCall = "graft_migrate_call" { session: u32, joints: u32, error: u32 });
 
 /// An object file that was opened, and not given to the kernel yet.
 pub struct Function {

@@ -1,146 +1,30 @@
-//! Mirrors of `bpf/joint_intf.h` and of `bpf/graft_packet.h`. The test compares them with the BTF of the compiled object.
+//! Structures and constants of `bpf/joint_intf.h`, `bpf/graft_packet.h` and `bpf/seal_intf.h`, as the build writes them from the headers.
 
-use millrace_kernel::intf::mirror;
+pub(crate) use generated::{
+    GraftMigrateCall as MigrateCall, GraftShared as Shared, JointClockCall as ClockCall,
+    JointConfig as Config, JointCounts as Counts, JointKey as Key, JointPair as Pair, JointPath as Path,
+    JointPathCounts as PathCounts, JointPathIn as PathIn, JointPaths as Paths, JointPlace as Place,
+    JointRing as Ring, JointSession as Session, JointTick as Tick, JointTimes as Times, JointWord as Word,
+    SealHeard, SealKey,
+};
 
-pub(crate) const SESSIONS: usize = 64;
-pub(crate) const KEEPERS: usize = 16;
-pub(crate) const REASONS: usize = 32;
-pub(crate) const FUNCTIONS: usize = 64;
-pub(crate) const LIST: usize = 8;
-pub(crate) const JOINTS: usize = 3;
-pub(crate) const WINDOW: usize = 1024;
-pub(crate) const PATHS: usize = 4;
+pub(crate) mod generated {
+    #![allow(dead_code, reason = "not all that C has is of use here")]
 
-mirror!(Config = "joint_config" { mark: u32, clear_mark: u32, word_mark: u32, path_mark: u32 });
-
-mirror!(Key = "joint_key" {
-    local: [u8; 16],
-    remote: [u8; 16],
-    local_port: [u8; 2],
-    remote_port: [u8; 2],
-});
-
-mirror!(Pair = "joint_pair" { local: [u8; 16], remote: [u8; 16] });
-
-mirror!(Session = "joint_session" {
-    lists: [[u64; JOINTS]; 2],
-    key: [u64; 2],
-    index: u32,
-    budget_ns: u32,
-    list_ids: [[u8; 2]; 2],
-    epoch: u8,
-    live: u8,
-    is_sealed: u8,
-    is_paused: u8,
-    tells_room: u8,
-    protocol: u8,
-    paths: u8,
-    pad: [u8; 5],
-});
-
-mirror!(Path = "joint_path" { local: [u8; 16], remote: [u8; 16], ifindex: u32, weight: u32 });
-
-mirror!(Paths = "joint_paths" { each: [[[u8; 20]; 2]; PATHS], is_redundant: u32, pad: u32 });
-
-mirror!(PathCounts = "joint_path_counts" { sent: [u64; PATHS], came: [u64; PATHS], turn: u32, pad: u32 });
-
-mirror!(PathIn = "joint_path_in" { session: [[u8; 18]; 2], ifindex: u32, path: u32 });
-
-mirror!(Ring = "joint_ring" { place: [u32; 2], seen: [u32; 2] });
-
-mirror!(Time = "joint_time" { packets: u64, samples: u64, total_ns: u64, most_ns: u64, over: u64 });
-
-mirror!(Times = "joint_times" { joints: [[u64; 5]; JOINTS] });
-
-impl Times {
-    pub fn each(&self) -> [Time; JOINTS] {
-        self.joints.map(|[packets, samples, total_ns, most_ns, over]| Time {
-            packets,
-            samples,
-            total_ns,
-            most_ns,
-            over,
-        })
-    }
+    include!(concat!(env!("OUT_DIR"), "/joint_intf.rs"));
 }
 
-mirror!(Counts = "joint_counts" { packets: [u64; REASONS] });
-
-mirror!(Tick = "joint_tick" {
-    time_ns: u64,
-    sent_ns: u64,
-    session: u32,
-    next: u32,
-    newest: u32,
-    acked: u32,
-    srtt_us: u32,
-    pad: u32,
-});
-
-mirror!(Word = "joint_word" { session: u32, number: u32, kind: u8, epoch: u8, pad: [u8; 6] });
-
-mirror!(ClockCall = "joint_clock_call" { period_ns: u64, session: u32, error: i32 });
-
-mirror!(Shared = "graft_shared" {
-    next: u32,
-    newest: u32,
-    sent_ns: u64,
-    seen: [[u64; 32]; WINDOW / 32],
-    complete: u32,
-    begun: u32,
-    birth: u32,
-    turned: u32,
-    acked: u32,
-    delivered: u32,
-    losses: u32,
-    recover: u32,
-    room: u32,
-    srtt_us: u32,
-    rttvar_us: u32,
-    min_rtt_us: u32,
-    acked_ns: u64,
-    went_ns: [[u64; 32]; WINDOW / 32],
-    leaves_ns: u64,
-    epoch_in: u32,
-    refused: u32,
-});
+pub(crate) const SESSIONS: usize = generated::GRAFT_SESSIONS as usize;
+pub(crate) const KEEPERS: usize = generated::GRAFT_KEEPERS as usize;
+pub(crate) const FUNCTIONS: usize = generated::GRAFT_FUNCTIONS as usize;
+pub(crate) const LIST: usize = generated::GRAFT_LIST_MAX as usize;
+pub(crate) const JOINTS: usize = generated::GRAFT_JOINTS as usize;
+pub(crate) const WINDOW: usize = generated::GRAFT_WINDOW as usize;
+pub(crate) const PATHS: usize = generated::JOINT_PATHS as usize;
 
 #[cfg(test)]
 mod tests {
-    use millrace_kernel::intf::{assert_layouts, enum_names};
-
-    use super::*;
-
-    #[test]
-    fn mirrors_match_btf() {
-        assert_layouts(
-            env!("OUT_DIR"),
-            "joint.bpf.o",
-            &[
-                Config::LAYOUT,
-                Key::LAYOUT,
-                Pair::LAYOUT,
-                Session::LAYOUT,
-                Path::LAYOUT,
-                Paths::LAYOUT,
-                PathCounts::LAYOUT,
-                PathIn::LAYOUT,
-                Ring::LAYOUT,
-                Time::LAYOUT,
-                Times::LAYOUT,
-                Counts::LAYOUT,
-                Tick::LAYOUT,
-                Word::LAYOUT,
-                ClockCall::LAYOUT,
-                Shared::LAYOUT,
-            ],
-        );
-    }
-
-    #[test]
-    fn calls_match_btf() {
-        assert_layouts(env!("OUT_DIR"), "tally2_test.bpf.o", &[super::super::function::MigrateCall::LAYOUT]);
-    }
+    use millrace_kernel::intf::enum_names;
 
     #[test]
     fn reasons_have_the_names_of_c() {

@@ -87,7 +87,7 @@ impl Joints {
     pub fn times(&mut self, ends: &Ends) -> Result<[Times; intf::JOINTS], Error> {
         let mut all = [Times::default(); intf::JOINTS];
         for of_cpu in self.per_cpu::<intf::Times>("times", ends)? {
-            for (times, time) in all.iter_mut().zip(of_cpu.each()) {
+            for (times, time) in all.iter_mut().zip(of_cpu.joints) {
                 times.packets += time.packets;
                 times.samples += time.samples;
                 times.total_ns += time.total_ns;

@@ -65,8 +65,7 @@ impl Joints {
         }
         self.weigh_paths(ends, paths, is_redundant)?;
         for (number, path) in paths.iter().enumerate().skip(1) {
-            let mut entry = intf::PathIn { ifindex: path.ifindex, path: number as u32, ..Default::default() };
-            entry.session.as_flattened_mut().copy_from_slice(key(ends)?.as_bytes());
+            let entry = intf::PathIn { session: key(ends)?, ifindex: path.ifindex, path: number as u32 };
             let outside = key(&outside(ends, path))?;
             write(&self.paths.keys, "path_keys", outside.as_bytes(), entry.as_bytes())?;
         }
@@ -80,7 +79,7 @@ impl Joints {
         for (raw, path) in raw.each.iter_mut().zip(paths) {
             let &Path { ifindex, weight, .. } = path;
             let (local, remote) = (bytes(path.local), bytes(path.remote));
-            raw.as_flattened_mut().copy_from_slice(intf::Path { local, remote, ifindex, weight }.as_bytes());
+            *raw = intf::Path { local, remote, ifindex, weight };
         }
         Ok(write(&self.paths.paths, "paths", &session.to_ne_bytes(), raw.as_bytes())?)
     }
@@ -104,7 +103,7 @@ impl Joints {
         let Some(raw) = found.and_then(|bytes| intf::Paths::from_bytes(&bytes)) else { return Ok(()) };
         let own = key(ends)?;
         let each = raw.each.iter().take(usize::from(paths)).skip(1);
-        for path in each.filter_map(|raw| intf::Path::from_bytes(raw.as_flattened())) {
+        for path in each {
             let outside = intf::Key { local: path.local, remote: path.remote, ..own };
             remove(&self.paths.keys, "path_keys", outside.as_bytes())?;
         }

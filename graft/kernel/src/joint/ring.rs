@@ -51,10 +51,10 @@ impl Joints {
         let index = self.find(ends)?.raw.index;
         self.end_ring(ends)?;
         let mut place = self.ring_place(index)?;
-        if place.seen == [0; 2] {
+        if place.seen == intf::Place::default() {
             return Err(Error::Ring("nothing has come yet that would tell its queue".to_owned()));
         }
-        let [ifindex, queue] = place.seen;
+        let intf::Place { ifindex, queue } = place.seen;
         let ring = xsk::Ring::new(ifindex, queue).map_err(Error::Ring)?;
         let descriptors = ring.descriptors().map_err(Error::Descriptor)?;
         let entry = ring.as_fd().as_raw_fd().to_ne_bytes();
@@ -70,7 +70,7 @@ impl Joints {
         let index = self.find(ends)?.raw.index;
         let rings = self.rings_of(ends)?;
         let Some(ring) = rings.now.take() else { return Ok(()) };
-        let place = intf::Ring { place: [0; 2], ..self.ring_place(index)? };
+        let place = intf::Ring { place: intf::Place::default(), ..self.ring_place(index)? };
         self.put_ring_place(index, &place)?;
         // It is gone by itself if the interface is.
         let _ = self.object.handle(RINGS)?.delete(&index.to_ne_bytes());
@@ -91,7 +91,7 @@ impl Joints {
     /// Where the latest packet has come in: interface and queue.
     pub fn came_by(&mut self, ends: &Ends) -> Result<Option<(u32, u32)>, Error> {
         let index = self.find(ends)?.raw.index;
-        let [ifindex, queue] = self.ring_place(index)?.seen;
+        let intf::Place { ifindex, queue } = self.ring_place(index)?.seen;
         Ok((ifindex > 0).then_some((ifindex, queue)))
     }
 
@@ -134,7 +134,7 @@ mod tests {
             Session { ends, key: [7; 16], list: List::default(), protocol: Protocol::Udp, budget_ns: 0 };
         joints.open(session).expect("a session");
         let index = joints.find(&ends).expect("a session").raw.index;
-        let seen = intf::Ring { seen: [1, 0], ..intf::Ring::default() };
+        let seen = intf::Ring { seen: intf::Place { ifindex: 1, queue: 0 }, ..intf::Ring::default() };
         joints.put_ring_place(index, &seen).expect("a place");
         let refused = joints.lend_ring(&ends).err().map(|error| error.to_string());
         assert!(refused.is_some(), "the map takes no socket");

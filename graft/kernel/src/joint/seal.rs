@@ -2,12 +2,13 @@
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
 use millrace_kernel::crypto::{QuicKeys, TAG_LEN, TEXT_MAX};
-use millrace_kernel::intf::{mirror, shared};
 use millrace_kernel::object::{Embedded, Loaded, embedded, write};
 use millrace_kernel::siphash::siphash128;
 use std::os::fd::{AsFd, AsRawFd};
 
 use super::super::Error;
+pub(super) use super::intf::SealHeard as Heard;
+use super::intf::{SealKey as Key, generated};
 use super::{Ends, Joints, Session, word};
 
 /// Bytes that sealing adds to a datagram, beside its frame.
@@ -15,14 +16,13 @@ pub const SEAL_BYTES: usize = TAIL + TAG_LEN;
 /// Of a datagram that is sealed, with its frame.
 pub const SEALED_MAX: usize = TEXT_MAX;
 
-const TAIL: usize = 8;
-const MAGIC: u8 = 0x73;
-const VERSION: u8 = 1;
-const WORD: u8 = 2;
-const WINDOW: usize = 1024;
+const TAIL: usize = size_of::<generated::SealTail>();
+const MAGIC: u8 = generated::SEAL_MAGIC as u8;
+const VERSION: u8 = generated::SEAL_VERSION as u8;
+const WORD: u8 = generated::SEAL_WORD as u8;
 /// Of a session in the map of keys.
-const PLACES: u32 = 3;
-const SEALS: u32 = 2;
+const PLACES: u32 = generated::SEAL_PLACES;
+const SEALS: u32 = generated::SEAL_SEALS;
 /// Maps of the dispatcher that the stages share.
 pub(super) const SHARED: [&str; 10] = [
     "works",
@@ -39,27 +39,6 @@ pub(super) const SHARED: [&str; 10] = [
 /// Entries of `stages_tx` and `stages_rx`.
 const FIRST: u32 = 0;
 const SECOND: u32 = 1;
-
-shared!(Key = "seal_key" {
-    next: u64,
-    limit: u64,
-    failures: u64,
-    phase: u32,
-    pad: u32,
-    seals: QuicKeys,
-    opens: QuicKeys,
-    seen: [u64; WINDOW],
-});
-
-mirror!(Heard = "seal_heard" {
-    session: u32,
-    kind: u8,
-    suite: u8,
-    phase: u8,
-    pad: u8,
-    first: [u8; 16],
-    second: [u8; 16],
-});
 
 /// Of a key with its numbers.
 pub(super) const KEY_BYTES: usize = size_of::<Key>();
@@ -274,17 +253,4 @@ fn make(phase: Phase, keys: &Keys) -> Result<MapHandle, Error> {
     bytes.resize(size_of::<Key>(), 0);
     map.update(&0u32.to_ne_bytes(), &bytes, MapFlags::ANY).map_err(Error::State)?;
     Ok(map)
-}
-
-#[cfg(test)]
-mod tests {
-    use millrace_kernel::intf::assert_layouts;
-
-    use super::*;
-
-    #[test]
-    fn mirrors_match_btf() {
-        assert_layouts(env!("OUT_DIR"), "seal.bpf.o", &[Key::LAYOUT, Heard::LAYOUT]);
-        assert_eq!(std::mem::offset_of!(Key, seals), 32, "what `make` puts in front of it");
-    }
 }

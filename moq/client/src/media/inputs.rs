@@ -289,7 +289,7 @@ fn inputs_of_the_world_play_from_the_start_and_late() {
     let folder = match std::env::var_os("MILLRACE_INPUTS") {
         Some(folder) => folder.into(),
         None => {
-            let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/media.py");
+            let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/media.py");
             assert!(Command::new(script).arg(made.path()).status().unwrap().success());
             made.path().to_owned()
         }

@@ -326,7 +326,7 @@ fn amounts_have_units_and_bounds() {
 
 #[test]
 fn the_documentation_has_every_key() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/config.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/config.md");
     let text = std::fs::read_to_string(path).unwrap();
     for key in keys() {
         assert!(text.contains(&format!("| `{key}` |")), "docs/config.md lacks {key}");
