@@ -5,7 +5,7 @@
 say "cargo fmt"
 cargo fmt --all --check
 
-mapfile -t sources < <(find millrace-bpf/src/bpf -name '*.[ch]' 2>/dev/null | sort)
+mapfile -t sources < <(find millrace-bpf/src/bpf study -name '*.[ch]' 2>/dev/null | sort)
 if [ ${#sources[@]} -gt 0 ]; then
     if format=$(clang_tool clang-format); then
         say "$format"
@@ -29,7 +29,7 @@ scripts/sizes.py
 say "tests wait for what they read, and say which tier they are in"
 scripts/waits.py --self-test
 scripts/waits.py
-unsaid=$(grep -rnE --include='*.rs' '#\[ignore' millrace* | grep -vE '#\[ignore = "(test-all|soak|helper): ') || true
+unsaid=$(grep -rnE --include='*.rs' '#\[ignore' millrace* study | grep -vE '#\[ignore = "(test-all|soak|helper): ') || true
 [ -z "$unsaid" ] || die "these do not say whether they are for make test-all, make soak, or a helper: $unsaid"
 
 say "promises of SECURITY.md have tests"

@@ -34,7 +34,7 @@
 //!    beside it have the rest by topic. `bpf/net.h` reads and writes Ethernet, IP and UDP, `bpf/fan.h` copies for many, `bpf/util.h` has what all use.
 //! 3. `NOUN.rs` has the handle: a configuration, `load`, `attach`, what to change while it runs, and counters.
 //!
-//! What handles need of the kernel is in modules of its own: [`tc`] and [`xdp`] attach, [`xsk`] makes rings of AF_XDP and reads them, `object` opens and loads, `memory`
+//! What handles need of the kernel is in modules of its own: [`tc`] and [`xdp`] attach, `object` opens and loads, `memory`
 //! maps arrays and ring buffers into this process, `barrier` waits for program runs to end. [`programs`] tells the run
 //! times of any program, [`clock`] and [`energy`] read clocks and counters.
 //!
@@ -47,10 +47,10 @@
 //!
 //! # What is `unsafe`
 //!
-//! * `memory`, `relay`, `cost::buffer`, `xsk::reader`: maps that are mapped into this process, which the kernel changes at the same time.
+//! * `memory`, `relay`, `cost::buffer`: maps that are mapped into this process, which the kernel changes at the same time.
 //!   All of it is atomic, or in an `UnsafeCell` with one writer. `Shared` is the promise that a type is made of such.
 //! * `intf`, `crypto`: structures as bytes and back. `Plain` is the promise that all bytes are values, and none is padding.
-//! * `tc`, `udp`, `xdp`, `xsk`, `raw`, `fork`, `programs`, `energy`, `gate::maps`, `graft`, `cost::{aio, uring}`: system calls, and functions of
+//! * `tc`, `udp`, `xdp`, `raw`, `fork`, `programs`, `energy`, `gate::maps`, `graft`, `cost::{aio, uring}`: system calls, and functions of
 //!   libbpf, that no crate wraps.
 //!
 //! # To add a program
@@ -99,6 +99,5 @@ pub mod tc;
 pub mod udp;
 pub mod unix;
 pub mod xdp;
-pub mod xsk;
 
 pub use error::Error;

@@ -10,7 +10,6 @@ mod net;
 mod paced;
 mod parity;
 mod paths;
-mod rings;
 mod sealed;
 mod shared;
 mod swapped;

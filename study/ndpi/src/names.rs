@@ -1,4 +1,4 @@
-//! What nDPI's names of protocols are for.
+//! The purposes of protocols, by nDPI's names.
 
 use millrace_proto::graft::select::profile::Profile;
 

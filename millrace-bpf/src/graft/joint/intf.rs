@@ -46,8 +46,6 @@ mirror!(PathCounts = "joint_path_counts" { sent: [u64; PATHS], came: [u64; PATHS
 
 mirror!(PathIn = "joint_path_in" { session: [[u8; 18]; 2], ifindex: u32, path: u32 });
 
-mirror!(Ring = "joint_ring" { place: [u32; 2], seen: [u32; 2] });
-
 mirror!(Time = "joint_time" { packets: u64, samples: u64, total_ns: u64, most_ns: u64, over: u64 });
 
 mirror!(Times = "joint_times" { joints: [[u64; 5]; JOINTS] });
@@ -123,7 +121,6 @@ mod tests {
                 Paths::LAYOUT,
                 PathCounts::LAYOUT,
                 PathIn::LAYOUT,
-                Ring::LAYOUT,
                 Time::LAYOUT,
                 Times::LAYOUT,
                 Counts::LAYOUT,
