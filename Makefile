@@ -39,6 +39,7 @@ test: setup ## lint, units, every feature end to end with both engines, the web 
 	@scripts/test.sh
 
 test-all: setup ## what `make test` leaves out: peers that have to be built, benchmarks, walks through all docs
+	@scripts/setup.sh study
 	@scripts/test.sh rest
 
 endurance: setup ## what the last `make test` built, once, made hard: KIND=stress|onecpu|random|stopped (SEED=N: as it was)

@@ -3,7 +3,7 @@
 # Asks nothing and says what it does. A second run does nothing.
 # Without root (and without password-free sudo) packages are reported as skipped; Rust goes to the home directory.
 #
-#   scripts/setup.sh [test|web|kernels|fuzz|pictures|bench|soak|endurance]     also what this one wants
+#   scripts/setup.sh [test|study|web|kernels|fuzz|pictures|bench|soak|endurance]     also what this one wants
 . "$(dirname "$0")/lib.sh"
 
 group=${1:-}
@@ -48,7 +48,7 @@ NEEDS
 
 # What scripts/test.sh wants beyond that, with the least version that is of use. Where the distribution lacks one, the
 # tests that use it are skipped: the gate's example in C (ngtcp2, gnutls), benchmarks (iperf3, perf, xdp-filter),
-# filters (nft), first bytes (nDPI), the dissection of what the kernel sent (tshark), functions that are SCTP (usrsctp). The documentation's commands want jq and openssl.
+# filters (nft), the dissection of what the kernel sent (tshark). The documentation's commands want jq and openssl.
 wants_test() {
     cat <<'WANTS'
 /usr/include/ngtcp2/ngtcp2.h                libngtcp2-dev               0.12
@@ -59,11 +59,17 @@ iperf3                                      iperf3                      3.7
 perf                                        linux-perf                  5
 tshark                                      tshark                      3.4
 xdp-filter                                  xdp-tools                   1.2
-/usr/share/doc/libusrsctp2                  libusrsctp2                 0.9.5
-/usr/include/ndpi/ndpi_api.h                libndpi-dev                 4.2
 jq                                          jq                          1.5
 go                                          golang-go                   1.19
 openssl                                     openssl                     1.1
+WANTS
+}
+
+# What studies load (study/): without it their tests, which `make test-all` runs, are skipped.
+wants_study() {
+    cat <<'WANTS'
+/usr/share/doc/libusrsctp2                  libusrsctp2                 0.9.5
+/usr/include/ndpi/ndpi_api.h                libndpi-dev                 4.2
 WANTS
 }
 
@@ -155,7 +161,7 @@ wanted_packages() {
         is_there "$proof" && continue
         [ -n "$(candidate "$package")" ] || apt_update >&2
         if at_least "$(candidate "$package")" "$least"; then echo "$package"; fi
-    done < <(wants_test)
+    done < <("wants_$1")
 }
 
 # The clang that the distribution has: the tested version if there, else its newest that is new enough.
@@ -185,7 +191,8 @@ setup_packages() {
         [ ${#missing[@]} -eq 0 ] || apt_update
         mapfile -t wanted < <(
             case $group in
-                test) wanted_packages; web_packages ;;
+                test) wanted_packages test; web_packages ;;
+                study) wanted_packages study ;;
                 web) web_packages ;;
             esac
         )

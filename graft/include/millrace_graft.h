@@ -92,8 +92,7 @@ typedef struct millrace_graft_agreed {
 	char graft[MILLRACE_GRAFT_NAME_MAX];
 	char services[MILLRACE_GRAFT_TEXT_MAX]; /* separated by spaces */
 	uint8_t is_sealed;
-	uint8_t has_ring; /* what comes gets here by a ring, past the socket */
-	uint8_t reserved[6];
+	uint8_t reserved[7];
 } millrace_graft_agreed;
 
 /* "0.1.0", of the library. */

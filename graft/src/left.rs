@@ -1,9 +1,9 @@
-//! Settings that left the product: what whoever still has them is told.
+//! Settings that left the product, and the error for files that still name them.
 
 use serde::de::DeserializeOwned;
 
-/// What the parser says of a key or value that is gone, and what to do instead.
-const LEFT: [(&str, &str); 3] = [
+/// The parser's words for a key that is gone, and the advice that replaces it.
+const LEFT: [(&str, &str); 4] = [
     (
         "unknown field `classify`",
         "[classify] left Millrace: say what connections are for with [[profile]] (nDPI is in study/ndpi)",
@@ -11,6 +11,10 @@ const LEFT: [(&str, &str); 3] = [
     (
         "unknown field `loopback`",
         "loopback left Millrace: remove it, applications and the broker speak by TCP (sockmap is in study/sockmap)",
+    ),
+    (
+        "unknown field `rings`",
+        "rings left Millrace: remove it, messages come by their sockets (docs/design/0027-rings.md)",
     ),
     (
         "unknown field `kind`",

@@ -17,7 +17,7 @@
 //! ```
 //!
 //! No runtime, no thread: what is pollable is the way into one ([`Session::as_fd`](std::os::fd::AsFd)). Messages go to the kernel from this
-//! process, by the session's own socket, and come by it or by a ring; the daemon is asked for the session and tells events of it.
+//! process, by the session's own socket, and come by it; the daemon is asked for the session and tells events of it.
 //!
 //! **When the daemon is gone** the session is over, and nothing more is sent: before each datagram the connection to the daemon is looked at, and
 //! the daemon's keeper ends the socket itself. `docs/messages.md` is the guide; the design is in `docs/design/0022-messages.md`.
@@ -39,7 +39,7 @@ pub use preconnection::Preconnection;
 pub use session::{Received, Session};
 pub use stream::Stream;
 pub use want::{Qos, Want};
-pub use wire::{By, Opened, Receives, Violation, Why};
+pub use wire::{By, Opened, Violation, Why};
 
 /// Where the daemon listens, if nobody says otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/millrace/messages.sock";

@@ -122,8 +122,6 @@ pub struct PeerStatus {
     pub lent: usize,
     /// That applications here have got since the start.
     pub opened: u64,
-    /// How what comes gets to applications, by their sessions: `ring`, or `socket: ` and why.
-    pub receives: BTreeMap<String, String>,
 }
 
 /// How a session has changed its graft.

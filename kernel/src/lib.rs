@@ -19,7 +19,7 @@
 //! | [`neighbour`], [`netfilter`], [`qdisc`], [`stack`] | asks the kernel by netlink: next hops, firewall rules, queueing, what lies below an interface |
 //! | [`clock`], [`energy`] | clocks and counters of energy |
 //! | [`prefix`] | networks as users write them |
-//! | [`sctp`], [`udp`], [`unix`], [`xsk`] | sockets that no crate wraps |
+//! | [`sctp`], [`udp`], [`unix`] | sockets that no crate wraps |
 //!
 //! # How long things live
 //!
@@ -32,7 +32,7 @@
 //! * [`memory`]: maps that are mapped into this process, which the kernel changes at the same time. All of it is atomic, or in an
 //!   `UnsafeCell` with one writer. [`memory::Shared`] is the promise that a type is made of such.
 //! * [`intf`], [`crypto`]: structures as bytes and back. [`intf::Plain`] is the promise that all bytes are values, and none is padding.
-//! * [`tc`], [`udp`], [`xdp`], [`xsk`], [`raw`], [`fork`], [`programs`], [`energy`]: system calls, and functions of libbpf, that no crate wraps.
+//! * [`tc`], [`udp`], [`xdp`], [`raw`], [`fork`], [`programs`], [`energy`]: system calls, and functions of libbpf, that no crate wraps.
 //!
 //! # To add a program
 //!
@@ -74,6 +74,5 @@ pub mod testing;
 pub mod udp;
 pub mod unix;
 pub mod xdp;
-pub mod xsk;
 
 pub use error::Error;

@@ -28,7 +28,6 @@ mod line;
 mod opening;
 mod places;
 mod quality;
-mod ring;
 mod seat;
 mod watch;
 mod words;
@@ -58,7 +57,6 @@ use self::{
     keeper::Keeper,
     lease::{Lease, SILENCE},
     places::Places,
-    ring::Rings,
     seat::Seat,
 };
 
@@ -81,7 +79,6 @@ pub struct Broker {
     seats: BTreeMap<Ends, Seat>,
     /// By their lives, which both ends have drawn at random.
     leases: BTreeMap<u64, Lease>,
-    rings: Rings,
     words: Receiver<(usize, Say)>,
     offers: Vec<Offer>,
     keeper: Keeper,
@@ -122,7 +119,6 @@ impl Broker {
             fars,
             seats,
             leases: BTreeMap::new(),
-            rings: Rings::default(),
             words,
             offers: offers(settings),
             keeper: Keeper::start().context("the keeper of sockets")?,
@@ -174,7 +170,6 @@ impl Broker {
         }
         let now = Instant::now();
         self.tick_leases(runtime, now);
-        self.reclaim_rings(runtime);
         if now >= self.looked + LOOK {
             self.looked = now;
             self.report(runtime);
@@ -201,7 +196,6 @@ impl Broker {
                 seats: peer.seats().count(),
                 lent: self.leases.values().filter(|lease| lease.peer == at).count(),
                 opened: far.opened,
-                receives: self.receivers(at),
             }
         });
         each.collect()

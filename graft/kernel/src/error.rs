@@ -58,8 +58,6 @@ pub enum Error {
     Say(std::io::Error),
     #[error("the session is not sealed")]
     Clear,
-    #[error("{0}")]
-    Ring(String),
     #[error("the session has no such keys")]
     NoKeys,
     #[error("the clock of a session cannot be set: {0}")]

@@ -17,7 +17,6 @@ mod path;
 mod protocol;
 mod queue;
 mod reason;
-mod ring;
 mod room;
 mod run;
 mod seal;
@@ -39,7 +38,6 @@ pub use known::{Progress, Times};
 pub use path::{PATH_SESSIONS, PATHS_MAX, Path, PathCount};
 pub use protocol::Protocol;
 pub use reason::Reason;
-pub use ring::Lent;
 pub use room::{KEPT_BYTES, Room, SEALED_BYTES, base_bytes};
 pub use run::Run;
 pub use seal::{KeyWord, Keys, Phase, SEAL_BYTES, SEALED_MAX, Wear};
@@ -52,7 +50,6 @@ use millrace_kernel::memory::Table;
 use millrace_kernel::object::{Embedded, Loaded, embedded, write};
 use millrace_kernel::tc::{self, Hook, Position};
 use millrace_kernel::xdp::{self, Mode};
-use millrace_kernel::xsk;
 
 use self::pairs::Pairs;
 use self::queue::Queue;
@@ -149,7 +146,6 @@ impl Slots {
 struct Open {
     raw: intf::Session,
     sealed: Option<seal::Sealed>,
-    rings: ring::Rings,
     seen: active::Seen,
 }
 
@@ -199,14 +195,7 @@ impl Joints {
     }
 
     pub fn load_for(room: Room) -> Result<Self, Error> {
-        Self::load_with(room, xsk::is_known())
-    }
-
-    fn load_with(room: Room, has_rings: bool) -> Result<Self, Error> {
         let mut open = object().open()?;
-        if !has_rings {
-            ring::do_without(&mut open)?;
-        }
         room.fit(open.object_mut())?;
         let mark = random().map_err(Error::Descriptor)? | 1;
         let (word_mark, path_mark) = (word::word_mark(mark), path::mark(mark));
@@ -373,7 +362,6 @@ impl Joints {
         raw.list_ids[0] = session.list.id.to_be_bytes();
         self.forget(index)?;
         self.count_anew(index)?;
-        self.begin_ring(index)?;
         if let Some(sealed) = &sealed {
             self.begin_sealed(index, sealed)?;
         }
@@ -383,8 +371,7 @@ impl Joints {
         self.put(&ends, &raw)?;
         self.free.pop();
         self.by_index[index as usize] = Some(ends);
-        self.sessions
-            .insert(ends, Open { raw, sealed, rings: ring::Rings::default(), seen: self.seen(index) });
+        self.sessions.insert(ends, Open { raw, sealed, seen: self.seen(index) });
         Ok(())
     }
 
@@ -477,7 +464,6 @@ impl Joints {
     }
 
     pub fn close(&mut self, ends: &Ends) -> Result<(), Error> {
-        self.end_ring(ends)?;
         let open =
             self.sessions.remove(ends).ok_or(Error::NoSession { local: ends.local, remote: ends.remote })?;
         self.by_index[open.raw.index as usize] = None;

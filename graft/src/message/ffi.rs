@@ -13,7 +13,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::stream::{self, Rest};
-use super::{DEFAULT_SOCKET, Error, Event, Listener, Preconnection, Qos, Received, Receives, Session, Want};
+use super::{DEFAULT_SOCKET, Error, Event, Listener, Preconnection, Qos, Received, Session, Want};
 
 const NAME_MAX: usize = 64;
 const TEXT_MAX: usize = 256;
@@ -65,8 +65,7 @@ pub struct Agreed {
     graft: [c_char; NAME_MAX],
     services: [c_char; TEXT_MAX],
     is_sealed: u8,
-    has_ring: u8,
-    reserved: [u8; 6],
+    reserved: [u8; 7],
 }
 
 /// `millrace_graft_status`, but for success.
@@ -298,8 +297,7 @@ pub unsafe extern "C" fn millrace_graft_agreement(session: *mut Held, agreed: *m
             graft: fixed(&opened.graft),
             services: fixed(&opened.services.join(" ")),
             is_sealed: opened.is_sealed.into(),
-            has_ring: (opened.receives == Receives::Ring).into(),
-            reserved: [0; 6],
+            reserved: [0; 7],
         };
         // SAFETY: the caller's promise.
         unsafe { give(agreed, found, "agreed") }

@@ -156,7 +156,7 @@ impl Session {
         };
         let (peer, service) = (opened.peer.clone(), opened.service.clone());
         let mut session = Self::with(Control::from(control), &peer, &service)?;
-        session.begin(opened, socket, descriptors.collect())?;
+        session.begin(opened, socket)?;
         Ok(session)
     }
 
@@ -376,7 +376,7 @@ impl Session {
         }
     }
 
-    /// Returns whether there was room. Only while the daemon is there: without it nothing would be sealed.
+    /// Returns whether the socket had room. Sends only while the daemon runs: without it nothing would be sealed.
     fn send_datagram(&mut self, datagram: &[u8]) -> Result<bool, Error> {
         self.look();
         let link = match &self.phase {
@@ -483,10 +483,9 @@ impl Session {
     fn hear(&mut self, word: Word, descriptors: Vec<OwnedFd>) {
         match word {
             Word::Opened(opened) => {
-                let mut descriptors = descriptors.into_iter();
-                let socket = descriptors.next();
+                let socket = descriptors.into_iter().next();
                 let begun = socket.ok_or_else(|| Error::Protocol("a session without its socket".to_owned()));
-                let begin = |socket| self.begin(opened, socket, descriptors.collect());
+                let begin = |socket| self.begin(opened, socket);
                 if let Err(error) = begun.and_then(begin) {
                     self.end(&error.to_string(), false);
                 }
@@ -495,14 +494,10 @@ impl Session {
                 self.phase = Phase::Refused(why, reason);
             }
             Word::Refused { why, reason } => self.tell(Event::Refused { why, reason }),
-            Word::Changed { graft, services, by, receives, ring } => {
+            Word::Changed { graft, services, by } => {
                 if let Phase::Open(link) = &mut self.phase {
                     (link.opened.graft, link.opened.services) = (graft.clone(), services.clone());
                     link.opened.in_order &= services.iter().any(|service| service == "order");
-                    link.opened.receives = receives;
-                }
-                if let Err(error) = self.add_ring(ring, descriptors) {
-                    return self.end(&error.to_string(), false);
                 }
                 self.tell(Event::Changed { graft, services, by });
             }
@@ -517,19 +512,10 @@ impl Session {
         }
     }
 
-    /// `more`: of a ring, if there is one.
-    fn begin(&mut self, opened: Opened, socket: OwnedFd, more: Vec<OwnedFd>) -> Result<(), Error> {
+    fn begin(&mut self, opened: Opened, socket: OwnedFd) -> Result<(), Error> {
         watch(&self.all, &socket)?;
-        let ring = opened.ring;
         self.phase = Phase::Open(Link { inbox: Inbox::new(socket), opened });
-        self.add_ring(ring, more)
-    }
-
-    fn add_ring(&mut self, frames: Option<u32>, descriptors: Vec<OwnedFd>) -> Result<(), Error> {
-        let (Some(frames), Phase::Open(link)) = (frames, &mut self.phase) else { return Ok(()) };
-        let missing = |_| Error::Protocol("a ring without its descriptors".to_owned());
-        let descriptors = <[OwnedFd; 2]>::try_from(descriptors).map_err(missing)?;
-        watch(&self.all, link.inbox.add_ring(descriptors, frames)?)
+        Ok(())
     }
 
     /// Nothing is sent any more.

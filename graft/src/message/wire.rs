@@ -45,11 +45,6 @@ pub enum Word {
         graft: String,
         services: Vec<String>,
         by: By,
-        #[serde(default)]
-        receives: Receives,
-        /// With a ring, which the session did not have before: see [`Opened::ring`].
-        #[serde(default)]
-        ring: Option<u32>,
     },
     /// A datagram was refused as the window was full, and there is room now.
     Room,
@@ -80,38 +75,6 @@ pub struct Opened {
     /// Addresses and ports of its datagrams.
     pub local: String,
     pub remote: String,
-    /// How what comes gets to the application.
-    #[serde(default)]
-    pub receives: Receives,
-    /// Behind the other descriptors are two of a ring, which has room for so many datagrams.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ring: Option<u32>,
-}
-
-/// How what comes for a session gets to its application. The library reads both.
-#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
-#[serde(tag = "by", rename_all = "snake_case")]
-pub enum Receives {
-    /// And why not by a ring.
-    Socket { why: String },
-    /// Of one queue of one interface: what comes by others comes by the socket.
-    Ring,
-}
-
-impl Default for Receives {
-    fn default() -> Self {
-        Self::Socket { why: String::new() }
-    }
-}
-
-impl std::fmt::Display for Receives {
-    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Ring => to.write_str("ring"),
-            Self::Socket { why } if why.is_empty() => to.write_str("socket"),
-            Self::Socket { why } => write!(to, "socket: {why}"),
-        }
-    }
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]

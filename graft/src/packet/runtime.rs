@@ -358,10 +358,9 @@ impl Runtime {
         let sum = |wanted: &[Reason]| {
             counts.iter().filter(|(reason, _)| wanted.contains(reason)).map(|(_, count)| count).sum()
         };
-        let come: u64 = sum(&[Reason::Delivered, Reason::Recovered, Reason::InRing]);
         Ok(Some(Traffic {
             sent: sum(&[Reason::Sent]),
-            delivered: come.saturating_sub(sum(&[Reason::RingFull])),
+            delivered: sum(&[Reason::Delivered, Reason::Recovered]),
             refused: sum(&[Reason::WindowFull, Reason::TooFast]),
         }))
     }
@@ -533,7 +532,7 @@ fn is_out_of_step(counts: &[(Reason, u64)]) -> bool {
     let count =
         |wanted: Reason| counts.iter().find(|(reason, _)| *reason == wanted).map_or(0, |(_, count)| *count);
     let refused = count(Reason::Stale) + count(Reason::Old);
-    refused > 0 && count(Reason::Delivered) + count(Reason::InRing) == 0
+    refused > 0 && count(Reason::Delivered) == 0
 }
 
 fn check_budget(joints: &mut Joints, graft: &Graft) -> Result<(), Error> {
@@ -558,7 +557,6 @@ mod hops;
 mod live;
 mod paths;
 mod places;
-mod ring;
 mod ruled;
 mod sealed;
 #[cfg(test)]

@@ -207,8 +207,7 @@ impl Settings {
     /// # Errors
     /// The first thing that is wrong.
     pub fn parse(text: &str, directory: &path::Path) -> Result<Self, Error> {
-        let raw: Raw =
-            toml::from_str(text).map_err(|error| Error::Settings(error.to_string().trim_end().to_owned()))?;
+        let raw: Raw = crate::left::parse(text).map_err(Error::Settings)?;
         let keys = raw.trusted_keys.iter().map(|key| {
             key.parse().map_err(|error| Error::Settings(format!("trusted-keys: {key:?} {error}")))
         });

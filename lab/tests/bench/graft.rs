@@ -229,10 +229,9 @@ fn sessions_take_what_is_stated() {
     let (delays, received, memory, room) = (of("delay"), of("receive"), of("memory"), of("room"));
     assert_eq!(
         [delays.len(), received.len(), memory.len(), room.len(), rows.len()],
-        [2 * 7, 4, 2, 2 * 2, 24]
+        [2 * 7, 2, 2, 2 * 2, 22]
     );
-    let ways: Vec<_> = received.iter().map(|row| (row["receives"].clone(), row["sealed"].clone())).collect();
-    assert!((1..4).all(|at| !ways[..at].contains(&ways[at])), "{ways:?}");
+    assert_ne!(received[0]["sealed"], received[1]["sealed"]);
     for row in delays.into_iter().chain(received) {
         assert_eq!((&row["sent"], &row["lost"]), (&200.into(), &0.into()), "{row}");
         assert!(row["delay_us"]["p50"].as_f64().is_some_and(|us| us > 0.0), "{row}");

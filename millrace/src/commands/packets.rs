@@ -219,9 +219,6 @@ fn text(status: &Status, width: usize) -> String {
             ("LENT", Whole),
         ];
         table(&mut out, width, &head, status.peers.iter().map(peer));
-        for (session, receives) in status.peers.iter().flat_map(|peer| &peer.receives) {
-            line(&mut out, width, &format!("{session}: receives by {receives}"));
-        }
     }
     for session in &status.sessions {
         let mut packets = String::new();

@@ -15,7 +15,6 @@ mod messages_paths;
 mod packets;
 mod pools;
 mod purposes;
-mod rings;
 mod site;
 mod strangers;
 mod streams;

@@ -1,4 +1,4 @@
-//! Whose connections rules are for, and what connections are for: said and learned.
+//! Rules for commands and cgroups, and purposes of connections: configured and learned.
 
 use std::{
     fs,

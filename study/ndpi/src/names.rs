@@ -1,4 +1,4 @@
-//! What nDPI's names of protocols are for.
+//! The purposes of protocols, by nDPI's names.
 
 use millrace_graft_proto::select::profile::Profile;
 

@@ -21,7 +21,7 @@ const SSH: &[u8] = b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n";
 /// Segments in their order, and whether the client sends each.
 type Said = &'static [(bool, &'static [u8])];
 
-/// Sends all of `bytes` over a connection, and adds what comes out of it to the sample.
+/// Sends all of `bytes` over a connection, and adds the received bytes to the sample.
 fn pass(from: &mut TcpStream, to: &mut TcpStream, is_client: bool, bytes: &[u8], sample: &mut Sample) {
     from.write_all(bytes).unwrap();
     let mut got = vec![0; bytes.len()];

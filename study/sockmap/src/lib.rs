@@ -1,5 +1,5 @@
-//! Passes what an application and a broker of the same host say to each other from the one socket's send to the other's queue, past
-//! TCP and the loopback interface (sockmap).
+//! Passes the bytes of an application and a broker of the same host from the one socket's send to the other's queue, past TCP and the
+//! loopback interface (sockmap).
 //!
 //! Tier: test-all, since it is no part of the product.
 
@@ -17,7 +17,7 @@ const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/bypass.bpf.o"));
 /// `struct bypass_end`.
 const END_BYTES: usize = 20;
 
-/// What became of each send, and of sockets, in the order of `enum bypass_verdict`.
+/// Verdicts on each send, and on sockets, in the order of `enum bypass_verdict`.
 pub const VERDICTS: [&str; 9] =
     ["passed-on", "full", "behind", "alone", "one-way", "unknown", "entered", "no-room", "early"];
 
@@ -86,7 +86,7 @@ impl Bypass {
         Ok(self.taken.update(&key, &bytes.to_ne_bytes(), MapFlags::ANY)?)
     }
 
-    /// Returns how often this became of what was sent, or of a socket: one of [`VERDICTS`].
+    /// Returns how often the programs gave this verdict, one of [`VERDICTS`].
     ///
     /// # Errors
     /// The kernel refuses, or there is no such verdict.

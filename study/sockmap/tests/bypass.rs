@@ -91,7 +91,7 @@ fn all_bytes_come_once_and_in_order() {
     }
 }
 
-/// What a broker does not take goes by TCP, which holds the application back.
+/// A broker that takes nothing has the application use TCP, which holds it back.
 #[test]
 fn slow_broker_costs_one_window() {
     if !is_there("slow_broker_costs_one_window") {

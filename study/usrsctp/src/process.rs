@@ -1,6 +1,6 @@
 //! The confined process: messages of one session, between the application's socket and the session's own.
 //!
-//! It parses what comes by the wire, and can reach nothing but these two sockets and its owner's.
+//! It parses the peer's packets, and can reach nothing but these two sockets and its owner's.
 
 use std::{
     collections::BTreeMap,

@@ -76,7 +76,7 @@ impl Drop for Process {
     }
 }
 
-/// Between two processes: loses some, and has others in their place, some of which look as if they were right.
+/// Passes a packet on, or loses it, and sometimes adds forged ones, some of which look right.
 fn pass(from: &UnixDatagram, to: &UnixDatagram, random: &mut fastrand::Rng) -> bool {
     let mut packet = [0; 2048];
     let Ok(got) = from.recv(&mut packet) else { return false };

@@ -12,7 +12,6 @@ use super::{
     addresses::is_here,
     far::Say,
     lease::{Denied, Lease, SILENCE, Said, Stage, denied, waits},
-    ring::descriptors_of,
 };
 
 /// Seconds in which a session that nobody asks about is spoken of once.
@@ -54,11 +53,8 @@ impl Broker {
                 let services = lease.services(&self.offers);
                 let desk = lease.desk;
                 info!(session, graft, ?by, "a session has changed");
-                let (receives, lent) = self.receives(runtime, life);
-                let ring = lent.as_ref().map(|ring| ring.frames);
-                let word = Word::Changed { graft: graft.clone(), services, by, receives, ring };
-                let descriptors: Vec<_> = descriptors_of(lent.as_ref()).collect();
-                desk.into_iter().for_each(|desk| self.tell_with(desk, &word, &descriptors));
+                let word = Word::Changed { graft: graft.clone(), services, by };
+                desk.into_iter().for_each(|desk| self.tell(desk, &word));
             }
             (Stage::Open, Err(why)) => {
                 let by = lease.changing.take();
@@ -122,7 +118,7 @@ impl Broker {
         if graft == lease.graft {
             let services = lease.services(&self.offers);
             let desk = lease.desk;
-            let word = Word::Changed { graft, services, by, receives: self.receives_by(life), ring: None };
+            let word = Word::Changed { graft, services, by };
             return desk.into_iter().for_each(|desk| self.tell(desk, &word));
         }
         (lease.changing, lease.quality.next) = (Some(by), Some(graft));

@@ -124,13 +124,9 @@ impl Broker {
 
     /// Who does not read is let go.
     pub(super) fn tell(&mut self, desk: u64, word: &Word) {
-        self.tell_with(desk, word, &[]);
-    }
-
-    pub(super) fn tell_with(&mut self, desk: u64, word: &Word, descriptors: &[BorrowedFd<'_>]) {
         let Some(found) = self.desks.get_mut(&desk) else { return };
         // One that has gone may have said something before.
-        let told = found.line.send(word, descriptors);
+        let told = found.line.send(word, &[]);
         found.is_deaf |= told.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
     }
 

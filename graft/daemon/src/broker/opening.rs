@@ -17,7 +17,6 @@ use super::{
     far::Say,
     lease::{AGAIN, Denied, Lease, Said, Stage, denied, insert, waits},
     line::Line,
-    ring::descriptors_of,
 };
 
 impl Broker {
@@ -135,8 +134,7 @@ impl Broker {
     }
 
     /// The socket is the application's.
-    fn lend(&mut self, runtime: &mut Runtime, life: u64, control: Option<&Control>) -> Option<()> {
-        let (receives, ring) = self.receives(runtime, life);
+    fn lend(&mut self, life: u64, control: Option<&Control>) -> Option<()> {
         let lease = self.leases.get_mut(&life)?;
         let datagram_bytes = self.peers.get(lease.peer)?.datagram_bytes;
         let socket = self.seats.get_mut(&lease.ends)?.lend(lease.user).ok()?;
@@ -152,8 +150,6 @@ impl Broker {
             datagram_bytes,
             local: lease.ends.local.to_string(),
             remote: lease.ends.remote.to_string(),
-            receives,
-            ring: ring.as_ref().map(|ring| ring.frames),
         };
         let desk = self.desks.get(&lease.desk?)?;
         info!(
@@ -164,11 +160,10 @@ impl Broker {
             "a session is lent"
         );
         let socket = socket.as_fd();
-        let (own, word) = match control {
+        let (descriptors, word) = match control {
             Some(control) => (vec![socket, control.as_fd()], Word::Accepted(opened)),
             None => (vec![socket], Word::Opened(opened)),
         };
-        let descriptors: Vec<_> = own.into_iter().chain(descriptors_of(ring.as_ref())).collect();
         let is_taken = desk.tell(&word, &descriptors);
         (lease.stage, lease.said) = (Stage::Open, None);
         let peer = lease.peer;
@@ -241,7 +236,7 @@ impl Broker {
         let Some((line, theirs)) = line else {
             return self.end_own(life, "the daemon there has no room for the application's connection");
         };
-        if self.lend(runtime, life, Some(&theirs)).is_none() {
+        if self.lend(life, Some(&theirs)).is_none() {
             return self.end_own(life, "the application that listens there does not take it");
         }
         let desk = self.add_desk(Desk::of_session(line, caller, life));
@@ -249,11 +244,11 @@ impl Broker {
         self.say_of(life, &Say::Ready { life });
     }
 
-    pub(super) fn ready(&mut self, runtime: &mut Runtime, life: u64) {
+    pub(super) fn ready(&mut self, life: u64) {
         if !self.leases.get(&life).is_some_and(|lease| lease.is_own && lease.stage == Stage::Going) {
             return;
         }
-        if self.lend(runtime, life, None).is_none() {
+        if self.lend(life, None).is_none() {
             self.end_own(life, "the application there has gone");
         }
     }

@@ -23,7 +23,7 @@ impl Broker {
                 self.declined(runtime, life, why, &reason)
             }
             Say::Go { life } if is_known(&life) => self.go(runtime, life),
-            Say::Ready { life } if is_known(&life) => self.ready(runtime, life),
+            Say::Ready { life } if is_known(&life) => self.ready(life),
             Say::Finish { life, messages } => {
                 if is_known(&life) {
                     self.tell_finish(life, messages);

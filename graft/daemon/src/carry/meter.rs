@@ -1,4 +1,4 @@
-//! What goes through one carried connection: how much, and whose. When it is over, it is told to those who remember.
+//! The meter of one carried connection counts its bytes and turns. It tells them to [`Purposes`] at the end.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What connections are for: what ended ones tell, and what is expected of the next.
+//! Purposes of connections: ended ones are remembered, and the next of their kind are expected to be alike.
 
 use std::{
     net::IpAddr,

@@ -79,8 +79,6 @@ enum graft_reason {
 	GRAFT_PAUSED,	      /* not sent: the session was about to begin anew */
 	GRAFT_TOO_FAST,	      /* not sent: as much waits for its turn as may */
 	GRAFT_SOCKET_FULL,    /* its socket has no room: it has not come, and may come again */
-	GRAFT_IN_RING,	      /* it goes to the application's ring */
-	GRAFT_RING_FULL,      /* of those, what there was no room for; the kernel counts it */
 	GRAFT_OTHER_PROTOCOL, /* came by UDP where the session has protocol 253, or by that where it has UDP */
 	GRAFT_NO_PATH,	      /* not sent: of a session that has paths, and this one is not there */
 	GRAFT_REASONS,
@@ -173,7 +171,7 @@ struct graft_work {
 	__u8 is_marked_later; /* at GRAFT_RX: `number` leaves it to another function to say that it has come */
 	__u8 is_returned; /* at GRAFT_REPAIR: this host has recovered it, and has it arrive behind another one */
 	__u8 tells_room;   /* the session: its sender is told when there is room again */
-	__u8 is_for_ring;  /* at GRAFT_RX: no function waits for it at GRAFT_REPAIR */
+	__u8 reserved;	   /* 0: what is behind it stays where it was */
 	__u8 protocol;	   /* by which it came: UDP, or IP protocol 253 */
 	__u8 wire;	   /* by which the session's packets leave */
 	__u16 protocol_at; /* the byte of IP that says so, in the frame of the link */

@@ -6,7 +6,6 @@
  *   graft_packet.h   what functions see; joint_intf.h: what userspace sees; joint_frame.h: frames
  *   joint_seal.h     the stages of sealed sessions, which are in seal.bpf.c
  *   joint_active.h   which sessions have packets
- *   joint_ring.h     the way to an application past its socket
  *   joint_wire.h     datagrams over IP protocol 253
  *   joint_path.h     several pairs of addresses for one session
  */
@@ -17,7 +16,6 @@
 #include "joint_kept.h"
 #include "joint_path.h"
 #include "joint_room.h"
-#include "joint_ring.h"
 #include "joint_seal.h"
 #include "joint_wire.h"
 #include <linux/pkt_cls.h>
@@ -200,7 +198,6 @@ static __always_inline void begin(struct graft_work *work, const struct joint_se
 	work->again = work->is_kept = work->was_given_up = work->is_returned = 0;
 	work->is_sealed = session->is_sealed;
 	work->tells_room = session->tells_room;
-	work->is_for_ring = 0;
 	work->wire = session->protocol;
 	work->has_paths = session->paths != 0;
 	work->limit = 0;
@@ -629,20 +626,15 @@ SEC("xdp.frags")
 int joint_rx_done(struct xdp_md *ctx)
 {
 	struct graft_work *work = graft_work(GRAFT_RX);
-	int verdict = XDP_PASS;
 	__u32 reason;
 
 	if (!work)
 		return XDP_PASS;
 	reason = work->reason;
-	if (!goes_on(reason))
-		verdict = XDP_DROP;
-	else if (ring_fits(ctx, work))
-		verdict = ring_give(ctx, work, &reason);
 	if (work->has_paths && is_new_and_true(work, reason))
 		path_came(work);
 	conclude(work, GRAFT_RX, reason);
-	return verdict;
+	return goes_on(reason) ? XDP_PASS : XDP_DROP;
 }
 
 SEC("tcx/ingress")
@@ -737,7 +729,6 @@ static __always_inline int receive(struct xdp_md *ctx, const int is_opened)
 		return graft_done(ctx, rx, work, wrong);
 	work->list = session->lists[work->epoch & 1][GRAFT_RX];
 	work->reason = GRAFT_LET_IN;
-	work->is_for_ring = work->kind == GRAFT_DATA && !session->lists[work->epoch & 1][GRAFT_REPAIR];
 	if (work->kind >= GRAFT_SAYS || work->kind == GRAFT_RETURNED)
 		work->list = 0;
 	return graft_next(ctx, rx, work);

@@ -73,20 +73,6 @@ struct joint_path_in {
 	__u32 path;
 };
 
-/* A receive queue. */
-struct joint_place {
-	__u32 ifindex; /* 0: none */
-	__u32 queue;
-};
-
-struct joint_ring {
-	struct joint_place place; /* that the session's ring is of */
-	struct joint_place seen;  /* by which its packets came of late */
-};
-
-/* Of a packet: what the kernel takes in front of it (XDP_PACKET_HEADROOM) is of the same 2048. */
-#define JOINT_RING_BYTES 1792
-
 /* How long sampled packets took, from the dispatcher to the verdict. */
 struct joint_time {
 	__u64 packets; /* all */

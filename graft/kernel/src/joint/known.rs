@@ -43,11 +43,7 @@ impl Joints {
     /// Packets of a session by what became of them.
     pub fn counts(&mut self, ends: &Ends) -> Result<Vec<(Reason, u64)>, Error> {
         let counts = self.per_cpu::<intf::Counts>("counters", ends)?;
-        let full = self.find(ends)?.rings.dropped();
-        let of = |(at, reason)| match reason {
-            Reason::RingFull => (reason, full),
-            _ => (reason, counts.iter().map(|counts| counts.packets[at]).sum()),
-        };
+        let of = |(at, reason)| (reason, counts.iter().map(|counts| counts.packets[at]).sum());
         Ok(Reason::ALL.iter().copied().enumerate().map(of).collect())
     }
 

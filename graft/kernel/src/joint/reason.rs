@@ -74,10 +74,6 @@ reasons! {
     TooFast = "too-fast",
     /// The application's socket has no room: it has not come, and is asked for again.
     SocketFull = "socket-full",
-    /// It went to the application's ring.
-    InRing = "in-ring",
-    /// Of those, what there was no room for.
-    RingFull = "ring-full",
     /// Came by UDP where the session has protocol 253, or by that where it has UDP.
     OtherProtocol = "other-protocol",
     /// Not sent: of a session that has paths, and its path is not there.

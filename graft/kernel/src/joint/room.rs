@@ -35,8 +35,8 @@ impl Default for Room {
 impl Room {
     /// Entries of a map that was compiled with so many.
     fn entries(&self, name: &str, kind: MapType, compiled: u32) -> u32 {
-        const OF_SESSIONS: [MapType; 5] =
-            [MapType::Array, MapType::PercpuArray, MapType::Hash, MapType::ArrayOfMaps, MapType::Xskmap];
+        const OF_SESSIONS: [MapType; 4] =
+            [MapType::Array, MapType::PercpuArray, MapType::Hash, MapType::ArrayOfMaps];
         let (unit, wanted) = match name.starts_with(KEPT) {
             true => (intf::KEEPERS as u32, self.keepers),
             false => (intf::SESSIONS as u32, self.sessions),
@@ -103,7 +103,6 @@ mod tests {
             ("seal_keys", MapType::ArrayOfMaps, 192, 3000),
             ("times", MapType::PercpuArray, 64, 1000),
             ("sessions", MapType::Hash, 64, 1000),
-            ("rings", MapType::Xskmap, 64, 1000),
             ("kept_packets", MapType::Array, 16 * 1024, 20 * 1024),
             ("kept_come", MapType::Array, 16 * 128, 20 * 128),
             ("works", MapType::PercpuArray, 3, 3),

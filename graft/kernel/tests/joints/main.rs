@@ -8,7 +8,6 @@ mod functions;
 mod paced;
 mod parity;
 mod paths;
-mod rings;
 mod sealed;
 mod shared;
 mod swapped;

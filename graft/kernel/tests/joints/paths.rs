@@ -5,13 +5,24 @@ use std::time::{Duration, Instant};
 
 use millrace_graft_kernel::joint::{Ends, Joint, Joints, PATH_SESSIONS, Path, Protocol, Reason, Room};
 use millrace_testkit::wait_for;
+use nix::sched::{CloneFlags, unshare};
 
 use crate::datagrams::{PASS_ON, REDIRECT, SHOT, XDP_DROP, XDP_PASS, datagram, v4, v6};
 use crate::frames::{reason, run};
-use crate::net::{check_frame, root};
-use crate::rings::with_two_queues;
+use crate::net::{check_frame, ip as net_ip, root};
 use crate::wire::{as_udp, on_the_wire};
 use crate::{count, joints, open, open_over, other_side, sides};
+
+/// Calls `work` with the index of an interface that has two queues, in a namespace of its own.
+fn with_two_queues(work: impl FnOnce(u32) + Send) {
+    let in_own = || {
+        unshare(CloneFlags::CLONE_NEWNET).expect("a namespace");
+        net_ip("link add two numrxqueues 2 numtxqueues 2 type veth peer name other");
+        net_ip("link set two up");
+        work(nix::net::if_::if_nametoindex("two").expect("an index"));
+    };
+    std::thread::scope(|scope| scope.spawn(in_own).join().expect("work in a namespace"));
+}
 
 /// Of a run without a network.
 const LOOPBACK: u32 = 1;

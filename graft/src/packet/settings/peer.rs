@@ -36,8 +36,6 @@ pub struct Peer {
     pub sessions_per_user: usize,
     /// Bytes that the library puts into one.
     pub datagram_bytes: usize,
-    /// Applications get rings, where there can be some.
-    pub rings: bool,
     paths: Option<Paths>,
     key: [u8; 16],
 }
@@ -59,8 +57,6 @@ pub struct Raw {
     cipher: Option<Cipher>,
     #[serde(default)]
     clear: bool,
-    #[serde(default)]
-    rings: bool,
     #[serde(default)]
     protocol: RawProtocol,
     /// Of each session of the pool.
@@ -138,7 +134,7 @@ impl Raw {
         let sessions_per_user = self.sessions_per_user.unwrap_or(SESSIONS_PER_USER);
         let (ends, key) = (ends.collect(), read_key(directory, &self.key_file)?);
         let paths = Paths::checked(self.path, self.paths, &own).map_err(&wrong)?;
-        let Self { name, rings, .. } = self;
+        let name = self.name;
         let protocol = self.protocol.into();
         Ok(Peer {
             name,
@@ -149,7 +145,6 @@ impl Raw {
             groups,
             sessions_per_user,
             datagram_bytes,
-            rings,
             paths,
             key,
         })

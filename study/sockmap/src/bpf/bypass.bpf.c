@@ -186,7 +186,7 @@ static __always_inline bool look(struct sk_msg_md *msg, struct bypass_sent *stat
 }
 
 static __always_inline enum bypass_verdict judge(struct sk_msg_md *msg, const struct bypass_key *key,
-					      const struct bypass_sent *state)
+						 const struct bypass_sent *state)
 {
 	__u64 *told, gone;
 

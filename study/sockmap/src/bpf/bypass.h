@@ -45,14 +45,14 @@ struct bypass_sent {
 /* What became of what a socket sends, of each call; and of sockets that might be entered. */
 enum bypass_verdict {
 	BYPASS_PASSED_ON, /* to the other end's queue */
-	BYPASS_FULL,      /* the broker has yet to take as much as it may: by TCP, which waits for it */
-	BYPASS_BEHIND,    /* what went by TCP before was not taken yet: it would overtake that */
-	BYPASS_ALONE,     /* the other end is not entered */
-	BYPASS_ONE_WAY,   /* from the broker, and this kernel does not count what an application has not read */
-	BYPASS_UNKNOWN,   /* nothing is known of the socket any more, or no TCP */
-	BYPASS_ENTERED,   /* sockets, when they were connected */
-	BYPASS_NO_ROOM,   /* sockets that there is no room for */
-	BYPASS_EARLY,     /* sockets that had sent bytes with their SYN */
+	BYPASS_FULL,	  /* the broker has yet to take as much as it may: by TCP, which waits for it */
+	BYPASS_BEHIND,	  /* what went by TCP before was not taken yet: it would overtake that */
+	BYPASS_ALONE,	  /* the other end is not entered */
+	BYPASS_ONE_WAY, /* from the broker, and this kernel does not count what an application has not read */
+	BYPASS_UNKNOWN, /* nothing is known of the socket any more, or no TCP */
+	BYPASS_ENTERED, /* sockets, when they were connected */
+	BYPASS_NO_ROOM, /* sockets that there is no room for */
+	BYPASS_EARLY,	/* sockets that had sent bytes with their SYN */
 	BYPASS_VERDICTS,
 };
 

@@ -1,11 +1,10 @@
-//! How what comes for an application gets to it: by its socket, or by a ring. One-way delay of messages at a rate, from one application
-//! to the other by the library, and the CPU time of it.
+//! One-way delay of messages at a rate, from one application to the other by the library, and the CPU time of it: in clear and sealed.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail, ensure};
-use millrace_graft::message::{Error, Received, Receives, Session};
+use millrace_graft::message::{Error, Received, Session};
 use nix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 
@@ -24,17 +23,10 @@ const GRACE: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Copy)]
 struct Arm {
-    has_ring: bool,
     is_sealed: bool,
 }
 
-/// Clear and sealed, by either way.
-const ARMS: [Arm; 4] = [
-    Arm { has_ring: false, is_sealed: false },
-    Arm { has_ring: true, is_sealed: false },
-    Arm { has_ring: false, is_sealed: true },
-    Arm { has_ring: true, is_sealed: true },
-];
+const ARMS: [Arm; 2] = [Arm { is_sealed: false }, Arm { is_sealed: true }];
 
 #[derive(Default)]
 struct Outcome {
@@ -47,10 +39,6 @@ struct Outcome {
 }
 
 impl Arm {
-    fn receives(self) -> &'static str {
-        if self.has_ring { "ring" } else { "socket" }
-    }
-
     fn sealed(self) -> &'static str {
         if self.is_sealed { "sealed" } else { "clear" }
     }
@@ -61,14 +49,14 @@ pub fn run(args: &Args, site: &Site) -> anyhow::Result<(Vec<Value>, String)> {
     let mut outcomes: Vec<Vec<Outcome>> = ARMS.iter().map(|_| Vec::new()).collect();
     for round in 1..=args.rounds {
         for (arm, outcomes) in ARMS.iter().zip(&mut outcomes) {
-            let label = format!("round {round}, {}, {}", arm.receives(), arm.sealed());
+            let label = format!("round {round}, {}", arm.sealed());
             progress.begin(label.clone());
             outcomes.push(args.receive_by(site, *arm).with_context(|| label.clone())?);
             progress.next(label);
         }
     }
     drop(progress);
-    let head = ["receives by", "", "messages", "lost", "p50 us", "p99 us", "receiver ns", "machine ns"];
+    let head = ["", "messages", "lost", "p50 us", "p99 us", "receiver ns", "machine ns"];
     let (mut rows, mut lines) = (Vec::new(), vec![head.map(str::to_owned).to_vec()]);
     for (arm, outcomes) in ARMS.iter().zip(&outcomes) {
         let sum = |of: fn(&Outcome) -> u64| outcomes.iter().map(of).sum::<u64>();
@@ -78,12 +66,12 @@ pub fn run(args: &Args, site: &Site) -> anyhow::Result<(Vec<Value>, String)> {
         let each = |ns: u64| ns as f64 / come as f64;
         let (receiver_ns, machine_ns) = (each(sum(|it| it.receiver_ns)), each(sum(|it| it.machine_ns)));
         rows.push(json!({
-            "part": "receive", "receives": arm.receives(), "sealed": arm.is_sealed, "functions": ["number"],
+            "part": "receive", "sealed": arm.is_sealed, "functions": ["number"],
             "rate": args.rate, "bytes": args.bytes, "seconds": args.seconds, "rounds": args.rounds,
             "sent": sent, "lost": sent - come, "delay_us": delays,
             "receiver_ns_per_message": receiver_ns, "machine_ns_per_message": machine_ns,
         }));
-        let mut line = vec![arm.receives().to_owned(), arm.sealed().to_owned()];
+        let mut line = vec![arm.sealed().to_owned()];
         line.extend([sent, sent - come].map(|count| count.to_string()));
         line.extend([delays.p50, delays.p99, receiver_ns, machine_ns].map(|it| format!("{it:.0}")));
         lines.push(line);
@@ -93,17 +81,11 @@ pub fn run(args: &Args, site: &Site) -> anyhow::Result<(Vec<Value>, String)> {
 
 impl Args {
     fn receive_by(&self, site: &Site, arm: Arm) -> anyhow::Result<Outcome> {
-        let Arm { has_ring, is_sealed } = arm;
         let graft = "[[graft]]\nname = \"once\"\nfunctions = [\"number\"]\n";
-        let peers = Peers::start(site, graft, &format!("clear = {}\nrings = {has_ring}\n", !is_sealed))?;
+        let peers = Peers::start(site, graft, &format!("clear = {}\n", !arm.is_sealed))?;
         let listener = peers.asks("far").listen()?;
         let mut near = peers.opened(&["once"])?;
         let mut far = listener.accept()?;
-        let receives = far.agreed()?.receives.clone();
-        ensure!(
-            arm.has_ring == (receives == Receives::Ring),
-            "the application does not receive as it is to: {receives}"
-        );
         far.set_timeout(Some(TURN));
         let (base, is_over) = (Instant::now(), AtomicBool::new(false));
         let before = Reading::take(std::process::id())?;
