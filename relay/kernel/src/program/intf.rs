@@ -234,7 +234,7 @@ mod tests {
     use millrace_kernel::intf::{assert_layouts, enum_names};
 
     use super::*;
-    use crate::program::outcome::{EgressOutcome, FrameOutcome, FurtherRun, Lookup, Opening, Outcome};
+    use crate::program::outcome::{EgressOutcome, FrameOutcome, FurtherRun, Lookup, OpeningOutcome, Outcome};
 
     #[test]
     fn mirrors_match_btf() {
@@ -274,6 +274,6 @@ mod tests {
         );
         assert_eq!(names("relay_further_run", "relay_run_"), FurtherRun::ALL.map(FurtherRun::name));
         assert_eq!(names("relay_frame_outcome", "relay_frame_"), FrameOutcome::ALL.map(FrameOutcome::name));
-        assert_eq!(names("relay_opening", "relay_opening_"), Opening::ALL.map(Opening::name));
+        assert_eq!(names("relay_opening", "relay_opening_"), OpeningOutcome::ALL.map(OpeningOutcome::name));
     }
 }
