@@ -3,11 +3,12 @@
 
 Crates may use what LAYOUT says, and nothing else of the workspace. Modules with the same parent may
 use each other, but not in a circle; a module and its own children may. Tests (`#[cfg(test)]`, tests.rs, *_tests.rs,
-tests/) are left out: they may use anything.
+tests/) are left out: they may use anything. Files of the pages in web/ import each other in no circle either.
 
     scripts/layers.py [--self-test]
 """
 
+import os
 import re
 import sys
 import tempfile
@@ -75,7 +76,7 @@ def main():
     if sys.argv[1:] == ["--self-test"]:
         return self_test()
     root = Path(__file__).resolve().parent.parent
-    found = unlisted(root) + check(root, LAYOUT)
+    found = unlisted(root) + check(root, LAYOUT) + page_circles(root / "web")
     for line in found:
         print(line, file=sys.stderr)
     return 1 if found else 0
@@ -200,6 +201,24 @@ def components(arrows):
             found.append(circle)
             done.update(circle)
     return found
+
+
+# --- pages
+
+IMPORT = re.compile(r"""(?:\bfrom\s*|\bimport\s*\(?\s*)["'](\.[^"']*)["']""")
+
+
+def page_circles(web):
+    """Files of the pages that import each other in a circle, types included."""
+    files = {file.with_suffix("") for folder in ("src", "relay") for file in (web / folder).glob("*.ts")}
+    arrows = {
+        (file, target)
+        for file in files
+        for named in IMPORT.findall(file.with_suffix(".ts").read_text())
+        if (target := Path(os.path.normpath(file.parent / named))) in files
+    }
+    between = {(str(one.relative_to(web)), str(other.relative_to(web))) for one, other in arrows}
+    return [f"web: files import each other in a circle: {', '.join(circle)}" for circle in components(between)]
 
 
 def read(folder):
@@ -448,6 +467,10 @@ TREE = {
     "kernel/src/lib.rs": "mod one;\nmod two;\nuse two::Two;\n",
     "kernel/src/one.rs": "use super::Two;\n",
     "kernel/src/two.rs": "pub struct Two;\n",
+    # A type counts, and so does a file that is loaded later; packages do not.
+    "web/relay/shell.ts": 'import { h } from "../src/dom";\nconst load = () => import("./watch");\n',
+    "web/relay/watch.ts": 'import { Path } from "@moq/net";\nimport type {\n  Shell,\n} from "./shell";\n',
+    "web/src/dom.ts": 'import "./style.css";\n',
 }
 WANTED = [
     "rules/Cargo.toml: millrace-rules does not use millrace-kernel: see LAYOUT in scripts/layers.py",
@@ -455,6 +478,7 @@ WANTED = [
     "    a -> b: rules/src/a.rs:1: crate::b",
     "    b -> a: rules/src/b.rs:2: super::a::Y",
     "millrace/Cargo.toml: millrace does not use millrace-lab: see LAYOUT in scripts/layers.py",
+    "web: files import each other in a circle: relay/shell, relay/watch",
 ]
 
 
@@ -468,7 +492,7 @@ def self_test():
         layout = [("rules", "millrace-rules", ""), ("kernel", "millrace-kernel", "rules"), ("millrace", "millrace", "kernel"), ("lab", "millrace-lab", "")]
         (root / "lab").mkdir()
         (root / "lab/Cargo.toml").write_text("")
-        found = check(root, layout)
+        found = check(root, layout) + page_circles(root / "web")
     if found != WANTED:
         print("found:", *found, "wanted:", *WANTED, sep="\n", file=sys.stderr)
         return 1

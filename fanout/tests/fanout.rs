@@ -21,7 +21,7 @@ use fastrand::Rng;
 use millrace_kernel::crypto::QuicKeys;
 use millrace_quic::keys::Suite;
 use millrace_relay_kernel::program::{
-    Compute, Config, Downstream, Egress, Forwarded, Path, Position, Relay, Want,
+    Compute, Config, DownstreamRecord, EgressRecord, Forwarded, Path, PositionRecord, Relay, Want,
 };
 use net::{Network, address, inside};
 use nix::sched::{CpuSet, sched_setaffinity};
@@ -110,7 +110,7 @@ fn pin(cpu: usize) {
 
 struct Subscriber {
     keys: Direction,
-    downstream: Downstream,
+    downstream: DownstreamRecord,
 }
 
 fn subscriber(relay: &Relay, (local, remote): (SocketAddr, SocketAddr), rng: &mut Rng) -> Subscriber {
@@ -150,7 +150,7 @@ fn measure(way: Way) -> Figures {
     let subscribers: Vec<_> = (0..EGRESSES).map(|_| subscriber(&relay, (local, remote), &mut rng)).collect();
     let mut slot = upstream.slot(2);
     for (tag, subscriber) in (0..).zip(&subscribers) {
-        let egress = Egress {
+        let egress = EgressRecord {
             stream_id: 3,
             shift: 0,
             from: 0,
@@ -193,7 +193,7 @@ fn measure(way: Way) -> Figures {
         };
         for (number, (packet, sent)) in packets.iter().zip(&sent).enumerate() {
             refill();
-            slot.set_position(&Position::opaque(7));
+            slot.set_position(&PositionRecord::opaque(7));
             next.wait();
             figures.bystander.push(bystander.delay(sent));
             let mut buffer = [0; 2048];

@@ -184,6 +184,7 @@ impl Sums {
     fn add(&mut self, session: &Session) {
         let stats = session.connection().downstream().stats();
         let seam = session.connection().stats();
+        let unregistered = session.connection().offload(|offload| offload.unregistered(Instant::now()));
         let totals = &mut self.totals;
         totals.quinn.packets += seam.quinn_packets;
         totals.quinn.bytes += seam.quinn_bytes;
@@ -191,7 +192,7 @@ impl Sums {
         totals.data_plane.bytes += seam.data_plane_bytes;
         totals.kernel.packets += stats.offloaded_packets;
         totals.kernel.bytes += stats.offloaded_bytes;
-        totals.kernel_unregistered += session.connection().unregistered().unwrap_or_default();
+        totals.kernel_unregistered += unregistered.unwrap_or_default();
         if let Some(offload) = session.connection().offload_status() {
             let keystreams = keystreams(&offload);
             totals.keystreams.sealed.add(keystreams.sealed);
@@ -385,7 +386,7 @@ fn interface(interface: &Interface) -> status::Interface {
 }
 
 fn describe(session: &Session) -> status::Session {
-    let unregistered = session.connection().unregistered();
+    let unregistered = session.connection().offload(|offload| offload.unregistered(Instant::now()));
     let offload = session.connection().offload_status();
     let usable = offload.as_ref().filter(|offload| offload.refused.is_none());
     let (stats, estimate) = {

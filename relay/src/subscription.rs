@@ -26,7 +26,7 @@ use millrace_quic::plane::{
 };
 use millrace_transport::{
     Connection,
-    offload::{Datagrams, Ingress, Opens},
+    offload::{DatagramCopy, Ingress, OpeningTerms},
 };
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -219,7 +219,7 @@ impl Subscription {
                 None => {
                     let wanted = state.wants_group(group);
                     if let (News::Grown(Some(ingress)), false) = (news, wanted && state.ended.is_none()) {
-                        self.connection.refuse(now, ingress, self.owner);
+                        self.connection.offload(|offload| offload.refuse(now, ingress, self.owner));
                     }
                     return !wanted;
                 }
@@ -233,7 +233,8 @@ impl Subscription {
         outbox.transmit(&self.connection, now);
         match (news, view) {
             (News::Grown(Some(ingress)), Some(view)) if !view.is_cut() => {
-                self.connection.delegate(key, ingress, view.shift(), view.received())
+                let (shift, from) = (view.shift(), view.received());
+                self.connection.offload(|offload| offload.delegate(key, ingress, shift, from))
             }
             _ => false,
         }
@@ -260,7 +261,7 @@ impl Subscription {
             // Until its last news, it is not looked at again.
             state.streams.insert(subgroup.serial(), Stream::Over);
             if let Some(ingress) = ingress {
-                self.connection.refuse(now, ingress, self.owner);
+                self.connection.offload(|offload| offload.refuse(now, ingress, self.owner));
             }
         }
     }
@@ -290,7 +291,7 @@ impl Subscription {
         };
         let key = match news {
             News::Grown(Some(ingress)) | News::Ended(Some(ingress)) => {
-                self.connection.adopt(now, ingress, stream)
+                self.connection.offload(|offload| offload.adopt(now, ingress, stream))
             }
             _ => Some(self.connection.downstream().open(stream)),
         };
@@ -329,7 +330,7 @@ impl Subscription {
             first = first.max((newest.first, 0));
         }
         let track = self.source(from);
-        let opens = Opens {
+        let terms = OpeningTerms {
             owner: self.owner,
             alias: self.alias,
             first,
@@ -337,7 +338,7 @@ impl Subscription {
             level: u16::from_be_bytes([options.priority, track.data.default_priority()]),
             track: track.number,
         };
-        self.connection.prepare(opening, &opens)
+        self.connection.offload(|offload| offload.prepare(opening, &terms))
     }
 
     /// How long media may wait: what the relay is set to, unless publisher or subscriber say how long an object may.
@@ -385,7 +386,8 @@ impl Subscription {
             self.delegate_datagrams(&state, ingress);
         }
         let location = object.location();
-        if self.connection.take_delivered(now, self.owner, (location.group, location.object)) {
+        let at = (location.group, location.object);
+        if self.connection.offload(|offload| offload.take_delivered(now, self.owner, at)) {
             drop(state);
             return outbox.transmit(&self.connection, now);
         }
@@ -424,8 +426,10 @@ impl Subscription {
 
     /// Stops the offload from forwarding datagrams for the subscription and from opening streams, until the next call that allows it.
     fn take_back(&self, now: Instant) {
-        self.connection.recall_datagrams(self.owner);
-        self.connection.withdraw(now, self.owner);
+        self.connection.offload(|offload| {
+            offload.recall_datagrams(self.owner);
+            offload.withdraw(now, self.owner)
+        });
     }
 
     fn delegate_datagrams(&self, state: &State, ingress: &Arc<dyn Ingress>) {
@@ -436,7 +440,7 @@ impl Subscription {
         let start = state.options.window.start;
         let Some(last_group) = state.options.window.last_whole_group() else { return };
         let level = [state.options.priority, self.track.data.default_priority()];
-        let datagrams = Datagrams {
+        let datagrams = DatagramCopy {
             alias: self.alias,
             first: (start.group, start.object),
             last_group,
@@ -444,7 +448,7 @@ impl Subscription {
             level: u16::from_be_bytes(level),
             track: self.track.number,
         };
-        self.connection.delegate_datagrams(ingress, &datagrams);
+        self.connection.offload(|offload| offload.delegate_datagrams(ingress, &datagrams));
     }
 
     /// The object under this subscription's alias.
@@ -506,8 +510,11 @@ impl Subscription {
     /// The subscriber is gone, or wants no more: resets what is open.
     pub fn cancel(&self, code: code::Reset) {
         let state = self.state.lock();
-        self.connection.recall_datagrams(self.owner);
-        self.connection.abandon(Instant::now(), self.owner);
+        let now = Instant::now();
+        self.connection.offload(|offload| {
+            offload.recall_datagrams(self.owner);
+            offload.abandon(now, self.owner);
+        });
         let mut downstream = self.connection.downstream();
         state.open.keys().for_each(|key| downstream.reset(*key, code.0));
     }

@@ -7,7 +7,7 @@ import { Encoder } from "./encode";
 import { bytes, list, rate } from "./figures";
 import { Reach, type Tell, hindrance, say } from "./reach";
 import { Sender } from "./sender";
-import type { Shell, Tab } from "./shell";
+import type { Shell, Tab } from "./tab";
 
 const FIGURES_MS = 500;
 

@@ -4,7 +4,7 @@ import { byId, count } from "../src/dom";
 import { type Column, Table } from "../src/table";
 import { type News, type Session, type Status, type Track, media } from "./channel";
 import { bytes, list, rate, span } from "./figures";
-import type { Shell, Tab } from "./shell";
+import type { Shell, Tab } from "./tab";
 
 /** A session, and what it gets at the moment. */
 interface Row extends Session {

@@ -5,27 +5,10 @@ import "./style.css";
 import { byId } from "../src/dom";
 import { themes } from "../src/theme";
 import { Channel } from "./channel";
+import type { Shell, Tab, TabName } from "./tab";
 import { Tabs } from "./tabs";
 
-/** What is in a panel. */
-export interface Tab {
-  /** It is looked at. `rest` is what stands behind its name in the address. Says what the page is called. */
-  show(rest: string): string;
-  /** It is not looked at any more. */
-  hide?(): void;
-}
-
-export interface Shell {
-  channel: Channel;
-  /** Shows a tab; `rest` goes into the address, which `replace` leaves out of the history. */
-  go(name: TabName, rest?: string, replace?: boolean): void;
-  /** What is shown. */
-  current(): TabName;
-}
-
-const TITLES = { watch: "Watch", publish: "Publish", relay: "Relay" };
-
-export type TabName = keyof typeof TITLES;
+const TITLES: Record<TabName, string> = { watch: "Watch", publish: "Publish", relay: "Relay" };
 
 const LOAD: Record<TabName, () => Promise<{ open(shell: Shell): Tab }>> = {
   watch: () => import("./watch"),

@@ -7,7 +7,7 @@ import { Broadcasts } from "./broadcasts";
 import { inShort, list } from "./figures";
 import { Player } from "./player";
 import { Reach, hindrance, say } from "./reach";
-import type { Shell, Tab } from "./shell";
+import type { Shell, Tab } from "./tab";
 
 const TITLE = "Watch";
 

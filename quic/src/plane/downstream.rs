@@ -45,7 +45,7 @@ pub use super::{
     types::{Ack, Label, Level, Priority, StreamKey},
 };
 pub use api::*;
-pub use offload::{Budget, Delegation, OffloadedPacket};
+pub use offload::{Budget, OffloadedPacket, StreamGrant};
 pub use pieces::{Carried, Piece};
 
 /// What a packet carries, kept from [`Downstream::poll_frames`] until it is acknowledged or lost.

@@ -9,18 +9,18 @@ use std::{
 use millrace_quic::{
     keys::Suite,
     plane::{
-        downstream::{Downstream, Event, NewStream, StreamKey},
+        downstream::{Downstream, Event},
         estimate::Estimate,
     },
     silence::{self, Silence},
 };
 use millrace_webtransport::{Binding, Foreign, Streams};
 use parking_lot::MappedMutexGuard;
-use quinn::{VarInt, crypto::rustls::HandshakeData};
+use quinn::crypto::rustls::HandshakeData;
 use tracing::debug;
 
 use crate::{
-    offload::{Adopted, ConnectionStatus, Datagrams, Ingress, Openings, Opens, Origin, Worth},
+    offload::{ConnectionStatus, LockedOffload, Worth},
     registry::Listed,
     send::Batch,
     shared::Shared,
@@ -118,89 +118,14 @@ impl Connection {
         self.shared.set_session(session);
     }
 
-    /// The peer's stream as the offload may forward it; `None` if it cannot.
-    pub fn ingress(&self, stream: quinn::StreamId) -> Option<Arc<dyn Ingress>> {
-        self.shared.ingress(Origin::Stream(VarInt::from(stream).into_inner()))
-    }
-
-    /// Datagrams under a track alias of the peer as the offload may forward them; `None` if it cannot.
-    pub fn ingress_datagrams(&self, alias: u64) -> Option<Arc<dyn Ingress>> {
-        self.shared.ingress(Origin::Datagrams(alias))
-    }
-
-    /// Lets the offload forward a track's datagrams, if it can, in place of others with the same tag. The tag is what
-    /// [`Self::take_delivered`] asks for. The call is to be repeated for as long as that is wanted: an offload may come later, or another one.
-    pub fn delegate_datagrams(&self, ingress: &Arc<dyn Ingress>, datagrams: &Datagrams) {
-        self.shared.delegate_datagrams(ingress, datagrams);
-    }
-
-    /// Stops the offload from forwarding datagrams with this tag.
-    pub fn recall_datagrams(&self, tag: u64) {
-        self.shared.recall_datagrams(tag);
-    }
-
-    /// Whether the offload has sent the datagram at this group and object; says so once.
-    pub fn take_delivered(&self, now: Instant, tag: u64, at: (u64, u64)) -> bool {
-        self.shared.take_delivered(now, tag, at)
-    }
-
-    /// Has the offload forward an ingress as stream `key` from now on, if that owes nothing: what begins at offset `from`
-    /// of the ingress or behind it, at an offset that is larger by `shift`. Returns whether it does, or did already.
-    pub fn delegate(&self, key: StreamKey, ingress: &Arc<dyn Ingress>, shift: i64, from: u64) -> bool {
-        self.shared.delegate(key, ingress, shift, from)
-    }
-
-    /// Streams of the peer that begin under a track alias, behind the subgroup that is given by group and ID, as the offload
-    /// may open streams for them; `None` if it cannot.
-    pub fn openings(&self, alias: u64, last: (u64, u64)) -> Option<Arc<dyn Openings>> {
-        self.shared.openings(alias, last)
-    }
-
-    /// To be called for every unidirectional stream of the peer, once it is known what it is or that it is nothing: the offload
-    /// opens no streams for it after that. Returns what it has opened some for.
-    pub fn accept(&self, stream: quinn::StreamId) -> Option<Arc<dyn Ingress>> {
-        self.shared.accept(VarInt::from(stream).into_inner())
-    }
-
-    /// Has the offload open a stream of this connection for what the ingress will be bound to. Returns whether it may.
-    pub fn prepare(&self, ingress: &Arc<dyn Ingress>, opens: &Opens) -> bool {
-        self.shared.prepare(ingress, opens)
-    }
-
-    /// `stream` is what the ingress carries for its owner: the stream that the offload has opened for it, or the one that is
-    /// opened now. `None`: it is over.
-    pub fn adopt(&self, now: Instant, ingress: &Arc<dyn Ingress>, stream: NewStream) -> Option<StreamKey> {
-        match self.shared.adopt(now, ingress, stream) {
-            (Adopted::Stream(key), _) => Some(key),
-            (Adopted::Unopened, Some(stream)) => Some(self.downstream().open(stream)),
-            _ => None,
-        }
-    }
-
-    /// The owner does not want what the ingress carries. What the offload has opened for it is reset.
-    pub fn refuse(&self, now: Instant, ingress: &Arc<dyn Ingress>, owner: u64) {
-        self.shared.with_openings(now, |offload, downstream| offload.refuse(downstream, owner, ingress));
-    }
-
-    /// Has the offload open no more streams for an owner, until more is prepared. Returns whether it has opened none of which
-    /// it is not known yet what they carry.
-    pub fn withdraw(&self, now: Instant, owner: u64) -> bool {
-        self.shared.with_openings(now, |offload, _| offload.withdraw(owner)).unwrap_or(true)
-    }
-
-    /// The same, and resets those that nobody has adopted.
-    pub fn abandon(&self, now: Instant, owner: u64) {
-        self.shared.with_openings(now, |offload, downstream| offload.abandon_all(downstream, owner));
+    /// Calls `act` with the connection's offload, with the connection's lock held. `act` must not use the connection otherwise.
+    pub fn offload<R>(&self, act: impl FnOnce(&mut LockedOffload<'_>) -> R) -> R {
+        self.shared.with_offload(act)
     }
 
     /// Returns counts of what offloads did on this connection; `None` if it never has one.
     pub fn offload_status(&self) -> Option<ConnectionStatus> {
         self.shared.offload_status()
-    }
-
-    /// Packets that the offload sent without saying so: there must be none.
-    pub fn unregistered(&self) -> Option<u64> {
-        self.shared.unregistered()
     }
 
     /// Whether both connections send through the same socket, so that one batch serves them.
@@ -331,12 +256,6 @@ impl Connection {
     /// Counts its receive window with those of others, as which it grows no further than `share` does.
     pub fn share_receive_window(&self, share: Arc<Share>) {
         self.shared.window.join(share);
-    }
-
-    /// Counts each stream that is left to the offload with those of others, in the first of the shares that has room for one more. What
-    /// is beyond is sent from here.
-    pub fn share_offload(&self, shares: [Arc<Share>; 2]) {
-        self.shared.share_offload(shares);
     }
 
     /// Returns the receive window, and for how long it has been idle.

@@ -20,6 +20,23 @@
 //! `millrace-quic`, which does no I/O. The offload is a trait here; the one in the kernel is `millrace-relay-kernel`. So this crate needs
 //! no more than Rust.
 //!
+//! # The offload's corridor
+//!
+//! Whoever wants something of a connection's offload asks [`offload::LockedOffload`], which [`Connection::offload`] lends with the
+//! connection's lock held. It keeps the books, and asks the [`offload::Offload`] of the engine. These two have the same verbs
+//! (`ingress`, `openings`, `accept`, `prepare`, `delegate`), and nothing between them hands them over.
+//!
+//! | what | where it is asked for | its books | as the engine has it |
+//! | --- | --- | --- | --- |
+//! | a stream of the peer, or a track's datagrams | [`offload::Ingress`], of an [`offload::Origin`] | | `KernelIngress` |
+//! | one subscriber's copy of a stream | [`offload::StreamCopy`] | `DelegatedStream` | `KernelEgress`, an [`offload::Delegation`] |
+//! | one subscriber's copy of datagrams | [`offload::DatagramCopy`] | by tag | `KernelEgress` |
+//! | streams of the peer that begin | [`offload::Openings`] | | `KernelOpenings` |
+//! | one subscriber's copy of a stream that begins | [`offload::OpeningTerms`] | `OpeningBook` of `OpeningEntry` | [`offload::OpeningRequest`], `KernelEgress` |
+//! | which end opens that | | | [`offload::OpeningSide`] |
+//!
+//! The names of the program's entries are in `millrace-relay-kernel`.
+//!
 //! The example `files` serves files with the second sender, without any of MoQ.
 
 mod alarm;

@@ -40,7 +40,7 @@ use thiserror::Error;
 
 use crate::trace;
 
-pub use openings::Adopted;
+pub use state::LockedOffload;
 
 /// Makes offloads for the connections of endpoints.
 pub trait Engine: Send + Sync {
@@ -236,7 +236,7 @@ pub trait Offload: Send + Sync {
     fn prepare(
         self: Arc<Self>,
         ingress: &Arc<dyn Ingress>,
-        opened: &Opened,
+        request: &OpeningRequest,
     ) -> Result<Box<dyn Delegation>, Declined>;
 
     /// Forwards what arrives at `ingress`, of an offload of the same engine, on a stream of this connection.
@@ -246,7 +246,7 @@ pub trait Offload: Send + Sync {
     fn delegate(
         self: Arc<Self>,
         ingress: &Arc<dyn Ingress>,
-        stream: &Stream,
+        stream: &StreamCopy,
     ) -> Result<Box<dyn Delegation>, Declined>;
 
     /// Forwards datagrams that arrive at `ingress`, of an offload of the same engine, on this connection.
@@ -256,7 +256,7 @@ pub trait Offload: Send + Sync {
     fn delegate_datagrams(
         self: Arc<Self>,
         ingress: &Arc<dyn Ingress>,
-        datagrams: &Datagrams,
+        datagrams: &DatagramCopy,
     ) -> Result<Box<dyn Delegation>, Declined>;
 
     /// Takes a stream back. [`Owner::on_returned`] says when nothing more is under way.
@@ -349,7 +349,7 @@ pub trait Delegation: Send + Sync {
     fn is_of(&self, ingress: &Arc<dyn Ingress>) -> bool;
 
     /// Of a stream that the offload may open: it does not from now on, if it has not yet.
-    fn close(&self) -> Opener;
+    fn close(&self) -> OpeningSide;
 
     /// It has.
     fn on_opened(&self);
@@ -357,7 +357,7 @@ pub trait Delegation: Send + Sync {
 
 /// Who opens a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Opener {
+pub enum OpeningSide {
     Userspace,
     /// With this ID; `None`: it is about to.
     Offload(Option<u64>),
@@ -385,7 +385,7 @@ pub enum Origin {
 
 /// One subscriber's copy of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stream {
+pub struct StreamCopy {
     /// Comes back in [`Sent::tag`].
     pub key: StreamKey,
     pub id: u64,
@@ -405,7 +405,7 @@ pub struct Stream {
 /// One subscriber's copy of a track's streams that begin: those whose first object is at the first location or behind it, to the
 /// last group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Opens {
+pub struct OpeningTerms {
     /// The subscription, as of [`NewStream::owner`](millrace_quic::plane::downstream::NewStream::owner).
     pub owner: u64,
     /// The track's towards the subscriber.
@@ -413,24 +413,24 @@ pub struct Opens {
     /// Group and object.
     pub first: (u64, u64),
     pub last_group: u64,
-    /// As of [`Datagrams`].
+    /// As of [`DatagramCopy`].
     pub level: u16,
     pub track: u32,
 }
 
 /// A stream that the offload may open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Opened {
+pub struct OpeningRequest {
     /// Comes back in [`Sent::tag`].
     pub tag: u64,
     /// The peer's limit of new streams.
     pub max_offset: u64,
-    pub opens: Opens,
+    pub terms: OpeningTerms,
 }
 
 /// One subscriber's copy of a track's datagrams: those from the first location on, to the last group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Datagrams {
+pub struct DatagramCopy {
     /// Comes back in [`Sent::tag`].
     pub tag: u64,
     /// The track's towards the subscriber.
@@ -438,7 +438,7 @@ pub struct Datagrams {
     /// Group and object.
     pub first: (u64, u64),
     pub last_group: u64,
-    /// As of [`Stream`]; the publisher's part, the low 8 bits, is for datagrams without one of their own.
+    /// As of [`StreamCopy`]; the publisher's part, the low 8 bits, is for datagrams without one of their own.
     pub level: u16,
     pub track: u32,
 }

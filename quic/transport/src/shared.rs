@@ -42,7 +42,7 @@ use crate::{
     stats::Counters,
     tap::Tap,
     traps::Traps,
-    windows::{Share, Window},
+    windows::Window,
 };
 
 /// The last key generation that is used: quinn cannot be told to stop, so the connection is closed well
@@ -194,12 +194,6 @@ impl Shared {
 
     pub fn downstream(&self) -> MappedMutexGuard<'_, Downstream> {
         MutexGuard::map(self.state.lock(), |state| &mut state.plane.downstream)
-    }
-
-    pub fn share_offload(&self, shares: [Arc<Share>; 2]) {
-        if let Some(offload) = &mut self.state.lock().offload {
-            offload.set_shares(shares);
-        }
     }
 
     /// How traces name the connection.

@@ -15,7 +15,7 @@ use tracing::debug;
 
 use super::{
     Error, Kernel,
-    connection::Connection,
+    connection::KernelConnection,
     keystream::{Ahead, Kept},
 };
 
@@ -70,7 +70,7 @@ fn work(kernel: &Weak<Kernel>) {
     }
 }
 
-fn keep(connection: &Connection) -> Kept {
+fn keep(connection: &KernelConnection) -> Kept {
     let sealing = connection.seal.keep(connection.downstream.next_number(), |len| {
         let want = Want { len, text_bytes: usize::MAX };
         connection.downstream.refill(want, compute(&connection.seal))

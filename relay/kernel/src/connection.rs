@@ -62,10 +62,10 @@ impl Drop for Granted {
 }
 
 /// A connection that has a record: the kernel may send on it, and open its packets.
-pub(super) struct Connection {
-    pub downstream: bpf::Downstream,
+pub(super) struct KernelConnection {
+    pub downstream: bpf::DownstreamRecord,
     /// Once a stream of the peer may be forwarded.
-    pub upstream: OnceLock<bpf::Upstream>,
+    pub upstream: OnceLock<bpf::UpstreamRecord>,
     // Behind both: when they are gone the record is free.
     _granted: Granted,
     /// Of the connection's endpoint.
@@ -75,7 +75,7 @@ pub(super) struct Connection {
     pub kernel: Arc<Kernel>,
     owner: Weak<dyn Owner>,
     /// Of a connection that is not bare.
-    binding: OnceLock<Binding>,
+    pub binding: OnceLock<Binding>,
     /// Of tracks of the peer.
     pub openings: Mutex<Vec<Weak<dyn Binds>>>,
     /// Commands to the engine's thread.
@@ -93,8 +93,13 @@ pub(super) trait Binds: Send + Sync {
     fn take_bound(&self, stream: u64) -> Option<Arc<dyn Ingress>>;
 }
 
-impl Connection {
-    pub fn new(kernel: Arc<Kernel>, downstream: bpf::Downstream, claim: u64, claimant: Claimant) -> Self {
+impl KernelConnection {
+    pub fn new(
+        kernel: Arc<Kernel>,
+        downstream: bpf::DownstreamRecord,
+        claim: u64,
+        claimant: Claimant,
+    ) -> Self {
         let Claimant { owner, deferred } = claimant;
         deferred.iter().for_each(|deferred| downstream.set_deferred_socket(&deferred.handle));
         Self {
@@ -115,22 +120,17 @@ impl Connection {
         }
     }
 
-    /// Streams to subscribers that the engine has room for.
-    pub fn max_streams(&self) -> u32 {
-        self.kernel.max_streams
-    }
-
     pub fn owner(&self) -> Option<Arc<dyn Owner>> {
         self.owner.upgrade()
     }
 
     /// The connection as one that media arrives on, if it is.
-    pub fn upstream(&self) -> Option<&bpf::Upstream> {
+    pub fn upstream(&self) -> Option<&bpf::UpstreamRecord> {
         self.upstream.get()
     }
 
     /// Makes the kernel open the connection's packets, those that nothing was seen of.
-    pub fn open_from(&self, seen: &Seen) -> Result<&bpf::Upstream, millrace_kernel::Error> {
+    pub fn open_from(&self, seen: &Seen) -> Result<&bpf::UpstreamRecord, millrace_kernel::Error> {
         if self.upstream.get().is_none() {
             let upstream = self.kernel.relay.upstream_from(seen.packets, seen.streams)?;
             seen.begun.iter().for_each(|id| upstream.note_begun(*id));
@@ -141,13 +141,8 @@ impl Connection {
         self.upstream().ok_or(millrace_kernel::Error::Full { what: "upstreams" })
     }
 
-    /// Says how streams and datagrams lie on the connection, in both directions.
-    pub fn bind(&self, binding: Binding) {
-        let _ = self.binding.set(binding); // called once
-        self.downstream.set_web(self.web_session());
-    }
-
-    fn web_session(&self) -> Option<u64> {
+    /// Returns the WebTransport session that streams and datagrams lie in, in both directions.
+    pub fn web_session(&self) -> Option<u64> {
         match self.binding.get() {
             Some(Binding::Session(id)) => Some(*id),
             Some(Binding::Bare) | None => None,

@@ -10,28 +10,32 @@ use std::{
 
 use millrace_moq::data::Position;
 
-use crate::program::{self as bpf, EgressKey, Slot};
-use millrace_transport::offload::{self, Declined, Delegation, Opener};
+use crate::program::{self as bpf, EgressKey, SlotRecord};
+use millrace_transport::offload::{self, Declined, Delegation, OpeningSide};
 use parking_lot::Mutex;
 
-use super::connection::Connection;
+use super::connection::KernelConnection;
 
 /// A slot of an upstream connection.
-pub(super) struct Ingress {
+pub(super) struct KernelIngress {
     // Before the connection, whose place in the kernel it names.
-    pub slot: Mutex<Slot>,
+    pub slot: Mutex<SlotRecord>,
     exclusive: AtomicBool,
     serial: u64,
     /// Who may have a stream opened for it, and under which tag.
-    pub prepared: Mutex<Vec<(Weak<Connection>, u64)>>,
+    pub prepared: Mutex<Vec<(Weak<KernelConnection>, u64)>>,
     /// How many of them do not know yet what it carries.
     pub unknown: AtomicUsize,
-    connection: Arc<Connection>,
+    connection: Arc<KernelConnection>,
     _held: Arc<dyn Any + Send + Sync>,
 }
 
-impl Ingress {
-    pub fn new(connection: Arc<Connection>, slot: Slot, held: Arc<dyn Any + Send + Sync>) -> Arc<Self> {
+impl KernelIngress {
+    pub fn new(
+        connection: Arc<KernelConnection>,
+        slot: SlotRecord,
+        held: Arc<dyn Any + Send + Sync>,
+    ) -> Arc<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Arc::new(Self {
             slot: Mutex::new(slot),
@@ -45,7 +49,7 @@ impl Ingress {
     }
 }
 
-impl Drop for Ingress {
+impl Drop for KernelIngress {
     fn drop(&mut self) {
         let prepared = std::mem::take(self.prepared.get_mut());
         if *self.unknown.get_mut() > 0 {
@@ -55,20 +59,20 @@ impl Drop for Ingress {
 }
 
 /// An entry of a slot.
-pub(super) struct Egress {
-    ingress: Weak<Ingress>,
+pub(super) struct KernelEgress {
+    ingress: Weak<KernelIngress>,
     key: EgressKey,
-    from: Arc<Connection>,
-    to: Arc<Connection>,
+    from: Arc<KernelConnection>,
+    to: Arc<KernelConnection>,
     /// It has a stream.
     opened: AtomicBool,
 }
 
-impl Egress {
+impl KernelEgress {
     /// An egress that was added to the ingress' slot, or not.
     pub fn delegation(
-        to: Arc<Connection>,
-        ingress: &Arc<Ingress>,
+        to: Arc<KernelConnection>,
+        ingress: &Arc<KernelIngress>,
         opened: bool,
         added: Result<EgressKey, millrace_kernel::Error>,
     ) -> Result<Box<dyn Delegation>, Declined> {
@@ -91,22 +95,22 @@ impl Egress {
         }
         let from = Arc::clone(&ingress.connection);
         let opened = AtomicBool::new(opened);
-        Ok(Box::new(Egress { ingress: Arc::downgrade(ingress), key, from, to, opened }))
+        Ok(Box::new(KernelEgress { ingress: Arc::downgrade(ingress), key, from, to, opened }))
     }
 }
 
-impl offload::Made for Ingress {
+impl offload::Made for KernelIngress {
     fn is_over(&self) -> bool {
         self.connection.is_released.load(Ordering::Relaxed)
     }
 }
 
-impl offload::Ingress for Ingress {
+impl offload::Ingress for KernelIngress {
     fn advance(&self, position: &Position) {
         let Position { offset, field, value, missing, left, previous, with_properties, ended, kind } =
             *position;
         let field = field as u8;
-        self.slot.lock().advance(&bpf::Position {
+        self.slot.lock().advance(&bpf::PositionRecord {
             offset,
             field,
             value,
@@ -138,7 +142,7 @@ impl offload::Ingress for Ingress {
     }
 }
 
-impl Delegation for Egress {
+impl Delegation for KernelEgress {
     fn set_max_offset(&self, max: u64) {
         if let Some(ingress) = self.ingress.upgrade() {
             ingress.slot.lock().set_max_offset(self.key, max);
@@ -149,11 +153,11 @@ impl Delegation for Egress {
         std::ptr::addr_eq(self.ingress.as_ptr(), Arc::as_ptr(ingress))
     }
 
-    fn close(&self) -> Opener {
+    fn close(&self) -> OpeningSide {
         let closed = self.ingress.upgrade().map(|ingress| ingress.slot.lock().close(self.key));
         match closed {
-            Some(bpf::Opener::Program(id)) => Opener::Offload(id),
-            Some(bpf::Opener::Userspace) | None => Opener::Userspace,
+            Some(bpf::OpeningRecordSide::Program(id)) => OpeningSide::Offload(id),
+            Some(bpf::OpeningRecordSide::Userspace) | None => OpeningSide::Userspace,
         }
     }
 
@@ -166,7 +170,7 @@ impl Delegation for Egress {
     }
 }
 
-impl Drop for Egress {
+impl Drop for KernelEgress {
     fn drop(&mut self) {
         let kernel = &self.to.kernel;
         let count = if *self.opened.get_mut() { &kernel.streams } else { &kernel.prepared };
@@ -180,7 +184,7 @@ impl Drop for Egress {
 }
 
 /// An ingress of this engine.
-pub(super) fn ours(ingress: &Arc<dyn offload::Ingress>) -> Result<Arc<Ingress>, Declined> {
+pub(super) fn ours(ingress: &Arc<dyn offload::Ingress>) -> Result<Arc<KernelIngress>, Declined> {
     let ingress = Arc::clone(ingress) as Arc<dyn Any + Send + Sync>;
     ingress.downcast().map_err(|_| Declined("another engine's ingress".to_owned()))
 }

@@ -7,6 +7,22 @@
 //! inboxes, where each connection finds its own under its own lock. Where nobody looks, a task does (`ticker`). What has to
 //! wait for the kernel is done by one thread (`worker`), which calls the connection back, and waits its turn in `queue`. Another
 //! one computes keystreams (`computer`).
+//!
+//! `KernelConnection` is the transport's [`offload::Offload`], and writes to the program's handles itself. Types have a word of their own
+//! in each layer: none in the trait, `Kernel` in the engine, `Record` in the handles. What the program's C has is in `program::intf`, under
+//! the names of C without `relay_`, and is written with `intf::` everywhere.
+//!
+//! | what | trait, [`offload`] | engine | handle, [`program`] | memory, `intf` |
+//! | --- | --- | --- | --- | --- |
+//! | a connection | `Offload` | `KernelConnection` | `DownstreamRecord`, and `UpstreamRecord` once media arrives on it | `Downstream`, `Upstream` |
+//! | a stream of the peer, or a track's datagrams | `Ingress` | `KernelIngress` | `SlotRecord`, `IngressRecord` while there are copies | `Slot`, `Ingress` |
+//! | a place in a stream | `millrace_moq`'s `Position` | | `PositionRecord` | `State` |
+//! | one subscriber's copy of a stream | `StreamCopy` | `KernelEgress` | `EgressRecord` | `Egress` |
+//! | one subscriber's copy of datagrams | `DatagramCopy` | `KernelEgress` | `DatagramRecord` | `Egress` |
+//! | one subscriber's copy of a stream that begins | `OpeningRequest`, of `OpeningTerms` | `KernelEgress` | `OpeningRecord` | `Egress` |
+//! | streams of the peer that begin | `Openings` | `KernelOpenings` | `TrackRecord` | `Track` |
+//! | which end opens a stream | `OpeningSide` | | `OpeningRecordSide` | |
+//! | what became of a stream that began | | | `OpeningOutcome` | |
 
 mod clock;
 mod computer;
@@ -36,12 +52,11 @@ use std::{
     time::Instant,
 };
 
-use millrace_kernel::crypto::QuicKeys;
-use millrace_quic::{keys::Suite, packet::ConnectionId, plane::downstream::StreamKey};
+use millrace_quic::keys::Suite;
 
-use crate::program::{self as bpf, EgressOutcome, FrameOutcome, FurtherRun, Opening, Outcome};
+use crate::program::{self as bpf, EgressOutcome, FrameOutcome, FurtherRun, OpeningOutcome, Outcome};
 use millrace_transport::{
-    offload::{self, Attached, Delegation, Owner, Path, Status},
+    offload::{self, Attached, Owner, Status},
     trace,
 };
 use nix::sys::socket::{getsockopt, setsockopt, sockopt};
@@ -53,7 +68,7 @@ use tracing::debug;
 use self::{
     clock::Clock,
     computer::Computer,
-    connection::{Claimed, Connection},
+    connection::{Claimed, KernelConnection},
     deferred::Deferred,
     interfaces::Interfaces,
     queue::Queue,
@@ -158,9 +173,9 @@ pub struct Kernel {
     relay: bpf::Relay,
     interfaces: Interfaces,
     /// By index of the downstream.
-    connections: RwLock<Vec<Weak<Connection>>>,
+    connections: RwLock<Vec<Weak<KernelConnection>>>,
     clock: Clock,
-    commands: Arc<Queue<Connection, SetInterfaces>>,
+    commands: Arc<Queue<KernelConnection, SetInterfaces>>,
     records: Records<Claimant>,
     computer: Computer,
     ticker: Ticker,
@@ -289,12 +304,13 @@ impl Kernel {
         self: &Arc<Self>,
         claim: u64,
         claimant: &Claimant,
-    ) -> Result<Arc<Connection>, millrace_kernel::Error> {
+    ) -> Result<Arc<KernelConnection>, millrace_kernel::Error> {
         let at = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
         let nowhere = bpf::Path { local: at, remote: at, id: Vec::new(), traffic_class: 0, flow_label: 0 };
         let downstream = self.relay.downstream(&nowhere, 0, 0)?;
         let index = downstream.id().index as usize;
-        let connection = Arc::new(Connection::new(Arc::clone(self), downstream, claim, claimant.clone()));
+        let connection =
+            Arc::new(KernelConnection::new(Arc::clone(self), downstream, claim, claimant.clone()));
         let mut connections = self.connections.write();
         if connections.len() <= index {
             connections.resize_with(index + 1, Weak::new);
@@ -327,12 +343,6 @@ impl Kernel {
         self.deferred.read().iter().filter_map(Weak::upgrade).map(|deferred| count(&deferred)).sum()
     }
 
-    /// When the packet arrived that ends with these bytes and was read now: before that, if it waited in a deferred
-    /// socket.
-    fn arrived(&self, now: Instant, end: [u8; 8]) -> Instant {
-        self.relay.arrival(end).and_then(|at| self.clock.before(now, at)).unwrap_or(now)
-    }
-
     /// Has deferred sockets read where something waits; returns the most packets of publishers that waited in one.
     fn look_at_deferred(&self) -> Option<u64> {
         let sockets = self.deferred.read();
@@ -356,25 +366,13 @@ impl Kernel {
         });
     }
 
-    fn connections(&self) -> Vec<Arc<Connection>> {
+    fn connections(&self) -> Vec<Arc<KernelConnection>> {
         self.connections.read().iter().filter_map(Weak::upgrade).collect()
     }
 
     /// Has the thread wait for entries that cannot be handed out yet.
     fn settle(&self) {
         self.commands.wake();
-    }
-
-    fn install_keys(&self, connection: Arc<Connection>, generation: u16, keys: QuicKeys) {
-        self.commands.set_keys(connection, generation, keys);
-    }
-
-    fn install_open_keys(&self, connection: Arc<Connection>, generation: u16, keys: QuicKeys) {
-        self.commands.set_open_keys(connection, generation, keys);
-    }
-
-    fn change_id(&self, connection: Arc<Connection>, id: ConnectionId, is_used: bool) {
-        self.commands.set_id(connection, id, is_used);
     }
 
     /// Wakes the thread to decide which connections get a record, if there is something to decide.
@@ -384,22 +382,8 @@ impl Kernel {
         }
     }
 
-    /// Tells the connection when no run of the program can use it any more.
-    fn release(&self, connection: Arc<Connection>) {
-        self.commands.release(connection);
-    }
-
-    fn change_path(&self, connection: Arc<Connection>, path: Path) {
-        self.commands.set_path(connection, path);
-    }
-
-    /// Takes the delegation back, and tells the connection when no run of the program can use it any more.
-    fn recall(&self, connection: Arc<Connection>, key: StreamKey, delegation: Option<Box<dyn Delegation>>) {
-        self.commands.recall(connection, key, delegation);
-    }
-
     /// What streams were prepared for, or have been opened for, is gone.
-    fn gone(&self, prepared: Vec<(Weak<Connection>, u64)>) {
+    fn gone(&self, prepared: Vec<(Weak<KernelConnection>, u64)>) {
         let owners = prepared.into_iter().filter_map(|(connection, tag)| Some((connection.upgrade()?, tag)));
         owners.for_each(|(connection, tag)| self.commands.gone(connection, tag));
     }
@@ -456,7 +440,8 @@ impl offload::Engine for Kernel {
             records: self.relay.fill().to_vec(),
             received: counters.map(|all| Outcome::ALL.map(|one| (one.name(), all.packets(one))).to_vec()),
             frames: counters.map(|all| FrameOutcome::ALL.map(|one| (one.name(), all.frames(one))).to_vec()),
-            openings: counters.map(|all| Opening::ALL.map(|one| (one.name(), all.openings(one))).to_vec()),
+            openings: counters
+                .map(|all| OpeningOutcome::ALL.map(|one| (one.name(), all.openings(one))).to_vec()),
             copies: counters
                 .map(|all| EgressOutcome::ALL.map(|one| (one.name(), all.egresses(one))).to_vec()),
             further_runs: counters

@@ -18,26 +18,27 @@ use millrace_quic::{
     webtransport::Binding,
 };
 use millrace_transport::offload::{
-    self, Carried, ConnectionStatus, Datagrams, Declined, Delegation, KeystreamUse, Offload, Opened, Opens,
-    Origin, Path, Seen, Sent, Stream,
+    self, Carried, ConnectionStatus, DatagramCopy, Declined, Delegation, KeystreamUse, Offload,
+    OpeningRequest, OpeningTerms, Origin, Path, Seen, Sent, StreamCopy,
 };
 
 use super::{
-    connection::{Binds, Connection},
-    ingress::{Egress, Ingress, ours},
-    openings::Openings,
+    connection::{Binds, KernelConnection},
+    ingress::{KernelEgress, KernelIngress, ours},
+    openings::KernelOpenings,
 };
 use crate::program::{self as bpf, EgressOutcome, Forwarded, Lookup};
 
-impl Offload for Connection {
+impl Offload for KernelConnection {
     fn numbers(&self) -> &AtomicU64 {
         self.downstream.number()
     }
 
     fn release(self: Arc<Self>) {
         self.is_released.store(true, Ordering::Relaxed);
+        // It is told when no run of the program can use it any more.
         let kernel = Arc::clone(&self.kernel);
-        kernel.release(self);
+        kernel.commands.release(self);
     }
 
     fn is_active(&self) -> bool {
@@ -50,14 +51,15 @@ impl Offload for Connection {
     }
 
     fn set_binding(&self, binding: Binding) {
-        self.bind(binding);
+        let _ = self.binding.set(binding); // called once
+        self.downstream.set_web(self.web_session());
     }
 
     fn set_seal_keys(self: Arc<Self>, generation: u16, secret: &Secret, header: &[u8; 32]) {
         let Some(keys) = quic_keys(secret, header) else { return };
         self.seal.set_keys(generation, secret);
         let kernel = Arc::clone(&self.kernel);
-        kernel.install_keys(self, generation, keys);
+        kernel.commands.set_keys(self, generation, keys);
     }
 
     fn on_key_update(&self) {
@@ -69,7 +71,7 @@ impl Offload for Connection {
         let (Some(_), Some(keys)) = (self.upstream(), quic_keys(secret, header)) else { return };
         self.open.set_keys(generation, secret);
         let kernel = Arc::clone(&self.kernel);
-        kernel.install_open_keys(self, generation, keys);
+        kernel.commands.set_open_keys(self, generation, keys);
     }
 
     fn on_open_generation(&self, generation: u16) {
@@ -79,17 +81,17 @@ impl Offload for Connection {
 
     fn add_id(self: Arc<Self>, id: &ConnectionId) {
         let kernel = Arc::clone(&self.kernel);
-        kernel.change_id(self, *id, true);
+        kernel.commands.set_id(self, *id, true);
     }
 
     fn remove_id(self: Arc<Self>, id: &ConnectionId) {
         let kernel = Arc::clone(&self.kernel);
-        kernel.change_id(self, *id, false);
+        kernel.commands.set_id(self, *id, false);
     }
 
     fn set_path(self: Arc<Self>, path: Path) {
         let kernel = Arc::clone(&self.kernel);
-        kernel.change_path(self, path);
+        kernel.commands.set_path(self, path);
     }
 
     fn set_mtu(&self, bytes: u32) {
@@ -123,7 +125,9 @@ impl Offload for Connection {
     }
 
     fn arrival(&self, now: Instant, end: [u8; 8]) -> Instant {
-        self.kernel.arrived(now, end)
+        // Before it was read, if it waited in a deferred socket.
+        let arrived = self.kernel.relay.arrival(end);
+        arrived.and_then(|at| self.kernel.clock.before(now, at)).unwrap_or(now)
     }
 
     fn on_received(&self, number: u64) -> bool {
@@ -153,7 +157,7 @@ impl Offload for Connection {
             Origin::Stream(id) => upstream.slot(id),
             Origin::Datagrams(alias) => upstream.datagrams(alias),
         };
-        Some(Ingress::new(self, slot, held))
+        Some(KernelIngress::new(self, slot, held))
     }
 
     fn openings(
@@ -163,7 +167,7 @@ impl Offload for Connection {
         seen: Seen,
         held: Arc<dyn Any + Send + Sync>,
     ) -> Option<Arc<dyn offload::Openings>> {
-        let made = Openings::new(Arc::clone(&self), (alias, last), seen, held);
+        let made = KernelOpenings::new(Arc::clone(&self), (alias, last), seen, held);
         let explain = |error: &_| self.kernel.room.explain(error, "streams are opened in userspace");
         let made = made.inspect_err(explain).ok()?;
         let mut openings = self.openings.lock();
@@ -191,14 +195,14 @@ impl Offload for Connection {
     fn prepare(
         self: Arc<Self>,
         ingress: &Arc<dyn offload::Ingress>,
-        opened: &Opened,
+        request: &OpeningRequest,
     ) -> Result<Box<dyn Delegation>, Declined> {
         let ingress = ours(ingress)?;
-        let Opened { tag, max_offset, opens } = *opened;
-        let Opens { alias, first, last_group, level, track, .. } = opens;
-        let egress = bpf::Opened { alias, first, last_group, max_offset, level, tag, track };
+        let OpeningRequest { tag, max_offset, terms } = *request;
+        let OpeningTerms { alias, first, last_group, level, track, .. } = terms;
+        let egress = bpf::OpeningRecord { alias, first, last_group, max_offset, level, tag, track };
         let added = ingress.slot.lock().add_opened(&self.downstream, &egress);
-        let delegation = Egress::delegation(Arc::clone(&self), &ingress, false, added)?;
+        let delegation = KernelEgress::delegation(Arc::clone(&self), &ingress, false, added)?;
         ingress.unknown.fetch_add(1, Ordering::Relaxed);
         ingress.prepared.lock().push((Arc::downgrade(&self), tag));
         Ok(delegation)
@@ -207,25 +211,26 @@ impl Offload for Connection {
     fn delegate(
         self: Arc<Self>,
         ingress: &Arc<dyn offload::Ingress>,
-        stream: &Stream,
+        stream: &StreamCopy,
     ) -> Result<Box<dyn Delegation>, Declined> {
         let ingress = ours(ingress)?;
-        let Stream { key, id, shift, from, max_offset, level, track, group } = *stream;
-        let egress = bpf::Egress { stream_id: id, shift, from, max_offset, tag: key.0, level, track, group };
+        let StreamCopy { key, id, shift, from, max_offset, level, track, group } = *stream;
+        let egress =
+            bpf::EgressRecord { stream_id: id, shift, from, max_offset, tag: key.0, level, track, group };
         let added = ingress.slot.lock().add(&self.downstream, &egress);
-        Egress::delegation(self, &ingress, true, added)
+        KernelEgress::delegation(self, &ingress, true, added)
     }
 
     fn delegate_datagrams(
         self: Arc<Self>,
         ingress: &Arc<dyn offload::Ingress>,
-        datagrams: &Datagrams,
+        datagrams: &DatagramCopy,
     ) -> Result<Box<dyn Delegation>, Declined> {
         let ingress = ours(ingress)?;
-        let Datagrams { tag, alias, first, last_group, level, track } = *datagrams;
-        let egress = bpf::Datagrams { alias, first, last_group, tag, level, track };
+        let DatagramCopy { tag, alias, first, last_group, level, track } = *datagrams;
+        let egress = bpf::DatagramRecord { alias, first, last_group, tag, level, track };
         let added = ingress.slot.lock().add_datagrams(&self.downstream, &egress);
-        Egress::delegation(self, &ingress, true, added)
+        KernelEgress::delegation(self, &ingress, true, added)
     }
 
     fn recall(self: Arc<Self>, key: StreamKey, delegation: Option<Box<dyn Delegation>>) {
@@ -234,7 +239,7 @@ impl Offload for Connection {
             delegation.set_max_offset(0);
         }
         let kernel = Arc::clone(&self.kernel);
-        kernel.recall(self, key, delegation);
+        kernel.commands.recall(self, key, delegation);
     }
 
     fn drain(&self, now: Instant, read: &mut dyn FnMut(Instant, Sent)) {

@@ -13,8 +13,8 @@ use millrace_transport::offload::{self, Seen};
 use parking_lot::Mutex;
 
 use super::{
-    connection::{Binds, Connection},
-    ingress::Ingress,
+    connection::{Binds, KernelConnection},
+    ingress::KernelIngress,
 };
 
 /// Openings of a track that wait, at first. There are more where streams have found none.
@@ -24,21 +24,21 @@ const FIRST: u32 = 4;
 const PART: u32 = 8;
 
 /// The openings of one track of a publisher.
-pub(super) struct Openings {
+pub(super) struct KernelOpenings {
     // Dropped first: then nothing more is bound.
-    track: bpf::Track,
+    track: bpf::TrackRecord,
     /// Those that nobody has taken, bound or not.
-    openings: Mutex<Vec<Arc<Ingress>>>,
+    openings: Mutex<Vec<Arc<KernelIngress>>>,
     wanted: AtomicU32,
     /// Streams that had found none when `wanted` was set.
     missed: AtomicU32,
-    connection: Arc<Connection>,
+    connection: Arc<KernelConnection>,
     held: Arc<dyn Any + Send + Sync>,
 }
 
-impl Openings {
+impl KernelOpenings {
     pub fn new(
-        connection: Arc<Connection>,
+        connection: Arc<KernelConnection>,
         (alias, last): (u64, (u64, u64)),
         seen: Seen,
         held: Arc<dyn Any + Send + Sync>,
@@ -59,7 +59,7 @@ impl Openings {
     fn wanted(&self) -> u32 {
         let missed = self.track.missed();
         if self.missed.swap(missed, Ordering::Relaxed) != missed {
-            let wanted = self.wanted.load(Ordering::Relaxed).saturating_mul(2).min(bpf::Track::MOST);
+            let wanted = self.wanted.load(Ordering::Relaxed).saturating_mul(2).min(bpf::TrackRecord::MOST);
             self.wanted.store(wanted, Ordering::Relaxed);
             self.track.set_low(wanted / 2);
         }
@@ -67,7 +67,7 @@ impl Openings {
     }
 }
 
-impl Binds for Openings {
+impl Binds for KernelOpenings {
     fn take_bound(&self, stream: u64) -> Option<Arc<dyn offload::Ingress>> {
         let mut openings = self.openings.lock();
         let at = openings.iter().position(|opening| opening.slot.lock().bound() == Some(stream))?;
@@ -77,15 +77,15 @@ impl Binds for Openings {
     }
 }
 
-impl offload::Made for Openings {
+impl offload::Made for KernelOpenings {
     fn is_over(&self) -> bool {
         self.connection.is_released.load(Ordering::Relaxed)
     }
 }
 
-impl offload::Openings for Openings {
+impl offload::Openings for KernelOpenings {
     fn missing(&self, subscribers: usize) -> usize {
-        let most = (self.connection.max_streams() / PART) as usize;
+        let most = (self.connection.kernel.max_streams / PART) as usize;
         let most = most.checked_div(subscribers).unwrap_or(0);
         let wanted = most.min(self.wanted() as usize);
         wanted.saturating_sub(self.track.waiting() as usize)
@@ -95,12 +95,12 @@ impl offload::Openings for Openings {
         let slot = self.connection.upstream()?.opening();
         let room = &self.connection.kernel.room;
         let slot = slot.inspect_err(|error| room.explain(error, "streams are opened in userspace")).ok()?;
-        Some(Ingress::new(Arc::clone(&self.connection), slot, Arc::clone(&self.held)))
+        Some(KernelIngress::new(Arc::clone(&self.connection), slot, Arc::clone(&self.held)))
     }
 
     fn put(&self, opening: Arc<dyn offload::Ingress>) {
         let opening = opening as Arc<dyn Any + Send + Sync>;
-        let Ok(opening) = opening.downcast::<Ingress>() else { return };
+        let Ok(opening) = opening.downcast::<KernelIngress>() else { return };
         let mut openings = self.openings.lock();
         let is_put = self.track.put(&opening.slot.lock());
         if is_put {

@@ -4,17 +4,17 @@
 //! Userspace stays the truth. Every packet also reaches it as it came, and it sends what the kernel did not:
 //!
 //! 1. [`Relay::load`], then [`Relay::attach`] to each interface that media arrives on.
-//! 2. An [`Upstream`] for each connection that media arrives on, with its connection IDs and receive keys.
-//! 3. A [`Downstream`] for each subscriber's connection. [`Downstream::number`] is the packet number word
+//! 2. An [`UpstreamRecord`] for each connection that media arrives on, with its connection IDs and receive keys.
+//! 3. A [`DownstreamRecord`] for each subscriber's connection. [`DownstreamRecord::number`] is the packet number word
 //!    (`millrace_quic::number`) of both senders from then on; the send keys of a generation are
 //!    installed before anybody moves the word to it.
-//! 4. A [`Slot`] for each stream of an upstream that is forwarded. Once userspace has opened a subscriber's stream, an
-//!    [`Egress`] in the slot delegates it to the kernel. Removing the egress, or dropping the slot, recalls it.
-//!    [`Datagrams`] in the slot of a track's alias are the same for objects that come as datagrams.
-//!    [`Slot::advance`] says how much of the stream userspace has, and where in its framing that ends: the program forwards
+//! 4. A [`SlotRecord`] for each stream of an upstream that is forwarded. Once userspace has opened a subscriber's stream, an
+//!    [`EgressRecord`] in the slot delegates it to the kernel. Removing the egress, or dropping the slot, recalls it.
+//!    [`DatagramRecord`] in the slot of a track's alias are the same for objects that come as datagrams.
+//!    [`SlotRecord::advance`] says how much of the stream userspace has, and where in its framing that ends: the program forwards
 //!    what follows there and is well-formed.
-//!    A [`Track`] has slots for streams that have not begun ([`Upstream::opening`]), with egresses that the program opens streams
-//!    for ([`Slot::add_opened`]).
+//!    A [`TrackRecord`] has slots for streams that have not begun ([`UpstreamRecord::opening`]), with egresses that the program opens streams
+//!    for ([`SlotRecord::add_opened`]).
 //! 5. [`Relay::drain`] tells what was sent. Every packet is registered before it leaves. So whoever drains, and then looks
 //!    at an acknowledgement, knows the packets that it is about. There is one exception: while another CPU is registering
 //!    a packet, those registered after it cannot be read. So an unknown number below the word is no offence of the peer:
@@ -45,14 +45,14 @@ use std::sync::{Arc, Mutex};
 
 pub use config::Config;
 pub use defer::DeferredSocket;
-pub use downstream::{Downstream, DownstreamId, Path};
-pub use ingress::Position;
+pub use downstream::{DownstreamId, DownstreamRecord, Path};
+pub use ingress::PositionRecord;
 pub use keystream::{Compute, Refill, Want};
-pub use outcome::{Counters, EgressOutcome, FrameOutcome, FurtherRun, Lookup, Opening, Outcome};
-pub use slot::{Datagrams, Egress, EgressKey, Opened, Opener, Slot};
+pub use outcome::{Counters, EgressOutcome, FrameOutcome, FurtherRun, Lookup, OpeningOutcome, Outcome};
+pub use slot::{DatagramRecord, EgressKey, EgressRecord, OpeningRecord, OpeningRecordSide, SlotRecord};
 pub use trace::{Event, Tracing, What};
-pub use track::Track;
-pub use upstream::Upstream;
+pub use track::TrackRecord;
+pub use upstream::UpstreamRecord;
 
 use memory::Ring;
 use millrace_kernel::Error;
@@ -68,7 +68,7 @@ const OBJECT: &str = "relay.bpf.o";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Forwarded {
     pub downstream: DownstreamId,
-    /// [`Egress::tag`].
+    /// [`EgressRecord::tag`].
     pub tag: u64,
     pub number: u64,
     pub generation: u16,
@@ -78,7 +78,7 @@ pub struct Forwarded {
     pub offset: u64,
     /// Of a datagram, `None`: it is part of a stream.
     pub object: Option<u64>,
-    /// Bytes that were counted against [`Downstream::set_max_data`].
+    /// Bytes that were counted against [`DownstreamRecord::set_max_data`].
     pub credit: u64,
     /// Stream bytes, or those of the datagram.
     pub len: u16,
@@ -163,20 +163,20 @@ impl Relay {
     }
 
     /// Detaches from every interface. What was installed stays; while nothing is attached the replay window
-    /// of each upstream only moves by [`Upstream::observe`].
+    /// of each upstream only moves by [`UpstreamRecord::observe`].
     pub fn detach(&self) {
         self.attachments.clear();
     }
 
     /// Starts on a connection that media arrives on; `expected` is one more than its largest packet number
     /// received so far, and no number before it will be forwarded.
-    pub fn upstream(&self, expected: u64) -> Result<Upstream, Error> {
+    pub fn upstream(&self, expected: u64) -> Result<UpstreamRecord, Error> {
         self.upstream_from(expected, 0)
     }
 
     /// The same, where userspace has taken the unidirectional streams before this index already.
-    pub fn upstream_from(&self, expected: u64, streams: u64) -> Result<Upstream, Error> {
-        Upstream::new(self.shared.clone(), expected, streams)
+    pub fn upstream_from(&self, expected: u64, streams: u64) -> Result<UpstreamRecord, Error> {
+        UpstreamRecord::new(self.shared.clone(), expected, streams)
     }
 
     /// Makes `socket` one that packets may be steered to. It is a UDP socket, bound to some address in the network namespace
@@ -186,15 +186,15 @@ impl Relay {
     }
 
     /// When the deferred packet of a subscriber arrived that ends with these 8 bytes: `CLOCK_MONOTONIC` in microseconds, modulo
-    /// 2^32. `None`: it was not deferred ([`Downstream::set_deferral`]), or the entry has been taken by a later packet.
+    /// 2^32. `None`: it was not deferred ([`DownstreamRecord::set_deferral`]), or the entry has been taken by a later packet.
     pub fn arrival(&self, end: [u8; 8]) -> Option<u32> {
         defer::arrival(&self.shared, end)
     }
 
     /// Starts on a connection that media leaves on, with neither keys, credit nor window. `word` is what its
-    /// packet number word starts with; everybody must use [`Downstream::number`] from now on.
-    pub fn downstream(&self, path: &Path, mtu: u32, word: u64) -> Result<Downstream, Error> {
-        Downstream::new(self.shared.clone(), path, mtu, word)
+    /// packet number word starts with; everybody must use [`DownstreamRecord::number`] from now on.
+    pub fn downstream(&self, path: &Path, mtu: u32, word: u64) -> Result<DownstreamRecord, Error> {
+        DownstreamRecord::new(self.shared.clone(), path, mtu, word)
     }
 
     /// Hands over what was sent since the last call, and returns how many packets that are. No system call.

@@ -14,7 +14,7 @@ use tracing::{debug, warn};
 
 use super::{
     Error, Kernel,
-    connection::Connection,
+    connection::KernelConnection,
     queue::{Place, Subject, Taker, guarded},
 };
 
@@ -32,7 +32,7 @@ pub(super) struct SetInterfaces {
 }
 
 /// The engine's thread, until the engine is gone.
-pub(super) fn work(kernel: &Weak<Kernel>, commands: &Taker<Connection, SetInterfaces>) {
+pub(super) fn work(kernel: &Weak<Kernel>, commands: &Taker<KernelConnection, SetInterfaces>) {
     let (mut looked, mut erased) = (Instant::now(), Instant::now());
     while let Some(mut batch) = commands.take(Instant::now() + LOOK) {
         let Some(kernel) = kernel.upgrade() else { return };
@@ -59,7 +59,7 @@ pub(super) fn settle(kernel: &Kernel) {
     }
 }
 
-impl Subject for Connection {
+impl Subject for KernelConnection {
     fn place(&self) -> &Place {
         &self.place
     }

@@ -15,7 +15,8 @@ use millrace_kernel::crypto::QuicKeys;
 use millrace_moq::{Datagram, Status};
 use millrace_quic::{frame, keys::Suite, webtransport::Binding};
 use millrace_relay_kernel::program::{
-    Compute, Config, Counters, Datagrams, EgressOutcome, Forwarded, Outcome, Position, Relay, Slot, Upstream,
+    Compute, Config, Counters, DatagramRecord, EgressOutcome, Forwarded, Outcome, PositionRecord, Relay,
+    SlotRecord, UpstreamRecord,
 };
 use net::{Capture, Network, address, root};
 use peers::{PORT, Subscriber};
@@ -28,13 +29,13 @@ const LIMIT: u32 = 1200;
 /// Of the subscriber and, where a datagram has none, of the publisher.
 const LEVEL: u16 = 0x8040;
 
-const ALL: Datagrams =
-    Datagrams { alias: 0, first: (0, 0), last_group: u64::MAX, tag: 0, level: LEVEL, track: 0 };
+const ALL: DatagramRecord =
+    DatagramRecord { alias: 0, first: (0, 0), last_group: u64::MAX, tag: 0, level: LEVEL, track: 0 };
 
 struct Scene {
     relay: Relay,
-    upstream: Upstream,
-    slot: Slot,
+    upstream: UpstreamRecord,
+    slot: SlotRecord,
     publisher: Direction,
     subscribers: Vec<Subscriber>,
     /// Theirs, in the same order.
@@ -68,7 +69,7 @@ impl Scene {
         let subscribers: Vec<_> = aliases.iter().map(subscribe).collect();
         let mut slot = upstream.datagrams(ALIAS);
         for ((tag, subscriber), &alias) in (0..).zip(&subscribers).zip(aliases) {
-            let egress = Datagrams { alias, tag, ..ALL };
+            let egress = DatagramRecord { alias, tag, ..ALL };
             slot.add_datagrams(&subscriber.downstream, &egress).expect("an egress");
         }
         let (from, to) = peers::sockets(&network, (address(4, 1, 2), address(4, 1, 1)));
@@ -121,7 +122,7 @@ impl Scene {
 
     /// Sends a packet of a track of which nothing has come before.
     fn send(&mut self, frames: &[u8]) -> Vec<Forwarded> {
-        self.slot.set_position(&Position::default());
+        self.slot.set_position(&PositionRecord::default());
         self.send_next(frames)
     }
 
@@ -411,7 +412,7 @@ fn a_datagram_is_sent_within_every_limit_or_not_at_all() {
     scene.subscribers[0].downstream.set_waiting(None);
 
     scene.slot = scene.upstream.datagrams(ALIAS);
-    let egress = Datagrams { alias: ALIASES[0], first: (5, 3), last_group: 7, ..ALL };
+    let egress = DatagramRecord { alias: ALIASES[0], first: (5, 3), last_group: 7, ..ALL };
     scene.slot.add_datagrams(&scene.subscribers[0].downstream, &egress).expect("an egress");
     for (group, object, want) in [
         (4, 9, EgressOutcome::Before),
@@ -476,7 +477,7 @@ fn no_packet_is_forwarded_twice_or_for_another_track() {
     assert_eq!(scene.send(&frames(ALIAS + 1)), []);
     // A stream of that number is no track of that alias.
     let mut streams = scene.upstream.slot(ALIAS + 1);
-    let egress = millrace_relay_kernel::program::Egress {
+    let egress = millrace_relay_kernel::program::EgressRecord {
         stream_id: 3,
         shift: 0,
         from: 0,

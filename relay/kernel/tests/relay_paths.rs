@@ -16,7 +16,8 @@ use millrace_kernel::crypto::QuicKeys;
 use millrace_kernel::xdp::Mode;
 use millrace_quic::keys::Suite;
 use millrace_relay_kernel::program::{
-    Compute, Config, Counters, Egress, EgressOutcome, Forwarded, Outcome, Position, Relay, Slot, Upstream,
+    Compute, Config, Counters, EgressOutcome, EgressRecord, Forwarded, Outcome, PositionRecord, Relay,
+    SlotRecord, UpstreamRecord,
 };
 use millrace_testkit::wait_until;
 use net::{Capture, Network, RawSender, address, ip, root};
@@ -24,14 +25,22 @@ use peers::{PORT, Subscriber};
 use quic::{Chunk, Direction};
 
 const STREAM: u64 = 2;
-const EGRESS: Egress =
-    Egress { stream_id: 3, shift: 0, from: 0, max_offset: 1 << 40, tag: 0, level: 0, track: 0, group: 0 };
+const EGRESS: EgressRecord = EgressRecord {
+    stream_id: 3,
+    shift: 0,
+    from: 0,
+    max_offset: 1 << 40,
+    tag: 0,
+    level: 0,
+    track: 0,
+    group: 0,
+};
 
 /// One upstream with one stream, on `interface` of the relay.
 struct Scene {
     relay: Relay,
-    _upstream: Upstream,
-    slot: Slot,
+    _upstream: UpstreamRecord,
+    slot: SlotRecord,
     publisher: Direction,
     subscribers: Vec<Subscriber>,
     from: UdpSocket,
@@ -65,7 +74,7 @@ impl Scene {
 
     fn packet(&mut self, len: usize) -> (Chunk, Vec<u8>) {
         let data = quic::bytes(len, &mut self.rng);
-        self.slot.set_position(&Position::opaque(9));
+        self.slot.set_position(&PositionRecord::opaque(9));
         let chunk = Chunk { stream: STREAM, offset: 9, data, fin: false };
         let packet = self.publisher.seal((0, self.sent), 3, &chunk.encode());
         self.sent += 1;

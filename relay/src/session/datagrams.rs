@@ -65,7 +65,7 @@ impl Datagrams {
         let counters = &self.context.hub().counters;
         counters.count_objects(1, object.datagram.payload.len() as u64);
         let places = || self.context.quotas().offloaded_track();
-        let make = || self.context.connection().ingress_datagrams(upstream.alias);
+        let make = || self.context.connection().offload(|offload| offload.ingress_datagrams(upstream.alias));
         let ingress = upstream.datagram_ingress(&places, make);
         let account = self.context.account();
         if let Err(duplicate) = track.datagram(object, ingress.as_ref(), account, outbox) {

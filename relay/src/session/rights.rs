@@ -156,7 +156,8 @@ impl Authority {
         let Some((subject, _)) = self.admitted.get() else { return SessionError::violation("no SETUP") };
         let proven = || {
             connection.share_receive_window(Arc::clone(&subject.client().receive));
-            connection.share_offload(self.access.kernel_streams(subject.client()));
+            let shares = self.access.kernel_streams(subject.client());
+            connection.offload(|offload| offload.set_shares(shares));
             proven();
         };
         refused(subject.without_right(place, proven).await)

@@ -70,7 +70,7 @@ impl Streams {
         let (id, mut buffer) = (recv.id(), BytesMut::new());
         let begun = self.enter(recv, &mut buffer).await;
         // Not before: what has come may be a preamble, behind which the kernel opens streams for the header.
-        let bound = self.context.connection().accept(id);
+        let bound = self.context.connection().offload(|offload| offload.accept(id));
         let Some((recv, header, len)) = begun? else { return Ok(()) };
         let mut held = self.context.incomplete();
         match header {
@@ -143,10 +143,11 @@ impl Streams {
             return Ok(());
         }
         let connection = self.context.connection();
-        let ingress = bound.or_else(|| connection.ingress(recv.id()));
+        let ingress = bound.or_else(|| connection.offload(|offload| offload.ingress(recv.id())));
         let subgroup = (header.group, explicit_id(&header));
         let places = || self.context.quotas().offloaded_track();
-        let openings = upstream.openings(&places, || connection.openings(upstream.alias, subgroup));
+        let make = || connection.offload(|offload| offload.openings(upstream.alias, subgroup));
+        let openings = upstream.openings(&places, make);
         openings.iter().for_each(|openings| openings.began(subgroup));
         let track = Arc::clone(&published.track);
         let mut arriving = Arriving {

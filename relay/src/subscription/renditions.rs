@@ -19,7 +19,7 @@ impl Subscription {
         choice.join(base, self.track.data.largest().map(|largest| largest.group));
         state.origin = Origin::Renditions(choice);
         // Of another rendition they would be other datagrams.
-        self.connection.recall_datagrams(self.owner);
+        self.connection.offload(|offload| offload.recall_datagrams(self.owner));
         true
     }
 
@@ -51,7 +51,7 @@ impl Subscription {
         choice.lose(member);
         if choice.current().member == member {
             // What the offload has opened is of this one.
-            self.connection.abandon(now, self.owner);
+            self.connection.offload(|offload| offload.abandon(now, self.owner));
         }
         let mut downstream = self.connection.downstream();
         let of_it = state.open.iter().filter(|(_, (track, _))| *track == number);
@@ -68,7 +68,7 @@ impl Subscription {
             return None;
         }
         // What the offload has opened may be of any group.
-        let settled = self.connection.withdraw(now, self.owner);
+        let settled = self.connection.offload(|offload| offload.withdraw(now, self.owner));
         let Origin::Renditions(choice) = &mut state.origin else { return None };
         if settled {
             choice.switch(best);
@@ -85,7 +85,7 @@ impl Subscription {
 
     /// Has the offload open no more streams for it. Returns whether there is none of which it is not known yet what it carries.
     pub fn withdraw(&self, now: Instant) -> bool {
-        self.connection.withdraw(now, self.owner)
+        self.connection.offload(|offload| offload.withdraw(now, self.owner))
     }
 
     /// What comes next of what the subscription gets; `largest` is that of its own track, which others are not level with.

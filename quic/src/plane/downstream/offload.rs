@@ -34,7 +34,7 @@ pub struct Budget {
 
 /// A stream that the offload may send on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Delegation {
+pub struct StreamGrant {
     pub id: u64,
     /// The peer's limit of the stream; [`Downstream::on_max_stream_data`] raises it.
     pub max_offset: u64,
@@ -49,11 +49,11 @@ const RESERVED_PACKETS: u64 = 2;
 impl Downstream {
     /// Delegates a stream to the offload. `None` if it has no ID yet, still has something to send, or is delegated
     /// already.
-    pub fn delegate(&mut self, key: StreamKey) -> Option<Delegation> {
+    pub fn delegate(&mut self, key: StreamKey) -> Option<StreamGrant> {
         let stream = self.streams.get_mut(key).filter(|stream| !stream.delegated && stream.is_caught_up())?;
         let id = stream.id?;
         stream.delegated = true;
-        Some(Delegation {
+        Some(StreamGrant {
             id,
             max_offset: stream.credit,
             level: stream.priority.level(),

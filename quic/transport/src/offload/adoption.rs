@@ -1,74 +1,124 @@
 //! Preparing streams that the offload opens, and adopting them.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use millrace_quic::plane::downstream::{Downstream, Label, NewStream, StreamKey};
 use tracing::debug;
 
 use super::{
-    Ingress, Opened, Opener, Opens,
-    openings::{Adopted, Opening, TAG},
+    Ingress, LockedOffload, OpeningRequest, OpeningSide, OpeningTerms,
+    openings::{OpeningEntry, TAG},
     state::Offloaded,
 };
 
-impl Offloaded {
-    /// Has it open a stream for whatever the ingress will be bound to. Returns whether it may.
-    pub fn prepare(&mut self, downstream: &Downstream, ingress: &Arc<dyn Ingress>, opens: &Opens) -> bool {
-        let place = (opens.owner, ingress.serial());
-        let Some(offload) = self.takes().map(Arc::clone) else { return false };
-        if self.openings.waiting.contains_key(&place) {
+impl LockedOffload<'_> {
+    /// Has the offload open a stream of this connection for what the ingress will be bound to. Returns whether it may.
+    pub fn prepare(&mut self, ingress: &Arc<dyn Ingress>, terms: &OpeningTerms) -> bool {
+        let Some(offloaded) = self.offloaded.as_deref_mut() else { return false };
+        let place = (terms.owner, ingress.serial());
+        let Some(offload) = offloaded.takes().map(Arc::clone) else { return false };
+        if offloaded.openings.waiting.contains_key(&place) {
             return false;
         }
-        let tag = TAG | self.openings.made;
-        self.openings.made += 1;
-        let opened = Opened { tag, max_offset: downstream.initial_stream_credit(), opens: *opens };
-        let delegation = match self.places.within(|| offload.prepare(ingress, &opened)) {
+        let tag = TAG | offloaded.openings.made;
+        offloaded.openings.made += 1;
+        let max_offset = self.downstream.initial_stream_credit();
+        let request = OpeningRequest { tag, max_offset, terms: *terms };
+        let delegation = match offloaded.places.within(|| offload.prepare(ingress, &request)) {
             Ok(delegation) => delegation,
             Err(declined) => {
                 debug!(%declined, "streams are opened in userspace");
                 return false;
             }
         };
-        let opening = Opening {
-            owner: opens.owner,
+        let entry = OpeningEntry {
+            owner: terms.owner,
             ingress: place.1,
-            label: Label { track: opens.track, group: 0 },
-            priority: opens.level.to_be_bytes()[0],
+            label: Label { track: terms.track, group: 0 },
+            priority: terms.level.to_be_bytes()[0],
             delegation: Some(delegation),
             key: None,
             adopted: false,
             returned: false,
         };
-        self.openings.by_tag.insert(tag, opening);
-        self.openings.waiting.insert(place, tag);
+        offloaded.openings.by_tag.insert(tag, entry);
+        offloaded.openings.waiting.insert(place, tag);
         true
     }
 
-    /// It is known what arrives at the ingress, and that `stream` is the subscription's part in it. All that it has sent
-    /// has been drained.
+    /// `stream` is what the ingress carries for its owner: returns the stream that the offload has opened for it, or the one that is
+    /// opened now. `None`: it is over.
     pub fn adopt(
         &mut self,
-        downstream: &mut Downstream,
+        now: Instant,
         ingress: &Arc<dyn Ingress>,
         stream: NewStream,
-    ) -> (Adopted, Option<NewStream>) {
-        let Some(tag) = self.openings.waiting.get(&(stream.owner, ingress.serial())).copied() else {
-            return (Adopted::Unopened, Some(stream));
+    ) -> Option<StreamKey> {
+        let Some((key, priority)) = self.take_opened(now, ingress, stream.owner) else {
+            return Some(self.downstream.open(stream));
         };
-        ingress.on_adopted();
-        let Some(key) = self.settle(downstream, tag) else { return (Adopted::Unopened, Some(stream)) };
-        let priority = self.openings.by_tag.get(&tag).map(|opening| opening.priority);
-        self.openings.forget(tag);
         let changed = priority.is_some_and(|priority| priority != stream.priority.subscriber);
-        if !downstream.adopt(key, stream) {
-            return (Adopted::Over, None);
+        if !self.downstream.adopt(key, stream) {
+            return None;
         }
         if changed {
-            downstream.take_back(key);
+            self.downstream.take_back(key);
         }
-        (Adopted::Stream(key), None)
+        Some(key)
     }
 
+    /// Returns the stream that the offload has opened for the owner of an ingress, and the priority that it went by; `None`: it has opened
+    /// none, and will not.
+    fn take_opened(
+        &mut self,
+        now: Instant,
+        ingress: &Arc<dyn Ingress>,
+        owner: u64,
+    ) -> Option<(StreamKey, Option<u8>)> {
+        let offloaded = self.offloaded.as_deref_mut()?;
+        offloaded.drain(now, self.downstream);
+        let tag = *offloaded.openings.waiting.get(&(owner, ingress.serial()))?;
+        ingress.on_adopted();
+        let key = offloaded.settle(self.downstream, tag)?;
+        let priority = offloaded.openings.by_tag.get(&tag).map(|opening| opening.priority);
+        offloaded.openings.forget(tag);
+        Some((key, priority))
+    }
+
+    /// The owner does not want what the ingress carries. What the offload has opened for it is reset.
+    pub fn refuse(&mut self, now: Instant, ingress: &Arc<dyn Ingress>, owner: u64) {
+        let Some(offloaded) = self.offloaded.as_deref_mut() else { return };
+        offloaded.drain(now, self.downstream);
+        if let Some(tag) = offloaded.openings.waiting.get(&(owner, ingress.serial())).copied() {
+            offloaded.abandon(self.downstream, &[tag]);
+        }
+    }
+
+    /// Has the offload open no more streams for an owner, until more is prepared. Returns whether it has opened none of which
+    /// it is not known yet what they carry.
+    pub fn withdraw(&mut self, now: Instant, owner: u64) -> bool {
+        let Some(offloaded) = self.drained(now) else { return true };
+        for tag in offloaded.openings.of_owner(owner) {
+            let Some(opening) = offloaded.openings.by_tag.get(&tag) else { continue };
+            let closed = opening.delegation.as_ref().is_some_and(|one| one.close() == OpeningSide::Userspace);
+            if closed {
+                offloaded.openings.take(tag);
+                offloaded.openings.by_tag.remove(&tag);
+            }
+        }
+        offloaded.openings.of_owner(owner).is_empty()
+    }
+
+    /// Does the same, and resets those that nobody has adopted.
+    pub fn abandon(&mut self, now: Instant, owner: u64) {
+        let Some(offloaded) = self.offloaded.as_deref_mut() else { return };
+        offloaded.drain(now, self.downstream);
+        let tags = offloaded.openings.of_owner(owner);
+        offloaded.abandon(self.downstream, &tags);
+    }
+}
+
+impl Offloaded {
     /// The stream of an opening that nobody asks for after this; `None`: there is none, and will not be.
     fn settle(&mut self, downstream: &mut Downstream, tag: u64) -> Option<StreamKey> {
         self.openings.take(tag);
@@ -77,11 +127,11 @@ impl Offloaded {
             return opening.key;
         }
         match opening.delegation.as_ref()?.close() {
-            Opener::Userspace => {
+            OpeningSide::Userspace => {
                 self.openings.by_tag.remove(&tag);
                 None
             }
-            Opener::Offload(id) => self.openings.key(tag, id, downstream, &mut self.delegations),
+            OpeningSide::Offload(id) => self.openings.key(tag, id, downstream, &mut self.delegations),
         }
     }
 
@@ -98,44 +148,17 @@ impl Offloaded {
         }
     }
 
-    /// The subscription is over.
-    pub fn abandon_all(&mut self, downstream: &mut Downstream, owner: u64) {
-        let tags = self.openings.of_owner(owner);
-        self.abandon(downstream, &tags);
-    }
-
-    /// The subscription does not want what arrives at the ingress.
-    pub fn refuse(&mut self, downstream: &mut Downstream, owner: u64, ingress: &Arc<dyn Ingress>) {
-        if let Some(tag) = self.openings.waiting.get(&(owner, ingress.serial())).copied() {
-            self.abandon(downstream, &[tag]);
-        }
-    }
-
-    /// Has the offload open no more streams for the subscription, until more is prepared. Returns whether there is none that it
-    /// has opened and nobody adopted.
-    pub fn withdraw(&mut self, owner: u64) -> bool {
-        for tag in self.openings.of_owner(owner) {
-            let Some(opening) = self.openings.by_tag.get(&tag) else { continue };
-            let closed = opening.delegation.as_ref().is_some_and(|one| one.close() == Opener::Userspace);
-            if closed {
-                self.openings.take(tag);
-                self.openings.by_tag.remove(&tag);
-            }
-        }
-        self.openings.of_owner(owner).is_empty()
-    }
-
     /// Stops the offload from opening streams for anybody. Those that it has opened are as if they were delegated: whoever asks for one
     /// later still finds it.
     pub(super) fn close_openings(&mut self, downstream: &mut Downstream) {
         for tag in self.openings.prepared() {
             let delegation = self.openings.by_tag.get(&tag).and_then(|opening| opening.delegation.as_ref());
             match delegation.map(|delegation| delegation.close()) {
-                Some(Opener::Userspace) => {
+                Some(OpeningSide::Userspace) => {
                     self.openings.take(tag);
                     self.openings.by_tag.remove(&tag);
                 }
-                Some(Opener::Offload(id)) => {
+                Some(OpeningSide::Offload(id)) => {
                     self.openings.key(tag, id, downstream, &mut self.delegations);
                 }
                 None => {}

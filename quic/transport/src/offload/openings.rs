@@ -10,13 +10,13 @@ use super::Delegation;
 pub(super) const TAG: u64 = 1 << 63;
 
 /// A stream that the offload sends on.
-pub(super) struct Delegated {
+pub(super) struct DelegatedStream {
     pub id: u64,
     pub delegation: Box<dyn Delegation>,
 }
 
 /// One subscriber's part in an ingress whose stream has not begun.
-pub(super) struct Opening {
+pub(super) struct OpeningEntry {
     /// Of the subscription.
     pub owner: u64,
     /// Serial number of the ingress.
@@ -32,26 +32,17 @@ pub(super) struct Opening {
     pub returned: bool,
 }
 
-/// What became of the stream that the offload may have opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Adopted {
-    /// It did not, and will not.
-    Unopened,
-    Stream(StreamKey),
-    /// It did, and the stream is over.
-    Over,
-}
-
+/// The openings of a connection: what the offload may open streams for, and has.
 #[derive(Default)]
-pub(super) struct Openings {
-    pub by_tag: HashMap<u64, Opening>,
+pub(super) struct OpeningBook {
+    pub by_tag: HashMap<u64, OpeningEntry>,
     /// By owner and ingress: those that nobody has adopted.
     pub waiting: BTreeMap<(u64, u64), u64>,
     by_key: HashMap<StreamKey, u64>,
     pub made: u64,
 }
 
-impl Openings {
+impl OpeningBook {
     pub fn is_empty(&self) -> bool {
         self.by_tag.is_empty()
     }
@@ -62,7 +53,7 @@ impl Openings {
         tag: u64,
         id: Option<u64>,
         downstream: &mut Downstream,
-        delegations: &mut HashMap<StreamKey, Delegated>,
+        delegations: &mut HashMap<StreamKey, DelegatedStream>,
     ) -> Option<StreamKey> {
         let opening = self.by_tag.get_mut(&tag)?;
         let key = match opening.key {
@@ -73,7 +64,7 @@ impl Openings {
                 self.by_key.insert(key, tag);
                 if let Some(delegation) = opening.delegation.take() {
                     delegation.on_opened();
-                    delegations.insert(key, Delegated { id: id.unwrap_or(u64::MAX), delegation });
+                    delegations.insert(key, DelegatedStream { id: id.unwrap_or(u64::MAX), delegation });
                 }
                 key
             }

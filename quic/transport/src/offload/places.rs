@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::{Declined, Delegation, Ingress, Opener};
+use super::{Declined, Delegation, Ingress, OpeningSide};
 use crate::windows::Share;
 
 /// A connection's part of shares, which count streams here.
@@ -69,7 +69,7 @@ impl Delegation for Placed {
         self.delegation.is_of(ingress)
     }
 
-    fn close(&self) -> Opener {
+    fn close(&self) -> OpeningSide {
         self.delegation.close()
     }
 
@@ -91,8 +91,8 @@ mod tests {
             true
         }
 
-        fn close(&self) -> Opener {
-            Opener::Userspace
+        fn close(&self) -> OpeningSide {
+            OpeningSide::Userspace
         }
 
         fn on_opened(&self) {}

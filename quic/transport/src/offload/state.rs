@@ -19,15 +19,18 @@ use millrace_quic::{
     keys::{Secret, Suite},
     packet::ConnectionId,
     plane::downstream::{Budget, Downstream, Label, OffloadedPacket, StreamKey},
+    received::{ReceivedNumbers, ReceivedStreams},
     webtransport::Binding,
 };
+use quinn::VarInt;
 use tracing::{debug, warn};
 
 use super::{
-    Carried, ConnectionStatus, Datagrams, Delegation, Ingress, Offload, Origin, Path, Seen, Sent, Stream,
+    Carried, ConnectionStatus, DatagramCopy, Delegation, Ingress, Offload, Openings, Origin, Path, Seen,
+    Sent, StreamCopy,
     deferral::Deferral,
     delivered::Delivered,
-    openings::{self, Delegated, Openings},
+    openings::{self, DelegatedStream, OpeningBook},
     places::Places,
     trial::Trial,
 };
@@ -61,11 +64,11 @@ pub(crate) struct Offloaded {
     pub(super) places: Places,
     /// The header keys of both directions, which are those of generation 0.
     seal_header: Option<[u8; 32]>,
-    open: Option<Open>,
+    open: Option<OpenKeys>,
     /// This end's IDs, as the peer uses them: the newest last.
     ids: VecDeque<ConnectionId>,
-    pub(super) delegations: HashMap<StreamKey, Delegated>,
-    pub(super) openings: Openings,
+    pub(super) delegations: HashMap<StreamKey, DelegatedStream>,
+    pub(super) openings: OpeningBook,
     /// Datagrams that it forwards, by tag.
     datagrams: HashMap<u64, Box<dyn Delegation>>,
     /// Unidirectional streams of the peer that were accepted.
@@ -89,7 +92,7 @@ pub(crate) struct Offloaded {
 }
 
 /// Receiving keys: those of the newest generation that the peer has used.
-struct Open {
+struct OpenKeys {
     secret: Secret,
     header: [u8; 32],
     generation: u16,
@@ -113,7 +116,7 @@ impl Offloaded {
             open: None,
             ids: VecDeque::new(),
             delegations: HashMap::new(),
-            openings: Openings::default(),
+            openings: OpeningBook::default(),
             datagrams: HashMap::new(),
             accepted: 0,
             binding: None,
@@ -128,11 +131,6 @@ impl Offloaded {
             deferral: Deferral::default(),
             waited: false,
         }
-    }
-
-    /// Takes further places for streams from these shares.
-    pub fn set_shares(&mut self, shares: [Arc<Share>; 2]) {
-        self.places.set_shares(shares);
     }
 
     /// How traces name the connection.
@@ -235,7 +233,8 @@ impl Offloaded {
             self.seal_header = Some(secret.key_material().header);
             self.install_both_seal_keys(Some((0, secret)));
         }
-        self.open = open.map(|secret| Open { header: secret.key_material().header, secret, generation: 0 });
+        self.open =
+            open.map(|secret| OpenKeys { header: secret.key_material().header, secret, generation: 0 });
     }
 
     /// This end seals with the keys of `generation`, those of `secret`, from now on.
@@ -480,113 +479,9 @@ impl Offloaded {
 
 /// What it forwards.
 impl Offloaded {
-    /// What the peer sends as it may forward it, while the connection is `held`. `expected`: the next packet number; `begun`: the streams
-    /// that have begun.
-    pub fn ingress(
-        &mut self,
-        origin: Origin,
-        (expected, begun): (u64, impl Iterator<Item = u64>),
-        held: Arc<dyn Any + Send + Sync>,
-    ) -> Option<Arc<dyn Ingress>> {
-        self.upstream((expected, begun), |offload, seen| offload.ingress(origin, seen, held))
-    }
-
-    /// As [`Offload::openings`].
-    pub fn openings(
-        &mut self,
-        (alias, last): (u64, (u64, u64)),
-        (expected, begun): (u64, impl Iterator<Item = u64>),
-        held: Arc<dyn Any + Send + Sync>,
-    ) -> Option<Arc<dyn super::Openings>> {
-        self.upstream((expected, begun), |offload, seen| offload.openings(alias, last, seen, held))
-    }
-
-    /// As [`Offload::accept`].
-    pub fn accept(&mut self, stream: u64) -> Option<Arc<dyn Ingress>> {
-        self.accepted = self.accepted.max((stream >> 2) + 1);
-        self.offload()?.accept(stream)
-    }
-
-    /// What is made of the connection as one that media arrives on.
-    fn upstream<T>(
-        &mut self,
-        (packets, begun): (u64, impl Iterator<Item = u64>),
-        make: impl FnOnce(Arc<dyn Offload>, Seen) -> Option<T>,
-    ) -> Option<T> {
-        let offload = self.offload().filter(|offload| offload.is_active())?;
-        if !self.suites.contains(&self.open.as_ref()?.secret.suite()) {
-            return None;
-        }
-        let is_first = !offload.has_ingress();
-        let begun = if is_first { begun.collect() } else { Vec::new() };
-        let made = make(Arc::clone(offload), Seen { packets, streams: self.accepted, begun })?;
-        if is_first {
-            self.install_open_keys();
-            offload.set_session(self.session);
-            self.ids.iter().for_each(|id| Arc::clone(offload).add_id(id));
-        }
-        Some(made)
-    }
-
     /// The offload, if anything can be delegated to it at the moment.
     pub(super) fn takes(&self) -> Option<&Arc<dyn Offload>> {
         self.offload().filter(|offload| self.seal_header.is_some() && offload.is_active())
-    }
-
-    /// Has it forward an ingress as stream `key`, once that owes nothing: from offset `from` of the ingress on, at an
-    /// offset that is larger by `shift`. Returns whether it does.
-    pub fn delegate(
-        &mut self,
-        downstream: &mut Downstream,
-        key: StreamKey,
-        ingress: &Arc<dyn Ingress>,
-        (shift, from): (i64, u64),
-    ) -> bool {
-        let Some(offload) = self.takes().map(Arc::clone) else { return false };
-        let Some(granted) = downstream.delegate(key) else { return self.delegations.contains_key(&key) };
-        let stream = Stream {
-            key,
-            id: granted.id,
-            shift,
-            from,
-            max_offset: granted.max_offset,
-            level: u16::from_be_bytes(granted.level.into()),
-            track: granted.label.track,
-            group: granted.label.group,
-        };
-        match self.places.within(|| offload.delegate(ingress, &stream)) {
-            Ok(delegation) => {
-                self.delegations.insert(key, Delegated { id: granted.id, delegation });
-                true
-            }
-            Err(declined) => {
-                debug!(%declined, "a stream stays in userspace");
-                downstream.on_returned(key);
-                false
-            }
-        }
-    }
-
-    /// Has it forward a track's datagrams, in place of others with the same tag and until [`Self::recall_datagrams`].
-    pub fn delegate_datagrams(&mut self, ingress: &Arc<dyn Ingress>, datagrams: &Datagrams) {
-        let Some(offload) = self.takes().map(Arc::clone) else { return };
-        if self.datagrams.get(&datagrams.tag).is_some_and(|delegation| delegation.is_of(ingress)) {
-            return;
-        }
-        self.recall_datagrams(datagrams.tag);
-        match self.places.within(|| offload.delegate_datagrams(ingress, datagrams)) {
-            Ok(delegation) => drop(self.datagrams.insert(datagrams.tag, delegation)),
-            Err(declined) => debug!(%declined, "datagrams stay in userspace"),
-        }
-    }
-
-    pub fn recall_datagrams(&mut self, tag: u64) {
-        self.datagrams.remove(&tag);
-    }
-
-    /// Whether it has sent the datagram; says so once.
-    pub fn take_delivered(&mut self, tag: u64, (group, object): (u64, u64)) -> bool {
-        self.delivered.take((tag, group, object))
     }
 
     /// It has returned the stream.
@@ -597,5 +492,154 @@ impl Offloaded {
     pub fn on_max_stream_data(&self, id: u64, max: u64) {
         let of_stream = self.delegations.values().filter(|delegated| delegated.id == id);
         of_stream.for_each(|delegated| delegated.delegation.set_max_offset(max));
+    }
+}
+
+/// A connection's offload, if it may have one, for as long as the connection's lock is held.
+///
+/// All that somebody asks of an offload is asked here, and nothing here waits.
+/// [`Connection::offload`](crate::Connection::offload) lends it.
+pub struct LockedOffload<'a> {
+    pub(crate) offloaded: Option<&'a mut Offloaded>,
+    pub(crate) downstream: &'a mut Downstream,
+    pub(crate) received: &'a ReceivedNumbers,
+    pub(crate) streams: Option<&'a ReceivedStreams>,
+    /// Gives what keeps the connection alive.
+    pub(crate) hold: &'a dyn Fn() -> Arc<dyn Any + Send + Sync>,
+}
+
+/// Connections that media arrives on.
+impl LockedOffload<'_> {
+    /// Returns the peer's stream as the offload may forward it; `None` if it cannot.
+    pub fn ingress(&mut self, stream: quinn::StreamId) -> Option<Arc<dyn Ingress>> {
+        let origin = Origin::Stream(VarInt::from(stream).into_inner());
+        self.upstream(|offload, seen, held| offload.ingress(origin, seen, held))
+    }
+
+    /// Returns datagrams under a track alias of the peer as the offload may forward them; `None` if it cannot.
+    pub fn ingress_datagrams(&mut self, alias: u64) -> Option<Arc<dyn Ingress>> {
+        self.upstream(|offload, seen, held| offload.ingress(Origin::Datagrams(alias), seen, held))
+    }
+
+    /// Returns streams of the peer that begin under a track alias, behind the subgroup that is given by group and ID, as the offload
+    /// may open streams for them; `None` if it cannot.
+    pub fn openings(&mut self, alias: u64, last: (u64, u64)) -> Option<Arc<dyn Openings>> {
+        self.upstream(|offload, seen, held| offload.openings(alias, last, seen, held))
+    }
+
+    /// Takes a unidirectional stream of the peer, once it is known what it is or that it is nothing: the offload opens no streams for it
+    /// after that. To be called for each of them. Returns what the offload has opened some for.
+    pub fn accept(&mut self, stream: quinn::StreamId) -> Option<Arc<dyn Ingress>> {
+        let offloaded = self.offloaded.as_deref_mut()?;
+        let stream = VarInt::from(stream).into_inner();
+        offloaded.accepted = offloaded.accepted.max((stream >> 2) + 1);
+        offloaded.offload()?.accept(stream)
+    }
+
+    /// Has `make` make something of the connection as one that media arrives on.
+    fn upstream<T>(
+        &mut self,
+        make: impl FnOnce(Arc<dyn Offload>, Seen, Arc<dyn Any + Send + Sync>) -> Option<T>,
+    ) -> Option<T> {
+        let offloaded = self.offloaded.as_deref()?;
+        let offload = offloaded.offload().filter(|offload| offload.is_active())?;
+        if !offloaded.suites.contains(&offloaded.open.as_ref()?.secret.suite()) {
+            return None;
+        }
+        let is_first = !offload.has_ingress();
+        let begun = self.streams.filter(|_| is_first).into_iter().flat_map(ReceivedStreams::begun).collect();
+        let seen = Seen { packets: self.received.next(), streams: offloaded.accepted, begun };
+        let made = make(Arc::clone(offload), seen, (self.hold)())?;
+        if is_first {
+            offloaded.install_open_keys();
+            offload.set_session(offloaded.session);
+            offloaded.ids.iter().for_each(|id| Arc::clone(offload).add_id(id));
+        }
+        Some(made)
+    }
+}
+
+/// Connections that media leaves on.
+impl LockedOffload<'_> {
+    /// Has the offload forward an ingress as stream `key` from now on, if that owes nothing: what begins at offset `from`
+    /// of the ingress or behind it, at an offset that is larger by `shift`. Returns whether it does, or did already.
+    pub fn delegate(&mut self, key: StreamKey, ingress: &Arc<dyn Ingress>, shift: i64, from: u64) -> bool {
+        let Some(offloaded) = self.offloaded.as_deref_mut() else { return false };
+        let Some(offload) = offloaded.takes().map(Arc::clone) else { return false };
+        let Some(granted) = self.downstream.delegate(key) else {
+            return offloaded.delegations.contains_key(&key);
+        };
+        let stream = StreamCopy {
+            key,
+            id: granted.id,
+            shift,
+            from,
+            max_offset: granted.max_offset,
+            level: u16::from_be_bytes(granted.level.into()),
+            track: granted.label.track,
+            group: granted.label.group,
+        };
+        match offloaded.places.within(|| offload.delegate(ingress, &stream)) {
+            Ok(delegation) => {
+                offloaded.delegations.insert(key, DelegatedStream { id: granted.id, delegation });
+                true
+            }
+            Err(declined) => {
+                debug!(%declined, "a stream stays in userspace");
+                self.downstream.on_returned(key);
+                false
+            }
+        }
+    }
+
+    /// Lets the offload forward a track's datagrams, if it can, in place of others with the same tag. The tag is what
+    /// [`Self::take_delivered`] asks for. The call is to be repeated for as long as that is wanted: an offload may come later, or another one.
+    pub fn delegate_datagrams(&mut self, ingress: &Arc<dyn Ingress>, datagrams: &DatagramCopy) {
+        let Some(offloaded) = self.offloaded.as_deref_mut() else { return };
+        let Some(offload) = offloaded.takes().map(Arc::clone) else { return };
+        if offloaded.datagrams.get(&datagrams.tag).is_some_and(|delegation| delegation.is_of(ingress)) {
+            return;
+        }
+        offloaded.datagrams.remove(&datagrams.tag);
+        match offloaded.places.within(|| offload.delegate_datagrams(ingress, datagrams)) {
+            Ok(delegation) => drop(offloaded.datagrams.insert(datagrams.tag, delegation)),
+            Err(declined) => debug!(%declined, "datagrams stay in userspace"),
+        }
+    }
+
+    /// Stops the offload from forwarding datagrams with this tag.
+    pub fn recall_datagrams(&mut self, tag: u64) {
+        if let Some(offloaded) = self.offloaded.as_deref_mut() {
+            offloaded.datagrams.remove(&tag);
+        }
+    }
+
+    /// Reports once whether the offload has sent the datagram at this group and object.
+    pub fn take_delivered(&mut self, now: Instant, tag: u64, (group, object): (u64, u64)) -> bool {
+        let Some(offloaded) = self.drained(now) else { return false };
+        offloaded.delivered.take((tag, group, object))
+    }
+
+    /// Counts each stream that is left to the offload with those of others, in the first of the shares that has room for one more. What
+    /// is beyond is sent from here.
+    pub fn set_shares(&mut self, shares: [Arc<Share>; 2]) {
+        if let Some(offloaded) = self.offloaded.as_deref_mut() {
+            offloaded.places.set_shares(shares);
+        }
+    }
+
+    /// Returns the number of packets that the offload sent without saying so. There are none but those that another CPU registers this
+    /// moment.
+    pub fn unregistered(&mut self, now: Instant) -> Option<u64> {
+        let sent = self.offloaded.as_deref()?.status().sent;
+        self.drained(now)?;
+        Some(sent.saturating_sub(self.downstream.stats().offloaded_packets))
+    }
+
+    /// Returns the offload's state after all that it has sent; `None`: the connection never has an offload.
+    pub(super) fn drained(&mut self, now: Instant) -> Option<&mut Offloaded> {
+        let offloaded = self.offloaded.as_deref_mut()?;
+        offloaded.drain(now, self.downstream);
+        Some(offloaded)
     }
 }

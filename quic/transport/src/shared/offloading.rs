@@ -5,19 +5,12 @@ use std::{
     time::Instant,
 };
 
-use millrace_quic::{
-    plane::downstream::{Downstream, NewStream, StreamKey},
-    received::ReceivedStreams,
-    webtransport::Binding,
-};
+use millrace_quic::{plane::downstream::StreamKey, webtransport::Binding};
 
 use super::{Shared, State};
 use crate::{
     numbers::Word,
-    offload::{
-        self, Adopted, ConnectionStatus, Datagrams, Ingress, Offload, Openings, Opens, Origin, Owner,
-        state::Offloaded,
-    },
+    offload::{self, ConnectionStatus, LockedOffload, Offload, Owner},
 };
 
 impl Shared {
@@ -45,86 +38,17 @@ impl Shared {
         state.offload.iter_mut().for_each(|offload| offload.bind(binding));
     }
 
-    /// What the peer sends as the offload may forward it from now on.
-    pub fn ingress(self: &Arc<Self>, origin: Origin) -> Option<Arc<dyn Ingress>> {
+    /// Calls `act` with the offload, with the connection's lock held.
+    pub fn with_offload<R>(self: &Arc<Self>, act: impl FnOnce(&mut LockedOffload<'_>) -> R) -> R {
         let mut guard = self.state.lock();
-        let State { offload: Some(offload), received, streams, .. } = &mut *guard else { return None };
-        let begun = streams.iter().flat_map(ReceivedStreams::begun);
-        offload.ingress(origin, (received.next(), begun), Arc::clone(self) as _)
-    }
-
-    /// Lets the offload forward a track's datagrams, in place of others with the same tag.
-    pub fn delegate_datagrams(&self, ingress: &Arc<dyn Ingress>, datagrams: &Datagrams) {
-        let mut state = self.state.lock();
-        state.offload.iter_mut().for_each(|offload| offload.delegate_datagrams(ingress, datagrams));
-    }
-
-    /// Stops the offload from forwarding datagrams with this tag.
-    pub fn recall_datagrams(&self, tag: u64) {
-        self.state.lock().offload.iter_mut().for_each(|offload| offload.recall_datagrams(tag));
-    }
-
-    /// Whether the offload has sent the datagram of a subscription, at this group and object; says so once.
-    pub fn take_delivered(&self, now: Instant, tag: u64, at: (u64, u64)) -> bool {
-        let mut state = self.state.lock();
-        state.drain_offload(now);
-        state.offload.as_mut().is_some_and(|offload| offload.take_delivered(tag, at))
-    }
-
-    /// Has the offload forward an ingress as stream `key`, once that owes nothing: from offset `from` of the ingress on,
-    /// at an offset that is larger by `shift`. Returns whether it does.
-    pub fn delegate(&self, key: StreamKey, ingress: &Arc<dyn Ingress>, shift: i64, from: u64) -> bool {
-        let mut guard = self.state.lock();
-        let State { offload: Some(offload), plane, .. } = &mut *guard else { return false };
-        offload.delegate(&mut plane.downstream, key, ingress, (shift, from))
-    }
-
-    /// Streams of the peer that begin under a track alias as the offload may open streams for them.
-    pub fn openings(self: &Arc<Self>, alias: u64, last: (u64, u64)) -> Option<Arc<dyn Openings>> {
-        let mut guard = self.state.lock();
-        let State { offload: Some(offload), received, streams, .. } = &mut *guard else { return None };
-        let begun = streams.iter().flat_map(ReceivedStreams::begun);
-        offload.openings((alias, last), (received.next(), begun), Arc::clone(self) as _)
-    }
-
-    /// This end takes a unidirectional stream of the peer; returns what the offload has bound it to.
-    pub fn accept(&self, stream: u64) -> Option<Arc<dyn Ingress>> {
-        self.state.lock().offload.as_mut()?.accept(stream)
-    }
-
-    /// Has the offload open a stream for what the ingress will be bound to. Returns whether it may.
-    pub fn prepare(&self, ingress: &Arc<dyn Ingress>, opens: &Opens) -> bool {
-        let mut guard = self.state.lock();
-        let State { offload: Some(offload), plane, .. } = &mut *guard else { return false };
-        offload.prepare(&plane.downstream, ingress, opens)
-    }
-
-    /// `stream` is what the ingress carries for its owner; comes back where the offload has not opened one for it.
-    pub fn adopt(
-        &self,
-        now: Instant,
-        ingress: &Arc<dyn Ingress>,
-        stream: NewStream,
-    ) -> (Adopted, Option<NewStream>) {
-        let mut guard = self.state.lock();
-        guard.drain_offload(now);
-        let State { offload: Some(offload), plane, .. } = &mut *guard else {
-            return (Adopted::Unopened, Some(stream));
-        };
-        offload.adopt(&mut plane.downstream, ingress, stream)
-    }
-
-    /// Changes what the offload may open streams for, after all that it has sent. `None`: there is no offload.
-    pub fn with_openings<R>(
-        &self,
-        now: Instant,
-        change: impl FnOnce(&mut Offloaded, &mut Downstream) -> R,
-    ) -> Option<R> {
-        let mut guard = self.state.lock();
-        guard.offload.as_ref()?;
-        guard.drain_offload(now);
-        let State { offload: Some(offload), plane, .. } = &mut *guard else { return None };
-        Some(change(offload, &mut plane.downstream))
+        let State { offload, plane, received, streams, .. } = &mut *guard;
+        act(&mut LockedOffload {
+            offloaded: offload.as_mut(),
+            downstream: &mut plane.downstream,
+            received,
+            streams: streams.as_ref(),
+            hold: &|| Arc::clone(self) as _,
+        })
     }
 
     /// Returns counts of what the connection's offloads did; `None`: it never has one.
@@ -132,14 +56,6 @@ impl Shared {
         let mut status = self.state.lock().offload.as_ref()?.status();
         status.standing = self.claim.get().map(|claim| claim.standing());
         Some(status)
-    }
-
-    /// Packets that the offload sent without saying so. There are none but those that another CPU registers this moment.
-    pub fn unregistered(&self) -> Option<u64> {
-        let mut state = self.state.lock();
-        let sent = state.offload.as_ref()?.status().sent;
-        state.drain_offload(Instant::now());
-        Some(sent.saturating_sub(state.plane.downstream.stats().offloaded_packets))
     }
 }
 
@@ -203,7 +119,13 @@ impl Owner for Shared {
     }
 
     fn on_gone(&self, now: Instant, tags: &[u64]) {
-        self.with_openings(now, |offload, downstream| offload.abandon(downstream, tags));
+        {
+            let mut guard = self.state.lock();
+            guard.drain_offload(now);
+            if let State { offload: Some(offload), plane, .. } = &mut *guard {
+                offload.abandon(&mut plane.downstream, tags);
+            }
+        }
         self.transmit_now(now);
     }
 

@@ -46,7 +46,7 @@ pub struct DownstreamId {
 
 /// A connection that media leaves on. When it is dropped, nothing is sent any more on its behalf, up to runs of
 /// the program that have begun.
-pub struct Downstream {
+pub struct DownstreamRecord {
     shared: Arc<Shared>,
     id: DownstreamId,
     /// This end's, as the peer uses them.
@@ -64,7 +64,7 @@ struct Changes {
     keys: [Option<Moment>; 2],
 }
 
-impl Downstream {
+impl DownstreamRecord {
     pub(super) fn new(shared: Arc<Shared>, path: &Path, mtu: u32, word: u64) -> Result<Self, Error> {
         let path = raw_path(path)?;
         let index = shared.take(|free| &mut free.downstreams, "downstreams")?;
@@ -249,7 +249,7 @@ impl Downstream {
     }
 
     /// Packets with this destination connection ID are the peer's, of a connection that is no
-    /// [`Upstream`](super::Upstream): that has IDs of its own. `id` has the length that the fast path was configured for.
+    /// [`UpstreamRecord`](super::Upstream): that has IDs of its own. `id` has the length that the fast path was configured for.
     pub fn add_id(&self, id: &[u8]) -> Result<(), Error> {
         self.ids.add(id)
     }
@@ -296,7 +296,7 @@ impl Downstream {
     }
 }
 
-impl Drop for Downstream {
+impl Drop for DownstreamRecord {
     fn drop(&mut self) {
         self.entry().epoch.store(0, Ordering::SeqCst);
         self.ids.clear();

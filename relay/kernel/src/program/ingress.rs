@@ -16,7 +16,7 @@ const ATTEMPTS: usize = 1000;
 
 /// A place in an upstream stream, and where in its framing that is: `millrace_moq::data::Position`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Position {
+pub struct PositionRecord {
     /// Of the next byte in the stream.
     pub offset: u64,
     /// What that is of.
@@ -37,7 +37,7 @@ pub struct Position {
     pub kind: u8,
 }
 
-impl Position {
+impl PositionRecord {
     /// In a stream without framing.
     pub fn opaque(offset: u64) -> Self {
         Self { offset, field: intf::OPAQUE, ..Self::default() }
@@ -61,18 +61,18 @@ impl Position {
 }
 
 /// The entry of a slot that has egresses, or of an opening.
-pub(super) struct Ingress {
+pub(super) struct IngressRecord {
     shared: Arc<Shared>,
     index: u32,
 }
 
-impl Ingress {
+impl IngressRecord {
     /// In nobody's reach yet, at `position`.
     pub fn new(
         shared: Arc<Shared>,
         slot: &intf::Slot,
         first: u32,
-        position: &Position,
+        position: &PositionRecord,
     ) -> Result<Self, Error> {
         let index = shared.take(|free| &mut free.ingresses, "slots")?;
         let ingress = Self { shared, index };
@@ -108,7 +108,7 @@ impl Ingress {
     }
 
     /// Begins there, whatever was before.
-    pub fn set(&self, position: &Position) {
+    pub fn set(&self, position: &PositionRecord) {
         let entry = self.entry();
         let Some(_locked) = Locked::new(&entry.lock) else { return };
         entry.final_size.store(intf::UNKNOWN, Ordering::Relaxed);
@@ -122,7 +122,7 @@ impl Ingress {
 
     /// Says that userspace has come to this position. If the program is behind, it goes on from there; if it is at the same offset, both must
     /// have found the same.
-    pub fn advance(&self, position: &Position) {
+    pub fn advance(&self, position: &PositionRecord) {
         let entry = self.entry();
         if self.next() > position.offset {
             return;
@@ -137,7 +137,7 @@ impl Ingress {
     }
 
     /// Reports, with the lock held, whether the program stands at another place in the framing.
-    fn differs(&self, position: &Position) -> bool {
+    fn differs(&self, position: &PositionRecord) -> bool {
         // SAFETY: whoever has the lock may read.
         let state = unsafe { *self.entry().state.get() };
         state.field < intf::OPAQUE && state != position.state()
@@ -149,7 +149,7 @@ impl Ingress {
     }
 
     /// With the lock.
-    fn write(&self, position: &Position) {
+    fn write(&self, position: &PositionRecord) {
         let entry = self.entry();
         // SAFETY: whoever has the lock may write.
         unsafe { *entry.state.get() = position.state() };
@@ -157,7 +157,7 @@ impl Ingress {
     }
 }
 
-impl Drop for Ingress {
+impl Drop for IngressRecord {
     /// It has been unlinked.
     fn drop(&mut self) {
         self.shared.retire(|free| &mut free.ingresses, self.index);

@@ -33,7 +33,7 @@ pub(crate) const ENDED: u8 = generated::SUBGROUP_ENDED as u8;
 mod tests {
     use millrace_kernel::intf::enum_names;
 
-    use crate::program::outcome::{EgressOutcome, FrameOutcome, FurtherRun, Lookup, Opening, Outcome};
+    use crate::program::outcome::{EgressOutcome, FrameOutcome, FurtherRun, Lookup, OpeningOutcome, Outcome};
 
     #[test]
     fn outcomes_have_the_programs_names_and_order() {
@@ -46,6 +46,6 @@ mod tests {
         );
         assert_eq!(names("relay_further_run", "relay_run_"), FurtherRun::ALL.map(FurtherRun::name));
         assert_eq!(names("relay_frame_outcome", "relay_frame_"), FrameOutcome::ALL.map(FrameOutcome::name));
-        assert_eq!(names("relay_opening", "relay_opening_"), Opening::ALL.map(Opening::name));
+        assert_eq!(names("relay_opening", "relay_opening_"), OpeningOutcome::ALL.map(OpeningOutcome::name));
     }
 }

@@ -56,17 +56,17 @@ outcomes! {
         Before = "before",
         /// Its stream was not opened by the kernel, and userspace has not delegated it yet.
         Unopened = "unopened",
-        /// Beyond the peer's MAX_STREAMS, or userspace was about to open streams: [`Downstream::set_streams`](super::Downstream::set_streams).
+        /// Beyond the peer's MAX_STREAMS, or userspace was about to open streams: [`DownstreamRecord::set_streams`](super::Downstream::set_streams).
         StreamLimit = "stream_limit",
         /// For the path's or the route's MTU.
         TooLarge = "too_large",
-        /// Beyond [`Egress::max_offset`](super::Egress::max_offset).
+        /// Beyond [`EgressRecord::max_offset`](super::Egress::max_offset).
         StreamCredit = "stream_credit",
-        /// Beyond [`Downstream::set_max_data`](super::Downstream::set_max_data).
+        /// Beyond [`DownstreamRecord::set_max_data`](super::Downstream::set_max_data).
         DataCredit = "data_credit",
-        /// Beyond [`Downstream::set_max_bytes`](super::Downstream::set_max_bytes).
+        /// Beyond [`DownstreamRecord::set_max_bytes`](super::Downstream::set_max_bytes).
         Window = "window",
-        /// Something as urgent waits in userspace: [`Downstream::set_waiting`](super::Downstream::set_waiting).
+        /// Something as urgent waits in userspace: [`DownstreamRecord::set_waiting`](super::Downstream::set_waiting).
         Behind = "behind",
         /// The key generation in use is not installed.
         NoKeys = "no_keys",
@@ -109,8 +109,8 @@ outcomes! {
 }
 
 outcomes! {
-    /// What became of the beginning of a stream, of an upstream with a [`Track`](super::Track). Whatever is not bound is userspace's.
-    Opening {
+    /// What became of the beginning of a stream, of an upstream with a [`TrackRecord`](super::Track). Whatever is not bound is userspace's.
+    OpeningOutcome {
         /// It has one of the track's openings.
         Bound = "bound",
         /// No whole SUBGROUP_HEADER in the shortest form; or one whose subgroup is named by the first object, without that.
@@ -149,7 +149,7 @@ pub struct Counters {
     pub(super) egresses: [u64; EgressOutcome::ALL.len()],
     pub(super) further_runs: [u64; FurtherRun::ALL.len()],
     pub(super) frames: [u64; FrameOutcome::ALL.len()],
-    pub(super) openings: [u64; Opening::ALL.len()],
+    pub(super) openings: [u64; OpeningOutcome::ALL.len()],
 }
 
 impl Counters {
@@ -189,7 +189,7 @@ impl Counters {
     }
 
     /// Beginnings of streams without a slot, with this outcome.
-    pub fn openings(&self, outcome: Opening) -> u64 {
+    pub fn openings(&self, outcome: OpeningOutcome) -> u64 {
         self.openings[outcome as usize]
     }
 

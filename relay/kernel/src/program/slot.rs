@@ -8,14 +8,14 @@ use millrace_kernel::Error;
 use millrace_kernel::intf::Plain;
 use millrace_kernel::object::write;
 
-use super::downstream::Downstream;
-use super::ingress::{Ingress, Position};
+use super::downstream::DownstreamRecord;
+use super::ingress::{IngressRecord, PositionRecord};
 use super::intf;
 use super::shared::Shared;
 
 /// One subscriber's copy of an upstream stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Egress {
+pub struct EgressRecord {
     /// The downstream stream.
     pub stream_id: u64,
     /// Downstream offset minus upstream offset.
@@ -26,7 +26,7 @@ pub struct Egress {
     pub max_offset: u64,
     /// Comes back in registrations.
     pub tag: u64,
-    /// Priority, smaller is more urgent: see [`Downstream::set_waiting`].
+    /// Priority, smaller is more urgent: see [`DownstreamRecord::set_waiting`].
     pub level: u16,
     /// How events name what the stream carries.
     pub track: u32,
@@ -35,15 +35,15 @@ pub struct Egress {
 
 /// One subscriber's copy of a track's datagrams, from the first location on and to the last group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Datagrams {
+pub struct DatagramRecord {
     /// The track's downstream.
     pub alias: u64,
     /// Group and object.
     pub first: (u64, u64),
     pub last_group: u64,
-    /// As of [`Egress`].
+    /// As of [`EgressRecord`].
     pub tag: u64,
-    /// As of [`Egress`]. A datagram with a priority of its own has that in place of the low 8 bits.
+    /// As of [`EgressRecord`]. A datagram with a priority of its own has that in place of the low 8 bits.
     pub level: u16,
     pub track: u32,
 }
@@ -51,7 +51,7 @@ pub struct Datagrams {
 /// One subscriber's copy of a stream that has not begun. The program opens the subscriber's stream with the first packet,
 /// if what it carries begins within these bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Opened {
+pub struct OpeningRecord {
     /// The track's downstream.
     pub alias: u64,
     /// Group and object of the first that is wanted.
@@ -59,7 +59,7 @@ pub struct Opened {
     pub last_group: u64,
     /// Of the peer's MAX_STREAM_DATA, at the beginning of a stream.
     pub max_offset: u64,
-    /// As of [`Egress`]. A SUBGROUP_HEADER with a priority of its own has that in place of the low 8 bits.
+    /// As of [`EgressRecord`]. A SUBGROUP_HEADER with a priority of its own has that in place of the low 8 bits.
     pub level: u16,
     pub tag: u64,
     pub track: u32,
@@ -67,7 +67,7 @@ pub struct Opened {
 
 /// Who opens the stream of an egress that was prepared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Opener {
+pub enum OpeningRecordSide {
     /// Userspace: the program does not any more.
     Userspace,
     /// The program, with this ID; `None`: it is about to.
@@ -79,38 +79,42 @@ pub enum Opener {
 pub struct EgressKey(u32);
 
 /// A stream of an upstream, or a track whose objects come as its datagrams, with its egresses. Dropping it recalls them all.
-pub struct Slot {
+pub struct SlotRecord {
     shared: Arc<Shared>,
     key: intf::Slot,
     /// While there are egresses.
-    ingress: Option<Ingress>,
+    ingress: Option<IngressRecord>,
     /// In the order in which the program follows them.
     egresses: Vec<u32>,
     exclusive: bool,
     /// It waits for its stream to begin.
     unbound: bool,
     /// Of userspace.
-    position: Position,
+    position: PositionRecord,
 }
 
-impl Slot {
+impl SlotRecord {
     pub(super) fn new(shared: Arc<Shared>, key: intf::Slot) -> Self {
-        let position = Position::default();
+        let position = PositionRecord::default();
         Self { shared, key, ingress: None, egresses: Vec::new(), exclusive: false, unbound: false, position }
     }
 
     pub(super) fn opening(shared: Arc<Shared>, key: intf::Slot) -> Result<Self, Error> {
-        let ingress = Ingress::new(shared.clone(), &key, intf::END, &Position::default())?;
+        let ingress = IngressRecord::new(shared.clone(), &key, intf::END, &PositionRecord::default())?;
         let mut slot = Self::new(shared, key);
         slot.ingress = Some(ingress);
         slot.unbound = true;
         Ok(slot)
     }
 
-    /// Forwards datagrams to one more subscriber; only for a slot of [`Upstream::datagrams`](super::Upstream::datagrams).
-    pub fn add_datagrams(&mut self, downstream: &Downstream, egress: &Datagrams) -> Result<EgressKey, Error> {
+    /// Forwards datagrams to one more subscriber; only for a slot of [`UpstreamRecord::datagrams`](super::Upstream::datagrams).
+    pub fn add_datagrams(
+        &mut self,
+        downstream: &DownstreamRecord,
+        egress: &DatagramRecord,
+    ) -> Result<EgressKey, Error> {
         let (from, shift) = egress.first;
-        let egress = Egress {
+        let egress = EgressRecord {
             stream_id: egress.alias,
             shift: shift as i64,
             from,
@@ -124,34 +128,46 @@ impl Slot {
     }
 
     /// Forwards the stream to one more subscriber.
-    pub fn add(&mut self, downstream: &Downstream, egress: &Egress) -> Result<EgressKey, Error> {
+    pub fn add(&mut self, downstream: &DownstreamRecord, egress: &EgressRecord) -> Result<EgressKey, Error> {
         self.insert(downstream, egress, None)
     }
 
     /// Forwards the stream that will begin to one more subscriber; only for an opening, or what has become of one.
-    pub fn add_opened(&mut self, downstream: &Downstream, opened: &Opened) -> Result<EgressKey, Error> {
-        let Opened { max_offset, tag, level, track, .. } = *opened;
-        let egress =
-            Egress { stream_id: intf::UNOPENED, shift: 0, from: 0, max_offset, tag, level, track, group: 0 };
+    pub fn add_opened(
+        &mut self,
+        downstream: &DownstreamRecord,
+        opened: &OpeningRecord,
+    ) -> Result<EgressKey, Error> {
+        let OpeningRecord { max_offset, tag, level, track, .. } = *opened;
+        let egress = EgressRecord {
+            stream_id: intf::UNOPENED,
+            shift: 0,
+            from: 0,
+            max_offset,
+            tag,
+            level,
+            track,
+            group: 0,
+        };
         self.insert(downstream, &egress, Some(opened))
     }
 
     /// Has userspace open the stream of an egress, if the program has not done so.
-    pub fn close(&self, egress: EgressKey) -> Opener {
+    pub fn close(&self, egress: EgressKey) -> OpeningRecordSide {
         if !self.egresses.contains(&egress.0) {
-            return Opener::Userspace;
+            return OpeningRecordSide::Userspace;
         }
         let id = &self.shared.egresses.get(egress.0).id;
         match id.compare_exchange(intf::UNOPENED, intf::CLOSED, Ordering::SeqCst, Ordering::SeqCst) {
-            Ok(_) | Err(intf::CLOSED) => Opener::Userspace,
-            Err(intf::OPENING) => Opener::Program(None),
-            Err(id) => Opener::Program(Some(id)),
+            Ok(_) | Err(intf::CLOSED) => OpeningRecordSide::Userspace,
+            Err(intf::OPENING) => OpeningRecordSide::Program(None),
+            Err(id) => OpeningRecordSide::Program(Some(id)),
         }
     }
 
     /// Of an opening: the stream that it has been bound to.
     pub fn bound(&self) -> Option<u64> {
-        self.ingress.as_ref().map(Ingress::id).filter(|id| *id != intf::UNBOUND)
+        self.ingress.as_ref().map(IngressRecord::id).filter(|id| *id != intf::UNBOUND)
     }
 
     /// Takes over an opening that the program has bound to a stream.
@@ -165,14 +181,14 @@ impl Slot {
 
     /// Of an opening.
     pub(super) fn ingress(&self) -> Option<u32> {
-        self.ingress.as_ref().filter(|_| self.unbound).map(Ingress::index)
+        self.ingress.as_ref().filter(|_| self.unbound).map(IngressRecord::index)
     }
 
     fn insert(
         &mut self,
-        downstream: &Downstream,
-        egress: &Egress,
-        opened: Option<&Opened>,
+        downstream: &DownstreamRecord,
+        egress: &EgressRecord,
+        opened: Option<&OpeningRecord>,
     ) -> Result<EgressKey, Error> {
         let index = self.shared.take(|free| &mut free.egresses, "egresses")?;
         let entry = self.shared.egresses.get(index);
@@ -202,7 +218,7 @@ impl Slot {
             (&entry.exclusive, u32::from(self.exclusive)),
             (&entry.track, egress.track),
             (&entry.kind, self.key.kind),
-            (&entry.ingress, self.ingress.as_ref().map_or(intf::END, Ingress::index)),
+            (&entry.ingress, self.ingress.as_ref().map_or(intf::END, IngressRecord::index)),
         ] {
             word.store(value, Ordering::Relaxed);
         }
@@ -237,7 +253,7 @@ impl Slot {
     /// Userspace has the stream's bytes up to this position. The program forwards what follows its own position, which is
     /// this one if that is behind; at first the stream's beginning. Where it finds a hole it forwards nothing more until the
     /// hole is filled, or userspace has gone past it. No system call.
-    pub fn advance(&mut self, position: &Position) {
+    pub fn advance(&mut self, position: &PositionRecord) {
         self.position = *position;
         if let Some(ingress) = &self.ingress {
             ingress.advance(position);
@@ -245,7 +261,7 @@ impl Slot {
     }
 
     /// Has the program go on there, whatever it knows of the stream.
-    pub fn set_position(&mut self, position: &Position) {
+    pub fn set_position(&mut self, position: &PositionRecord) {
         self.position = *position;
         if let Some(ingress) = &self.ingress {
             ingress.set(position);
@@ -255,12 +271,12 @@ impl Slot {
     /// Whether the program may have forwarded other bytes of the stream than userspace has. It forwards no more of it then, and userspace
     /// should end it everywhere.
     pub fn is_contradicted(&self) -> bool {
-        self.ingress.as_ref().is_some_and(Ingress::is_contradicted)
+        self.ingress.as_ref().is_some_and(IngressRecord::is_contradicted)
     }
 
     /// Offset of the stream at which the program goes on.
     pub fn judged(&self) -> u64 {
-        self.ingress.as_ref().map_or(self.position.offset, Ingress::next)
+        self.ingress.as_ref().map_or(self.position.offset, IngressRecord::next)
     }
 
     /// Recalls one subscriber's stream.
@@ -290,7 +306,7 @@ impl Slot {
     }
 
     fn link(&mut self, egress: u32) -> Result<(), Error> {
-        let ingress = Ingress::new(self.shared.clone(), &self.key, egress, &self.position)?;
+        let ingress = IngressRecord::new(self.shared.clone(), &self.key, egress, &self.position)?;
         write(&self.shared.slots, "slots", self.key.as_bytes(), &ingress.index().to_ne_bytes())?;
         self.ingress = Some(ingress);
         Ok(())
@@ -310,7 +326,7 @@ impl Slot {
     }
 }
 
-impl Drop for Slot {
+impl Drop for SlotRecord {
     fn drop(&mut self) {
         // Bound this very moment, by a run that has taken it out of the track.
         if let Some(bound) = self.bound().filter(|_| self.unbound) {

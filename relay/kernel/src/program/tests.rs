@@ -28,7 +28,7 @@ const ID_LEN: usize = 8;
 const STREAM: u64 = 6;
 const OFFSET: u64 = 7;
 /// Always declined as [`EgressOutcome::Before`].
-const EGRESS: Egress = Egress {
+const EGRESS: EgressRecord = EgressRecord {
     stream_id: 3,
     shift: 2,
     from: u64::MAX,
@@ -46,10 +46,10 @@ const DROP: u32 = 2;
 
 struct Bench {
     relay: Relay,
-    upstream: Upstream,
+    upstream: UpstreamRecord,
     publisher: Direction,
-    slot: RefCell<Slot>,
-    downstream: Downstream,
+    slot: RefCell<SlotRecord>,
+    downstream: DownstreamRecord,
     rng: Rng,
 }
 
@@ -94,7 +94,7 @@ impl Bench {
 
     /// Has the stream stand where [`stream`] begins.
     fn rewind(&self) {
-        self.slot.borrow_mut().set_position(&Position::opaque(OFFSET));
+        self.slot.borrow_mut().set_position(&PositionRecord::opaque(OFFSET));
     }
 
     /// Returns the program's verdict; the context is as the program left it.

@@ -11,17 +11,17 @@ use millrace_kernel::object::write;
 use super::ingress::Locked;
 use super::intf;
 use super::shared::Shared;
-use super::slot::Slot;
+use super::slot::SlotRecord;
 
 /// A track of an upstream, with openings: slots that wait for the track's streams to begin. When it is dropped no stream is
 /// bound any more, up to runs of the program that have begun.
-pub struct Track {
+pub struct TrackRecord {
     shared: Arc<Shared>,
     key: intf::Slot,
     index: u32,
 }
 
-impl Track {
+impl TrackRecord {
     /// Openings that may wait at a time.
     pub const MOST: u32 = intf::OPENINGS as u32;
 
@@ -55,7 +55,7 @@ impl Track {
 
     /// Has the next stream that begins bound to `opening`, behind those that were put in before. Returns whether there was
     /// room for it.
-    pub fn put(&self, opening: &Slot) -> bool {
+    pub fn put(&self, opening: &SlotRecord) -> bool {
         let entry = self.entry();
         let Some(ingress) = opening.ingress() else { return false };
         let Some(_locked) = Locked::new(&entry.lock) else { return false };
@@ -100,7 +100,7 @@ impl Track {
     }
 }
 
-impl Drop for Track {
+impl Drop for TrackRecord {
     fn drop(&mut self) {
         let _ = self.shared.slots.delete(self.key.as_bytes()); // it is there
         self.shared.upstreams.get(self.key.upstream).tracks.fetch_sub(1, Ordering::Relaxed);

@@ -17,15 +17,15 @@ use super::intf;
 use super::keystream::{Compute, Refill, Ring, Want};
 use super::outcome::Lookup;
 use super::shared::{Shared, lock};
-use super::slot::Slot;
-use super::track::Track;
+use super::slot::SlotRecord;
+use super::track::TrackRecord;
 
 /// log2 of the packet numbers in a word of the replay window.
 const BLOCK_BITS: u32 = 5;
 
 /// A connection that media arrives on. The kernel opens its packets from when an ID and keys are there; when it
 /// is dropped, no packet of it is opened any more, up to runs of the program that have begun.
-pub struct Upstream {
+pub struct UpstreamRecord {
     shared: Arc<Shared>,
     index: u32,
     ids: Ids,
@@ -34,7 +34,7 @@ pub struct Upstream {
     ring: Mutex<Ring>,
 }
 
-impl Upstream {
+impl UpstreamRecord {
     pub(super) fn new(shared: Arc<Shared>, expected: u64, streams: u64) -> Result<Self, Error> {
         let index = shared.take(|free| &mut free.upstreams, "upstreams")?;
         let entry = shared.upstreams.get(index);
@@ -82,7 +82,7 @@ impl Upstream {
         Ok(())
     }
 
-    /// As [`Downstream::refill`](super::Downstream::refill), for the packets that are expected next, with the keys of `generation`.
+    /// As [`DownstreamRecord::refill`](super::Downstream::refill), for the packets that are expected next, with the keys of `generation`.
     pub fn refill(&self, generation: u16, want: Want, compute: impl Compute) -> Refill {
         lock(&self.ring).refill(&self.entry().ring, (generation, self.expected()), want, compute)
     }
@@ -106,7 +106,7 @@ impl Upstream {
     }
 
     /// Userspace keeps bytes of a stream from a packet that the program did not open: whatever else comes for them is not forwarded. If
-    /// the program may have forwarded others in their place already, [`Slot::is_contradicted`] says so.
+    /// the program may have forwarded others in their place already, [`SlotRecord::is_contradicted`] says so.
     pub fn leave(&self, stream_id: u64, bytes: &Range<u64>, fin: bool) {
         // First, so that a stream which is bound this moment is found.
         mark_seen(&self.entry().late, stream_id >> 2);
@@ -136,14 +136,14 @@ impl Upstream {
 
     /// Streams that begin under this alias may be bound to openings: those of subgroups that come behind this one, which is
     /// given by group and subgroup ID.
-    pub fn track(&self, alias: u64, last: (u64, u64)) -> Result<Track, Error> {
-        Track::new(self.shared.clone(), self.index, alias, last)
+    pub fn track(&self, alias: u64, last: (u64, u64)) -> Result<TrackRecord, Error> {
+        TrackRecord::new(self.shared.clone(), self.index, alias, last)
     }
 
-    /// Egresses for a stream that has not begun: see [`Track::put`].
-    pub fn opening(&self) -> Result<Slot, Error> {
+    /// Egresses for a stream that has not begun: see [`TrackRecord::put`].
+    pub fn opening(&self) -> Result<SlotRecord, Error> {
         let key = intf::Slot { id: intf::UNBOUND, upstream: self.index, kind: intf::STREAM };
-        Slot::opening(self.shared.clone(), key)
+        SlotRecord::opening(self.shared.clone(), key)
     }
 
     /// What arrives is of the WebTransport session with this ID; `None`: it is on the bare connection, as at first. To be called
@@ -157,27 +157,27 @@ impl Upstream {
         self.entry().session.store(session, Ordering::Relaxed);
     }
 
-    /// Where its deferred packets are steered to; [`Slot::set_exclusive`] says which these are.
+    /// Where its deferred packets are steered to; [`SlotRecord::set_exclusive`] says which these are.
     pub fn set_deferred_socket(&self, socket: &DeferredSocket) {
         self.entry().deferred_socket.store(socket.index + 1, Ordering::Relaxed);
     }
 
     /// Forwards a stream of this connection, to nobody yet. One slot per stream at a time.
-    pub fn slot(&self, stream_id: u64) -> Slot {
+    pub fn slot(&self, stream_id: u64) -> SlotRecord {
         self.slot_of(intf::STREAM, stream_id)
     }
 
     /// Forwards the datagrams of the track that this connection calls `alias`; otherwise as [`slot`](Self::slot).
-    pub fn datagrams(&self, alias: u64) -> Slot {
+    pub fn datagrams(&self, alias: u64) -> SlotRecord {
         self.slot_of(intf::DATAGRAMS, alias)
     }
 
-    fn slot_of(&self, kind: u32, id: u64) -> Slot {
-        Slot::new(self.shared.clone(), intf::Slot { id, upstream: self.index, kind })
+    fn slot_of(&self, kind: u32, id: u64) -> SlotRecord {
+        SlotRecord::new(self.shared.clone(), intf::Slot { id, upstream: self.index, kind })
     }
 }
 
-impl Drop for Upstream {
+impl Drop for UpstreamRecord {
     fn drop(&mut self) {
         self.stop();
         self.shared.retire(|free| &mut free.upstreams, self.index);

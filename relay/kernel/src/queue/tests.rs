@@ -4,7 +4,7 @@ use std::{net::SocketAddr, sync::mpsc, thread};
 
 use millrace_quic::packet::ConnectionId;
 use millrace_testkit::wait_for;
-use millrace_transport::offload::{Ingress, Opener};
+use millrace_transport::offload::{Ingress, OpeningSide};
 
 use super::*;
 
@@ -128,8 +128,8 @@ impl Delegation for Delegated {
         false
     }
 
-    fn close(&self) -> Opener {
-        Opener::Userspace
+    fn close(&self) -> OpeningSide {
+        OpeningSide::Userspace
     }
 
     fn on_opened(&self) {}

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
 use millrace_quic::keys::Suite;
-use millrace_relay_kernel::program::{Config, EgressOutcome, Outcome, Path, Position, Relay};
+use millrace_relay_kernel::program::{Config, EgressOutcome, Outcome, Path, PositionRecord, Relay};
 
 use crate::net::{Network, address, root};
 use crate::peers::{PORT, attach};
@@ -34,7 +34,7 @@ fn removed_means_gone() {
         }
         let chunk = scene.chunk(100);
         let number = scene.next_number();
-        slot.set_position(&Position::opaque(OFFSET));
+        slot.set_position(&PositionRecord::opaque(OFFSET));
         let packet = scene.publisher.seal((0, number), 1, &chunk.encode());
         let got: Vec<_> = scene.send(&packet).iter().map(|packet| packet.downstream).collect();
         let want: Vec<_> = keys.iter().map(|(i, _)| scene.subscribers[*i].downstream.id()).collect();
@@ -44,14 +44,14 @@ fn removed_means_gone() {
     let first = slot.add(&scene.subscribers[0].downstream, &EGRESS).expect("an egress");
     slot.add(&scene.subscribers[1].downstream, &EGRESS).expect("an egress");
     slot.remove(first);
-    slot.set_position(&Position::opaque(OFFSET));
+    slot.set_position(&PositionRecord::opaque(OFFSET));
     let number = scene.next_number();
     let frames = scene.chunk(100).encode();
     let got = scene.send(&scene.publisher.seal((0, number), 1, &frames));
     assert_eq!(got.len(), 1);
     assert_eq!(got[0].downstream, scene.subscribers[1].downstream.id());
     scene.subscribers.clear();
-    slot.set_position(&Position::opaque(OFFSET));
+    slot.set_position(&PositionRecord::opaque(OFFSET));
     let number = scene.next_number();
     assert_eq!(scene.send(&scene.publisher.seal((0, number), 1, &frames)), []);
     assert_eq!(scene.counted().egresses(EgressOutcome::Gone), 1);
@@ -149,7 +149,7 @@ fn entries_are_reused_in_turn() {
         assert!(scene.upstream.slot(99).add(&other, &EGRESS).is_err(), "a second slot");
         // The first egress is another downstream's now; that has no keys.
         let number = scene.next_number();
-        slot.set_position(&Position::opaque(OFFSET));
+        slot.set_position(&PositionRecord::opaque(OFFSET));
         let frames = scene.chunk(9).encode();
         assert_eq!(scene.send(&scene.publisher.seal((0, number), 1, &frames)), []);
         assert_eq!(other.outcome(EgressOutcome::NoKeys) + other.outcome(EgressOutcome::Window), 1);

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
 use millrace_quic::keys::Suite;
-use millrace_relay_kernel::program::{Config, Egress, EgressOutcome, Path};
+use millrace_relay_kernel::program::{Config, EgressOutcome, EgressRecord, Path};
 
 use crate::net::{self, Network, address, root};
 use crate::peers::{PORT, attach};
@@ -46,7 +46,7 @@ fn limits_hold_to_the_byte() {
 
     scene.only().downstream.set_max_bytes(u64::MAX / 2);
 
-    scene.relay_with(Egress { level: 7, ..EGRESS });
+    scene.relay_with(EgressRecord { level: 7, ..EGRESS });
     for (waiting, want) in [
         (Some(0), EgressOutcome::Behind),
         (Some(7), EgressOutcome::Behind),
@@ -57,9 +57,9 @@ fn limits_hold_to_the_byte() {
         assert_eq!(scene.try_egress(0), want, "{waiting:?}");
     }
 
-    scene.relay_with(Egress { from: 1001, ..EGRESS });
+    scene.relay_with(EgressRecord { from: 1001, ..EGRESS });
     assert_eq!(scene.try_egress(0), EgressOutcome::Before);
-    scene.relay_with(Egress { from: 1000, ..EGRESS });
+    scene.relay_with(EgressRecord { from: 1000, ..EGRESS });
     assert_eq!(scene.try_egress(0), EgressOutcome::Sent);
 
     scene.only().downstream.set_mtu(size as u32 - 1);
@@ -75,7 +75,7 @@ fn what_is_skipped_counts_against_the_connections_credit() {
         return;
     }
     let (_network, mut scene) = simple("skp");
-    scene.relay_with(Egress { max_offset: 1 << 20, ..EGRESS });
+    scene.relay_with(EgressRecord { max_offset: 1 << 20, ..EGRESS });
     let downstream = &scene.only().downstream;
     downstream.set_max_data(2500);
     downstream.set_max_bytes(0);

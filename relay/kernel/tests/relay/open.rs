@@ -4,7 +4,8 @@ use millrace_moq::data::{Status, encode_object_header};
 use millrace_moq::{SubgroupHeader, SubgroupId, vi64};
 use millrace_quic::{keys::Suite, webtransport::Binding};
 use millrace_relay_kernel::program::{
-    Config, EgressKey, EgressOutcome, Opened, Opener, Opening, Outcome, Slot, Track,
+    Config, EgressKey, EgressOutcome, OpeningOutcome, OpeningRecord, OpeningRecordSide, Outcome, SlotRecord,
+    TrackRecord,
 };
 
 use crate::net::{self, Network, root};
@@ -16,7 +17,7 @@ const ALIAS: u64 = 7;
 const TAG: u64 = 1 << 63 | 5;
 /// Of the streams before the first one that is opened here.
 const LAST: (u64, u64) = (4, 9);
-const OPENED: Opened = Opened {
+const OPENED: OpeningRecord = OpeningRecord {
     alias: 9,
     first: (0, 0),
     last_group: u64::MAX,
@@ -67,8 +68,8 @@ fn preamble(session: Option<u64>) -> Vec<u8> {
 struct Stage {
     _network: Network,
     scene: Scene,
-    track: Track,
-    openings: Vec<(Slot, EgressKey)>,
+    track: TrackRecord,
+    openings: Vec<(SlotRecord, EgressKey)>,
     next_stream: u64,
     number: u64,
 }
@@ -88,7 +89,7 @@ impl Stage {
         self.scene.only().downstream.set_web(subscriber);
     }
 
-    fn prepare(&mut self, opened: &Opened) {
+    fn prepare(&mut self, opened: &OpeningRecord) {
         let mut slot = self.scene.upstream.opening().expect("an opening");
         let key = slot.add_opened(&self.scene.only().downstream, opened).expect("an egress");
         assert!(self.track.put(&slot));
@@ -96,7 +97,7 @@ impl Stage {
     }
 
     /// Sends one frame of a publisher's stream; what became of that, and of its copy.
-    fn send(&mut self, chunk: &Chunk) -> (Outcome, Option<Opening>, Option<EgressOutcome>) {
+    fn send(&mut self, chunk: &Chunk) -> (Outcome, Option<OpeningOutcome>, Option<EgressOutcome>) {
         let before = self.scene.counted();
         let packet = self.scene.publisher.seal((0, self.number), 4, &chunk.encode());
         self.number += 1;
@@ -104,7 +105,7 @@ impl Stage {
         let counted = self.scene.counted().since(&before);
         let outcome = Outcome::ALL.into_iter().filter(|one| *one != Outcome::NotUdp);
         let outcome = { outcome }.find(|one| counted.packets(*one) == 1).expect("an outcome");
-        let opening = Opening::ALL.into_iter().find(|one| counted.openings(*one) == 1);
+        let opening = OpeningOutcome::ALL.into_iter().find(|one| counted.openings(*one) == 1);
         let copy = EgressOutcome::ALL.into_iter().find(|one| counted.egresses(*one) == 1);
         assert_eq!(forwarded.len(), usize::from(copy == Some(EgressOutcome::Sent)));
         (outcome, opening, copy)
@@ -130,8 +131,8 @@ fn whole(stream: u64, data: &[u8]) -> Chunk {
     Chunk { stream, offset: 0, data: data.to_vec(), fin: true }
 }
 
-const SENT: (Outcome, Option<Opening>, Option<EgressOutcome>) =
-    (Outcome::Forwarded, Some(Opening::Bound), Some(EgressOutcome::Sent));
+const SENT: (Outcome, Option<OpeningOutcome>, Option<EgressOutcome>) =
+    (Outcome::Forwarded, Some(OpeningOutcome::Bound), Some(EgressOutcome::Sent));
 
 #[test]
 fn streams_are_opened_under_the_subscribers_alias() {
@@ -159,7 +160,7 @@ fn open_under_every_alias(pair: (Option<u64>, Option<u64>)) {
     .into_iter()
     .enumerate()
     {
-        stage.prepare(&Opened { alias, ..OPENED });
+        stage.prepare(&OpeningRecord { alias, ..OPENED });
         let stream = at as u64 * 4 + 2;
         let data = stream_of(&header, len, object, 600);
         let header_len = data.len() - stream_of(&header, 0, object, 600).len() + {
@@ -183,7 +184,7 @@ fn open_under_every_alias(pair: (Option<u64>, Option<u64>)) {
         credit += want.len() as u64;
         assert_eq!(stage.scene.only().downstream.data(), credit, "the preamble counts");
         let (slot, key) = &stage.openings[at];
-        assert_eq!((slot.bound(), slot.close(*key)), (Some(stream), Opener::Program(Some(id))));
+        assert_eq!((slot.bound(), slot.close(*key)), (Some(stream), OpeningRecordSide::Program(Some(id))));
         assert_eq!(slot.judged(), data.len() as u64);
     }
     assert_eq!(stage.scene.only().downstream.set_streams(0, 0), stage.next_stream, "no ID was left out");
@@ -207,12 +208,12 @@ fn what_is_not_understood_is_left_to_userspace() {
     let mut fetch = vec![0x05];
     vi64::encode(3, &mut fetch);
     for (at, (description, stream, bytes, opening)) in [
-        ("a FETCH stream", 2, fetch, Some(Opening::Other)),
-        ("half a header", 2, good[..2].to_vec(), Some(Opening::Other)),
-        ("named by an object that is not there", 2, unnamed, Some(Opening::Other)),
-        ("not in the shortest form", 2, long_group, Some(Opening::Other)),
-        ("another track", 2, other_alias, Some(Opening::NoTrack)),
-        ("a group that has begun", 2, before, Some(Opening::Order)),
+        ("a FETCH stream", 2, fetch, Some(OpeningOutcome::Other)),
+        ("half a header", 2, good[..2].to_vec(), Some(OpeningOutcome::Other)),
+        ("named by an object that is not there", 2, unnamed, Some(OpeningOutcome::Other)),
+        ("not in the shortest form", 2, long_group, Some(OpeningOutcome::Other)),
+        ("another track", 2, other_alias, Some(OpeningOutcome::NoTrack)),
+        ("a group that has begun", 2, before, Some(OpeningOutcome::Order)),
         ("not unidirectional", 4, good.clone(), None),
     ]
     .into_iter()
@@ -225,11 +226,15 @@ fn what_is_not_understood_is_left_to_userspace() {
     let hole = Chunk { stream: 102, offset: 10, data: good.clone(), fin: false };
     assert_eq!(stage.send(&hole), (Outcome::NoSlot, None, None), "behind a hole");
     assert_eq!(stage.track.waiting(), 1);
-    assert_eq!(stage.send(&whole(102, &good)), (Outcome::NoSlot, Some(Opening::Taken), None), "the hole");
+    assert_eq!(
+        stage.send(&whole(102, &good)),
+        (Outcome::NoSlot, Some(OpeningOutcome::Taken), None),
+        "the hole"
+    );
     assert_eq!(stage.send(&whole(110, &good)), SENT);
     assert_eq!((stage.track.waiting(), stage.track.missed()), (0, 0));
     let next = stream_of(&header(7), 0, 0, 100);
-    assert_eq!(stage.send(&whole(106, &next)), (Outcome::NoSlot, Some(Opening::Missed), None));
+    assert_eq!(stage.send(&whole(106, &next)), (Outcome::NoSlot, Some(OpeningOutcome::Missed), None));
     assert_eq!(stage.track.missed(), 1);
 }
 
@@ -242,7 +247,7 @@ fn a_stream_may_begin_behind_its_preamble() {
     let mut stage = Stage::new("pre");
     stage.bind((Some(0), Some(0x40)));
     (0..3).for_each(|_| stage.prepare(&OPENED));
-    let noted = (Outcome::NoSlot, Some(Opening::Preamble), None);
+    let noted = (Outcome::NoSlot, Some(OpeningOutcome::Preamble), None);
     let passed_by = (Outcome::NoSlot, None, None);
     let alone = |stream, bytes: &[u8]| Chunk { stream, offset: 0, data: bytes.to_vec(), fin: false };
     let behind = |stream, offset: usize, group| Chunk {
@@ -267,7 +272,7 @@ fn a_stream_may_begin_behind_its_preamble() {
     // The other way round: userspace has what came first.
     assert_eq!(stage.send(&behind(6, 3, 6)), passed_by);
     assert_eq!(stage.send(&alone(6, &own)), noted);
-    assert_eq!(stage.send(&behind(6, 3, 6)), (Outcome::NoSlot, Some(Opening::Taken), None));
+    assert_eq!(stage.send(&behind(6, 3, 6)), (Outcome::NoSlot, Some(OpeningOutcome::Taken), None));
     // Longer than needed is legal; what comes behind it alone is left to userspace.
     let long = [0x80, 0, 0, 0x54, 0x40, 0];
     assert_eq!(stage.send(&alone(10, &long)), noted);
@@ -296,7 +301,11 @@ fn a_stream_may_begin_behind_its_preamble() {
         assert_eq!(stage.send(&whole(stream + 4, &both)), passed_by, "{description}");
     }
     let half = [&own[..], &[0x30]].concat();
-    assert_eq!(stage.send(&alone(58, &half)), (Outcome::NoSlot, Some(Opening::Other), None), "half a header");
+    assert_eq!(
+        stage.send(&alone(58, &half)),
+        (Outcome::NoSlot, Some(OpeningOutcome::Other), None),
+        "half a header"
+    );
     // A preamble is remembered as long as streams are.
     assert_eq!(stage.send(&alone(62, &own)), noted);
     assert_eq!(stage.send(&alone(62 + 4 * 256, &own)), noted);
@@ -311,11 +320,11 @@ fn stream_of_which_something_else_came_first_is_userspaces() {
     if !root("stream_of_which_something_else_came_first_is_userspaces") {
         return;
     }
-    let taken = (Outcome::NoSlot, Some(Opening::Taken), None);
+    let taken = (Outcome::NoSlot, Some(OpeningOutcome::Taken), None);
     let mut stage = Stage::new("fst");
     let data = stream_of(&header(6), 0, 0, 100);
     let front = |stream| Chunk { stream, offset: 0, data: data[..60].to_vec(), fin: false };
-    assert_eq!(stage.send(&front(10)), (Outcome::NoSlot, Some(Opening::Missed), None));
+    assert_eq!(stage.send(&front(10)), (Outcome::NoSlot, Some(OpeningOutcome::Missed), None));
     stage.prepare(&OPENED);
     assert_eq!(stage.send(&whole(10, &data)), taken, "a beginning");
     let middle = Chunk { offset: 50, data: vec![7; 10], ..front(14) };
@@ -333,7 +342,7 @@ fn what_fits_without_its_preamble_only_is_too_large() {
         return;
     }
     let mut stage = Stage::new("ptl");
-    (0..4).for_each(|_| stage.prepare(&Opened { alias: ALIAS, ..OPENED }));
+    (0..4).for_each(|_| stage.prepare(&OpeningRecord { alias: ALIAS, ..OPENED }));
     let mut send = |group, sessions, mtu| {
         stage.bind(sessions);
         stage.scene.only().downstream.set_mtu(mtu);
@@ -358,7 +367,7 @@ fn a_stream_is_opened_once() {
     let mut stage = Stage::new("onc");
     (0..3).for_each(|_| stage.prepare(&OPENED));
     assert!(stage.scene.upstream.take_stream(2));
-    let taken = (Outcome::NoSlot, Some(Opening::Taken), None);
+    let taken = (Outcome::NoSlot, Some(OpeningOutcome::Taken), None);
     assert_eq!(stage.send(&whole(2, &stream_of(&header(5), 0, 0, 100))), taken);
     assert_eq!(stage.openings[0].0.bound(), None);
     let second = stream_of(&header(6), 0, 0, 100);
@@ -373,12 +382,12 @@ fn a_stream_is_opened_once() {
     assert_eq!(stage.send(&whole(6, &stream_of(&header(7), 0, 0, 100))), taken);
     // Userspace has begun a group itself: only those behind it are opened.
     stage.track.began((9, 0));
-    let order = (Outcome::NoSlot, Some(Opening::Order), None);
+    let order = (Outcome::NoSlot, Some(OpeningOutcome::Order), None);
     assert_eq!(stage.send(&whole(10, &stream_of(&header(8), 0, 0, 100))), order);
     assert_eq!(stage.send(&whole(14, &stream_of(&header(10), 0, 0, 100))), SENT);
     // With the track its openings are gone.
     drop(std::mem::replace(&mut stage.track, stage.scene.upstream.track(1, LAST).expect("another track")));
-    let gone = (Outcome::NoSlot, Some(Opening::NoTrack), None);
+    let gone = (Outcome::NoSlot, Some(OpeningOutcome::NoTrack), None);
     assert_eq!(stage.send(&whole(18, &stream_of(&header(11), 0, 0, 100))), gone);
 }
 
@@ -398,12 +407,40 @@ fn a_stream_that_could_not_be_opened_is_userspaces() {
     let nothing: Change = |_| {};
     let by_object = SubgroupHeader { subgroup: SubgroupId::FirstObject, ..header(6) };
     for (description, opened, object, payload, change, outcome) in [
-        ("before what is wanted", Opened { first: (6, 3), ..OPENED }, 2, 50, nothing, EgressOutcome::Before),
-        ("an earlier group", Opened { first: (99, 0), ..OPENED }, 9, 50, nothing, EgressOutcome::Before),
-        ("behind the last group", Opened { last_group: 5, ..OPENED }, 9, 50, nothing, EgressOutcome::Before),
-        ("stream credit", Opened { max_offset: 53, ..OPENED }, 0, 50, nothing, EgressOutcome::StreamCredit),
+        (
+            "before what is wanted",
+            OpeningRecord { first: (6, 3), ..OPENED },
+            2,
+            50,
+            nothing,
+            EgressOutcome::Before,
+        ),
+        (
+            "an earlier group",
+            OpeningRecord { first: (99, 0), ..OPENED },
+            9,
+            50,
+            nothing,
+            EgressOutcome::Before,
+        ),
+        (
+            "behind the last group",
+            OpeningRecord { last_group: 5, ..OPENED },
+            9,
+            50,
+            nothing,
+            EgressOutcome::Before,
+        ),
+        (
+            "stream credit",
+            OpeningRecord { max_offset: 53, ..OPENED },
+            0,
+            50,
+            nothing,
+            EgressOutcome::StreamCredit,
+        ),
         ("no more streams", OPENED, 0, 50, streams, EgressOutcome::StreamLimit),
-        ("too large", Opened { alias: u64::MAX, ..OPENED }, 0, 50, mtu, EgressOutcome::TooLarge),
+        ("too large", OpeningRecord { alias: u64::MAX, ..OPENED }, 0, 50, mtu, EgressOutcome::TooLarge),
         ("connection credit", OPENED, 0, 50, credit, EgressOutcome::DataCredit),
         ("window", OPENED, 0, 50, window, EgressOutcome::Window),
         ("something as urgent waits", OPENED, 0, 50, behind, EgressOutcome::Behind),
@@ -413,7 +450,7 @@ fn a_stream_that_could_not_be_opened_is_userspaces() {
         change(&mut stage.scene);
         let data = stream_of(&by_object, 0, object, payload);
         let (front, rest) = data.split_at(data.len() - 1);
-        let declined = (Outcome::Forwarded, Some(Opening::Bound), Some(outcome));
+        let declined = (Outcome::Forwarded, Some(OpeningOutcome::Bound), Some(outcome));
         let first = Chunk { fin: false, ..whole(2, front) };
         assert_eq!(stage.send(&first), declined, "{description}");
         let rest = Chunk { offset: front.len() as u64, ..whole(2, rest) };
@@ -421,14 +458,14 @@ fn a_stream_that_could_not_be_opened_is_userspaces() {
         assert_eq!(stage.send(&rest), unopened, "{description}");
         assert_eq!(stage.scene.only().downstream.set_streams(0, 0), 70, "{description}: no ID is used");
         let (slot, key) = &stage.openings[0];
-        assert_eq!(slot.close(*key), Opener::Userspace, "{description}");
+        assert_eq!(slot.close(*key), OpeningRecordSide::Userspace, "{description}");
     }
     let mut stage = Stage::new("den");
     // Closed before it began.
     stage.prepare(&OPENED);
     let (slot, key) = &stage.openings[0];
-    assert_eq!(slot.close(*key), Opener::Userspace);
-    let closed = (Outcome::Forwarded, Some(Opening::Bound), Some(EgressOutcome::Unopened));
+    assert_eq!(slot.close(*key), OpeningRecordSide::Userspace);
+    let closed = (Outcome::Forwarded, Some(OpeningOutcome::Bound), Some(EgressOutcome::Unopened));
     assert_eq!(stage.send(&whole(2, &stream_of(&header(5), 0, 0, 100))), closed);
     // Without an object it is not known to be one that is wanted, but of a group that is.
     for (group, first, outcome) in [
@@ -436,7 +473,7 @@ fn a_stream_that_could_not_be_opened_is_userspaces() {
         (7, (7, 0), EgressOutcome::Sent),
         (8, (7, 1), EgressOutcome::Sent),
     ] {
-        stage.prepare(&Opened { first, ..OPENED });
+        stage.prepare(&OpeningRecord { first, ..OPENED });
         let front = stream_of(&header(group), 0, 0, 100)[..3].to_vec();
         let front = Chunk { fin: false, ..whole(4 * group + 2, &front) };
         assert_eq!(stage.send(&front).2, Some(outcome), "{first:?}");
@@ -473,7 +510,7 @@ fn open_for_all(mut scene: Scene) {
     for group in 5..15 {
         let mut slot = scene.upstream.opening().expect("an opening");
         for (subscriber, (_, alias)) in scene.subscribers.iter().zip(KINDS) {
-            slot.add_opened(&subscriber.downstream, &Opened { alias, ..OPENED }).expect("an egress");
+            slot.add_opened(&subscriber.downstream, &OpeningRecord { alias, ..OPENED }).expect("an egress");
         }
         assert!(track.put(&slot));
         let data = stream_of(&header(group), 0, 0, 80 * group as usize);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use millrace_kernel::programs::{RunTime, Statistics};
 use millrace_moq::data::{Field, Status, encode_object_header};
 use millrace_quic::keys::Suite;
-use millrace_relay_kernel::program::{Position, Want};
+use millrace_relay_kernel::program::{PositionRecord, Want};
 
 use crate::net::{Network, root};
 use crate::peers::{Subscriber, attach};
@@ -73,10 +73,10 @@ impl Case {
         let subscriber = |_| subscriber(&network, &scene.relay, 4, suite, &mut scene.rng);
         scene.subscribers = (0..egresses).map(subscriber).collect();
         scene.slots = vec![slot(&scene.upstream, &STREAMS[0], 0, &scene.subscribers)];
-        scene.slots[0].set_position(&Position {
+        scene.slots[0].set_position(&PositionRecord {
             offset: OFFSET,
             field: Field::Object as u8,
-            ..Position::default()
+            ..PositionRecord::default()
         });
         attach(&network, &scene.relay, "west");
         let mut chunk = scene.chunk(1200);

@@ -6,7 +6,7 @@ use std::num::NonZero;
 
 use millrace_quic::keys::Suite;
 use millrace_relay_kernel::program::{
-    Config, Downstream, DownstreamId, EgressOutcome, FurtherRun, Outcome, Tracing, What,
+    Config, DownstreamId, DownstreamRecord, EgressOutcome, FurtherRun, Outcome, Tracing, What,
 };
 use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
 
@@ -79,7 +79,7 @@ fn a_thousand_subscribers_of_one_stream_lose_nothing() {
     setsockopt(&scene.only().socket, RcvBufForce, &(16 << 20)).expect("room for packets");
     scene.slots.clear();
     let mut slot = scene.upstream.slot(STREAMS[0].upstream);
-    let subscribers: HashMap<DownstreamId, (Direction, Downstream)> = (0..SUBSCRIBERS)
+    let subscribers: HashMap<DownstreamId, (Direction, DownstreamRecord)> = (0..SUBSCRIBERS)
         .map(|_| {
             let keys = Direction::new(Suite::ChaCha20Poly1305, ID_LEN, &mut scene.rng);
             let downstream = peers::downstream(&scene.relay, at, &keys, 0);

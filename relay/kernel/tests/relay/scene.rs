@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 use fastrand::Rng;
 use millrace_quic::keys::Suite;
 use millrace_relay_kernel::program::{
-    Config, Counters, Egress, EgressKey, EgressOutcome, Forwarded, Outcome, Position, Relay, Slot, Upstream,
-    Want,
+    Config, Counters, EgressKey, EgressOutcome, EgressRecord, Forwarded, Outcome, PositionRecord, Relay,
+    SlotRecord, UpstreamRecord, Want,
 };
 
 use crate::net::{self, Capture, Network, address};
@@ -39,8 +39,8 @@ pub const OFFSET: u64 = 1000;
 /// Relay, one upstream, some subscribers with an egress for each of `STREAMS`.
 pub struct Scene {
     pub relay: Relay,
-    pub upstream: Upstream,
-    pub slots: Vec<Slot>,
+    pub upstream: UpstreamRecord,
+    pub slots: Vec<SlotRecord>,
     pub publisher: Direction,
     pub subscribers: Vec<Subscriber>,
     /// Where the publisher's packets come from, and where they are read.
@@ -162,7 +162,7 @@ impl Scene {
                 None => FROM + rng.u64(..1 << bits),
             };
             if before.is_none() {
-                self.slots[which].set_position(&Position::opaque(offset));
+                self.slots[which].set_position(&PositionRecord::opaque(offset));
             }
             let fin = rng.bool();
             let chunk = Chunk { stream: stream.upstream, offset, data: quic::bytes(len, rng), fin };
@@ -200,7 +200,7 @@ impl Scene {
 
     /// Has all streams stand at an offset.
     pub fn stand_at(&mut self, offset: u64) {
-        self.slots.iter_mut().for_each(|slot| slot.set_position(&Position::opaque(offset)));
+        self.slots.iter_mut().for_each(|slot| slot.set_position(&PositionRecord::opaque(offset)));
     }
 
     /// Of a packet whose streams go on at `OFFSET`.
@@ -216,9 +216,14 @@ pub fn subscriber(network: &Network, relay: &Relay, family: u8, suite: Suite, rn
     Subscriber::new(network, relay, at, (suite, rng.usize(..=20)), rng)
 }
 
-pub fn slot(upstream: &Upstream, stream: &Stream, tag: usize, subscribers: &[Subscriber]) -> Slot {
+pub fn slot(
+    upstream: &UpstreamRecord,
+    stream: &Stream,
+    tag: usize,
+    subscribers: &[Subscriber],
+) -> SlotRecord {
     let mut slot = upstream.slot(stream.upstream);
-    let egress = Egress {
+    let egress = EgressRecord {
         stream_id: stream.downstream,
         shift: stream.shift,
         from: FROM,
@@ -226,7 +231,7 @@ pub fn slot(upstream: &Upstream, stream: &Stream, tag: usize, subscribers: &[Sub
         tag: tag as u64,
         ..EGRESS
     };
-    slot.set_position(&Position::opaque(OFFSET));
+    slot.set_position(&PositionRecord::opaque(OFFSET));
     for subscriber in subscribers {
         slot.add(&subscriber.downstream, &egress).expect("an egress");
     }
@@ -307,10 +312,10 @@ impl Scene {
     }
 
     /// One slot for the first stream in place of those that are there.
-    pub fn relay_with(&mut self, egress: Egress) -> EgressKey {
+    pub fn relay_with(&mut self, egress: EgressRecord) -> EgressKey {
         self.slots.clear();
         let mut slot = self.upstream.slot(STREAMS[0].upstream);
-        slot.set_position(&Position::opaque(OFFSET));
+        slot.set_position(&PositionRecord::opaque(OFFSET));
         let key = slot.add(&self.subscribers[0].downstream, &egress).expect("an egress");
         self.slots.push(slot);
         self.fresh = true;
@@ -318,8 +323,16 @@ impl Scene {
     }
 }
 
-pub const EGRESS: Egress =
-    Egress { stream_id: 3, shift: 0, from: OFFSET, max_offset: 2000, tag: 0, level: 0, track: 0, group: 0 };
+pub const EGRESS: EgressRecord = EgressRecord {
+    stream_id: 3,
+    shift: 0,
+    from: OFFSET,
+    max_offset: 2000,
+    tag: 0,
+    level: 0,
+    track: 0,
+    group: 0,
+};
 
 /// IPv4, one subscriber, ChaCha20-Poly1305.
 pub fn simple(name: &str) -> (Network, Scene) {

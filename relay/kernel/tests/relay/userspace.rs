@@ -4,7 +4,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use millrace_kernel::clock::monotonic_ns;
-use millrace_relay_kernel::program::{DeferredSocket, EgressOutcome, Outcome, Position};
+use millrace_relay_kernel::program::{DeferredSocket, EgressOutcome, Outcome, PositionRecord};
 
 use crate::net::{self, address, root};
 use crate::quic::{self, Chunk};
@@ -46,7 +46,7 @@ fn numbers_are_shared_with_userspace() {
         let mut registered = Vec::new();
         for (at, packet) in packets.iter().enumerate() {
             update.fetch_or(at == PACKETS / 2, Ordering::SeqCst);
-            slots[0].set_position(&Position::opaque(OFFSET));
+            slots[0].set_position(&PositionRecord::opaque(OFFSET));
             from.send(packet).expect("send");
             assert_eq!(to.recv(&mut [0; 2048]).expect("the original"), packet.len());
             relay.drain(|packet| {

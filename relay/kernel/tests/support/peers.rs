@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 use fastrand::Rng;
 use millrace_quic::keys::Suite;
-use millrace_relay_kernel::program::{Downstream, Forwarded, Path, Relay, Upstream};
+use millrace_relay_kernel::program::{DownstreamRecord, Forwarded, Path, Relay, UpstreamRecord};
 
 use super::net::{self, Network, inside};
 use super::quic::Direction;
@@ -12,7 +12,7 @@ use super::quic::Direction;
 pub const PORT: u16 = 4443;
 
 /// The connection of a publisher, with its first keys.
-pub fn upstream(relay: &Relay, publisher: &Direction) -> Upstream {
+pub fn upstream(relay: &Relay, publisher: &Direction) -> UpstreamRecord {
     let upstream = relay.upstream(0).expect("an upstream");
     upstream.add_id(&publisher.id).expect("an ID");
     upstream.set_keys(0, &publisher.kernel_keys(0)).expect("keys");
@@ -44,7 +44,7 @@ pub fn receive_original(to: &UdpSocket, packet: &[u8], relay: &Relay) -> Vec<For
 
 pub struct Subscriber {
     pub keys: Direction,
-    pub downstream: Downstream,
+    pub downstream: DownstreamRecord,
     pub socket: UdpSocket,
 }
 
@@ -54,7 +54,7 @@ pub fn downstream(
     (local, remote): (SocketAddr, SocketAddr),
     keys: &Direction,
     flow_label: u32,
-) -> Downstream {
+) -> DownstreamRecord {
     let path = Path { local, remote, id: keys.id.clone(), traffic_class: 2, flow_label };
     let downstream = relay.downstream(&path, 1452, 0).expect("a downstream");
     downstream.set_keys(0, &keys.kernel_keys(0)).expect("keys");

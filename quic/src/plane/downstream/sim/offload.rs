@@ -6,7 +6,7 @@ use super::{Arrival, Codepoint, OVERHEAD, Sim};
 use crate::{
     frame,
     plane::{
-        downstream::{Budget, Delegation, Level, OffloadedPacket, StreamKey},
+        downstream::{Budget, Level, OffloadedPacket, StreamGrant, StreamKey},
         source::mem::Mem,
     },
 };
@@ -14,7 +14,7 @@ use crate::{
 /// It sends from its own copy of what comes in, which may be ahead of what the source has, and reports later.
 #[derive(Default)]
 pub struct Offload {
-    delegated: HashMap<StreamKey, (Delegation, Arc<Mem>)>,
+    delegated: HashMap<StreamKey, (StreamGrant, Arc<Mem>)>,
     unreported: Vec<OffloadedPacket>,
     budget: Budget,
     waiting: Option<Level>,

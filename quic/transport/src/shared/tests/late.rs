@@ -14,8 +14,8 @@ use millrace_quic::{
 
 use super::*;
 use crate::offload::{
-    Carried, ConnectionStatus, Datagrams, Declined, Delegation, Ingress, Made, Opened, Opener, Openings,
-    Origin, Owner, Path as Way, Seen, Sent, Stream,
+    Carried, ConnectionStatus, DatagramCopy, Declined, Delegation, Ingress, Made, OpeningRequest,
+    OpeningSide, Openings, Origin, Owner, Path as Way, Seen, Sent, StreamCopy,
 };
 use crate::stack::Times;
 
@@ -147,14 +147,14 @@ impl Offload for Fake {
     fn prepare(
         self: Arc<Self>,
         _ingress: &Arc<dyn Ingress>,
-        _opened: &Opened,
+        _request: &OpeningRequest,
     ) -> Result<Box<dyn Delegation>, Declined> {
         Err(Declined("it opens none".into()))
     }
     fn delegate(
         self: Arc<Self>,
         _ingress: &Arc<dyn Ingress>,
-        stream: &Stream,
+        stream: &StreamCopy,
     ) -> Result<Box<dyn Delegation>, Declined> {
         self.add(Told::Delegated(stream.id));
         Ok(Box::new(Nothing))
@@ -162,7 +162,7 @@ impl Offload for Fake {
     fn delegate_datagrams(
         self: Arc<Self>,
         _ingress: &Arc<dyn Ingress>,
-        _datagrams: &Datagrams,
+        _datagrams: &DatagramCopy,
     ) -> Result<Box<dyn Delegation>, Declined> {
         Ok(Box::new(Nothing))
     }
@@ -206,8 +206,8 @@ impl Delegation for Nothing {
     fn is_of(&self, _ingress: &Arc<dyn Ingress>) -> bool {
         false
     }
-    fn close(&self) -> Opener {
-        Opener::Userspace
+    fn close(&self) -> OpeningSide {
+        OpeningSide::Userspace
     }
     fn on_opened(&self) {}
 }
@@ -230,7 +230,7 @@ impl Source for Bytes {
 }
 
 /// A server's connection after its handshake, which may send, and the time.
-fn scene() -> (Shared, Instant) {
+fn scene() -> (Arc<Shared>, Instant) {
     let shared = fresh_with(Some((SocketAddr::from(([127, 0, 0, 1], 4443)), SUITES)));
     let mut params = vec![0x04, 4];
     varint::encode(1_000_000, &mut params);
@@ -244,7 +244,7 @@ fn scene() -> (Shared, Instant) {
     state.plane.set_secret(Some(secret));
     drop(state);
     shared.open();
-    (shared, Instant::now())
+    (Arc::new(shared), Instant::now())
 }
 
 /// The keys of a generation, as an offload is told.
@@ -377,7 +377,7 @@ fn subscriber_that_loses_its_record_is_sent_what_the_kernel_has_not_sent() {
     acknowledge_all(&shared, now);
     fake.take();
     let ingress: Arc<dyn Ingress> = Arc::new(Nothing);
-    assert!(shared.delegate(key, &ingress, 0, 500));
+    assert!(shared.with_offload(|offload| offload.delegate(key, &ingress, 0, 500)));
     let Told::Delegated(id) = fake.take()[0] else { panic!("not delegated") };
     let sent = |shared: &Shared| shared.downstream().stats().stream_bytes; // exact: only this thread does anything here
     fake.send(now, (key, id), 500..600).unwrap();
@@ -386,7 +386,7 @@ fn subscriber_that_loses_its_record_is_sent_what_the_kernel_has_not_sent() {
     shared.on_offload_recalled(now);
     assert_eq!(fake.take(), [Told::Recalled(key.0), Told::Release], "in this order");
     assert_eq!(fake.send(now, (key, id), 600..700), None, "nothing is granted any more");
-    assert!(!shared.delegate(key, &ingress, 0, 600), "nor delegated");
+    assert!(!shared.with_offload(|offload| offload.delegate(key, &ingress, 0, 600)), "nor delegated");
     let number = next(&shared).1;
     shared.on_returned(now, &[key]);
     shared.on_released(now);
@@ -394,7 +394,7 @@ fn subscriber_that_loses_its_record_is_sent_what_the_kernel_has_not_sent() {
     shared.downstream().wake(key);
     shared.transmit_now(now);
     assert_eq!(sent(&shared), 900, "each byte once, and all of them");
-    assert_eq!(shared.unregistered(), Some(0));
+    assert_eq!(shared.with_offload(|offload| offload.unregistered(now)), Some(0));
     assert!(next(&shared).1 > number);
 
     // And another one, to which the stream is delegated again.
@@ -407,7 +407,7 @@ fn subscriber_that_loses_its_record_is_sent_what_the_kernel_has_not_sent() {
     );
     assert_eq!(*other.granted.lock(), Budget::default(), "it does not send there yet");
     shared.on_path(now, &way(&shared));
-    assert!(shared.delegate(key, &ingress, 0, 900));
+    assert!(shared.with_offload(|offload| offload.delegate(key, &ingress, 0, 900)));
     other.send(now, (key, id), 900..950).unwrap();
     source.0.store(950, SeqCst);
     shared.transmit_now(now);

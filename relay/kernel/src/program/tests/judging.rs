@@ -301,7 +301,7 @@ fn positions_at_one_offset_that_differ_are_noticed() {
 }
 
 /// Where `moq::data` stands after a part of a stream.
-fn position(stream: &[u8], len: usize) -> Position {
+fn position(stream: &[u8], len: usize) -> PositionRecord {
     use millrace_moq::{ObjectParser, StreamHeader};
     let mut rest = &stream[..len];
     let Ok(Some(StreamHeader::Subgroup(header))) = StreamHeader::decode(&mut rest) else {
@@ -310,7 +310,7 @@ fn position(stream: &[u8], len: usize) -> Position {
     let mut parser = ObjectParser::new(&header, (len - rest.len()) as u64);
     while parser.next(&mut rest).expect("objects").is_some() {}
     let at = parser.position();
-    Position {
+    PositionRecord {
         offset: at.offset,
         field: at.field as u8,
         value: at.value,

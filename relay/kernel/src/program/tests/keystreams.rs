@@ -64,7 +64,7 @@ fn rings_share_the_room_there_is() {
         let upstreams = [0, 1].map(|_| relay.upstream(0).expect("an upstream"));
         (relay, upstreams)
     };
-    let refill = |upstream: &Upstream, len| {
+    let refill = |upstream: &UpstreamRecord, len| {
         let want = Want { len, text_bytes: 10 };
         upstream.refill(0, want, |_, _, _: &mut [u8; 64], _: &mut [u8]| true).len
     };
