@@ -12,7 +12,7 @@ use clap::Subcommand;
 use millrace_daemon::render::{print, width};
 use millrace_graft::{Graft, Pool};
 use millrace_graft_daemon::{
-    carry::{classify, keeper},
+    carry::keeper,
     control::{self, DEFAULT_SOCKET, Request},
     daemon::{Setup, usable},
     probe::Target,

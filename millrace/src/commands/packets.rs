@@ -14,7 +14,6 @@ use millrace_graft::{
 use millrace_graft_daemon::{
     broker::keeper,
     packets::{self, DEFAULT_SOCKET, Request, Setup},
-    process,
 };
 
 use super::daemon;

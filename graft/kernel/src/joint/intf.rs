@@ -3,9 +3,8 @@
 pub(crate) use generated::{
     GraftMigrateCall as MigrateCall, GraftShared as Shared, JointClockCall as ClockCall,
     JointConfig as Config, JointCounts as Counts, JointKey as Key, JointPair as Pair, JointPath as Path,
-    JointPathCounts as PathCounts, JointPathIn as PathIn, JointPaths as Paths,
-    JointSession as Session, JointTick as Tick, JointTimes as Times, JointWord as Word,
-    SealHeard, SealKey,
+    JointPathCounts as PathCounts, JointPathIn as PathIn, JointPaths as Paths, JointSession as Session,
+    JointTick as Tick, JointTimes as Times, JointWord as Word, SealHeard, SealKey,
 };
 
 pub(crate) mod generated {
