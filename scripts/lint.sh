@@ -36,6 +36,11 @@ scripts/waits.py
 unsaid=$(grep -nE '#\[ignore' $(git ls-files -- '*.rs') | grep -vE '#\[ignore = "(test-all|soak|helper): ') || true
 [ -z "$unsaid" ] || die "these do not say whether they are for make test-all, make soak, or a helper: $unsaid"
 
+say "what C and Rust share is written from the headers, and copied by nobody"
+copies=$(git grep -lF '#[repr(C' -- '*/src/*.rs' ':!study' ':!*/ffi.rs' ':!kernel/build' |
+    grep -vxE 'kernel/src/(crypto|intf|object|sctp|stack)\.rs' || true)
+[ -z "$copies" ] || die "these lay out a structure by hand; let millrace-kernel-build write it from its header: $copies"
+
 say "promises of SECURITY.md have tests"
 scripts/promises.py --self-test
 scripts/promises.py

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What cost.bpf.c shares with userspace. The mirrors are in cost/src/kernel/intf.rs. */
+/* What cost.bpf.c shares with userspace. The build writes Rust's types and constants from here. */
 #ifndef MILLRACE_COST_INTF_H
 #define MILLRACE_COST_INTF_H
 

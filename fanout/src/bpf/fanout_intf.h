@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What the fan-out of RTP shares with userspace. The Rust mirrors are in fanout/src/kernel/intf.rs, whose test compares
- * sizes, offsets and names with the BTF of the compiled object.
- */
+/* What the fan-out of RTP shares with userspace. The build writes Rust's types and constants from here. */
 #ifndef MILLRACE_FANOUT_INTF_H
 #define MILLRACE_FANOUT_INTF_H
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What the gate shares with userspace. The Rust mirrors are in gate/src/kernel/intf.rs, whose test compares sizes, offsets
- * and names with the BTF of the compiled object.
+/* What the gate shares with userspace. The build writes Rust's types and constants from here.
  *
  * Addresses have 16 bytes; IPv4 is mapped (::ffff:a.b.c.d). A client is an address with the bits behind the
  * prefix cleared, and so are the wider networks that it is in.

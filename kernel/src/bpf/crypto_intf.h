@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Keys and keystreams of 1-RTT packets, as userspace hands them to BPF programs. The Rust mirrors are in
- * crypto.rs, whose test compares sizes and offsets with the BTF of the compiled objects.
+/* Keys and keystreams of 1-RTT packets, as userspace hands them to BPF programs. The build writes
+ * Rust's types and constants from here, but for the union, which crypto.rs has as words.
  */
 #ifndef MILLRACE_CRYPTO_INTF_H
 #define MILLRACE_CRYPTO_INTF_H
@@ -54,7 +54,8 @@ struct quic_keys {
 		struct quic_aes128_keys aes128;
 	};
 };
-_Static_assert(sizeof(struct quic_keys) == 16 + 352 + 2048, "quic_keys has no hidden padding");
+#define QUIC_KEYS_BYTES (16 + 352 + 2048)
+_Static_assert(sizeof(struct quic_keys) == QUIC_KEYS_BYTES, "quic_keys has no hidden padding");
 
 #define QUIC_TEXT_MAX 1536 /* bytes of frames in a packet, without the tag */
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What all fan-outs share with userspace. The Rust mirror is in fan.rs, whose test compares it with the BTF of the objects. */
+/* What all fan-outs share with userspace. The build writes Rust's types from here. */
 #ifndef MILLRACE_FAN_INTF_H
 #define MILLRACE_FAN_INTF_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What the flood shares with userspace. The Rust mirror is in flood.rs. */
+/* What the flood shares with userspace. The build writes Rust's types from here. */
 #ifndef MILLRACE_FLOOD_INTF_H
 #define MILLRACE_FLOOD_INTF_H
 

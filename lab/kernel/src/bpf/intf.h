@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What the probe and the counters of softirqs and system calls share with userspace. The Rust mirrors are in
- * lab/kernel/src/intf.rs, whose test compares sizes and offsets with the BTF of the compiled objects.
+/* What the probe and the counters of softirqs and system calls share with userspace. The build writes
+ * Rust's types and constants from here.
  */
 #ifndef MILLRACE_INTF_H
 #define MILLRACE_INTF_H

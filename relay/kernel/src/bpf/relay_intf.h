@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What the relay program shares with userspace. The Rust mirrors are in relay/kernel/src/program/intf.rs, whose test
- * compares sizes and offsets with the BTF of the compiled object.
+/* What the relay program shares with userspace. The build writes Rust's types and constants from here.
  *
  * An upstream is a connection that media arrives on, a downstream one that it leaves on. A slot is a stream of an
  * upstream, or a track whose objects come as its datagrams; an egress is one subscriber's copy of that.

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Where in a subgroup stream a parser stands, as programs and userspace hand it to each other. The Rust mirror is in
- * relay/kernel/src/program/intf.rs; millrace-moq's data::Position has the same fields, and the same values after the same bytes.
+/* Where in a subgroup stream a parser stands, as programs and userspace hand it to each other. The build writes
+ * Rust's types from here; millrace-moq's data::Position has the same fields, and the same values after the same bytes.
  */
 #ifndef MILLRACE_SUBGROUP_INTF_H
 #define MILLRACE_SUBGROUP_INTF_H
