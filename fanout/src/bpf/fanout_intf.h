@@ -64,10 +64,10 @@ enum fanout_leg_outcome {
  * before and after has read what belongs together.
  */
 struct fanout_leg {
-	__u32 epoch;	       /* 0: not in use */
-	__u32 number;	       /* its name in events */
-	__u64 until_ns;	       /* from then on nothing is sent, CLOCK_MONOTONIC */
-	__u64 full_at;	       /* of its bucket, in ticks: bucket.h */
+	__u32 epoch;		 /* 0: not in use */
+	__u32 number;		 /* its name in events */
+	__u64 until_ns;		 /* from then on nothing is sent, CLOCK_MONOTONIC */
+	__u64 full_at;		 /* of its bucket, in ticks: bucket.h */
 	struct bucket_rate rate; /* of bytes, with all headers from IP on */
 	struct net_path path;
 	__u32 pad;

@@ -309,7 +309,8 @@ __noinline int check_level(struct gate_work *work, const struct gate_policy *pol
 		if (takes)
 			over = takes_too_much(&at->full_at[rate], burst, price, now_ns);
 		else
-			bucket_after(READ_ONCE(at->full_at[rate]), burst, price, now_ns * BUCKET_TICKS, &over);
+			bucket_after(READ_ONCE(at->full_at[rate]), burst, price, now_ns * BUCKET_TICKS,
+				     &over);
 		if (over && refuses(work, policy, rule))
 			return rule;
 	}

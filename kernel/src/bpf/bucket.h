@@ -57,7 +57,8 @@ static __always_inline int takes_too_much(__u64 *full_at, __u64 burst, __u64 pri
 	return 0; /* so many others were let in meanwhile that one more hardly matters */
 }
 
-static __always_inline int is_over_at(__u64 *full_at, const struct bucket_rate *rate, __u64 units, __u64 now_ns)
+static __always_inline int is_over_at(__u64 *full_at, const struct bucket_rate *rate, __u64 units,
+				      __u64 now_ns)
 {
 	return takes_too_much(full_at, rate->burst, price_of(rate, units, 1), now_ns);
 }

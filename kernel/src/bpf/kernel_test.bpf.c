@@ -2,4 +2,5 @@
 /* What the tests of the barrier load. */
 #include "barrier.h"
 
-char LICENSE[] SEC("license") = "Dual BSD/GPL";
+char LICENSE[] SEC("license")
+= "Dual BSD/GPL";

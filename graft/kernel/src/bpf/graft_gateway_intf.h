@@ -22,7 +22,7 @@ struct gateway_config {
 
 /* A key of a trie of prefixes. */
 struct gateway_prefix {
-	__u32 bits;	  /* of the mapped address: 96 more for IPv4 */
+	__u32 bits;	       /* of the mapped address: 96 more for IPv4 */
 	address_words address; /* as in an end */
 };
 

@@ -22,7 +22,7 @@ struct hook_config {
 /* One end of a connection. */
 struct hook_end {
 	address_words address; /* network order; IPv4 as ::ffff:a.b.c.d */
-	__u16 port;	  /* host order */
+	__u16 port;	       /* host order */
 	__u16 pad;
 };
 
@@ -41,7 +41,7 @@ struct hook_rule {
 /* By its address: a host with a broker. */
 struct hook_peer {
 	address_words near; /* this host's address towards it */
-	__u32 warm;    /* whether a carrier to it is there */
+	__u32 warm;	    /* whether a carrier to it is there */
 	__u32 pad;
 };
 

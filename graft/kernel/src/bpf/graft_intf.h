@@ -147,7 +147,7 @@ struct graft_socket {
 /* A path, for the connections of one rule. */
 struct graft_choice_key {
 	address_words peer; /* as in a rule */
-	__u32 rule;    /* its `choice` */
+	__u32 rule;	    /* its `choice` */
 };
 
 /* By what they go. */

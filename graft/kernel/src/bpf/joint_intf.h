@@ -33,13 +33,13 @@ struct joint_session {
 	__u32 index;
 	__u32 budget_ns;
 	__be16 list_ids[2]; /* by epoch, in network order */
-	__u8 epoch;	   /* of what goes out */
-	__u8 live;	   /* bits: epochs of what may come in */
-	__u8 is_sealed;	   /* nothing leaves or comes in but sealed */
-	__u8 is_paused;	   /* nothing leaves */
-	__u8 tells_room;   /* its daemon hears when there is room for who was refused */
-	__u8 protocol;	   /* on the wire: UDP, or 253 */
-	__u8 paths;	   /* how many; 0: its own addresses, as the host routes them */
+	__u8 epoch;	    /* of what goes out */
+	__u8 live;	    /* bits: epochs of what may come in */
+	__u8 is_sealed;	    /* nothing leaves or comes in but sealed */
+	__u8 is_paused;	    /* nothing leaves */
+	__u8 tells_room;    /* its daemon hears when there is room for who was refused */
+	__u8 protocol;	    /* on the wire: UDP, or 253 */
+	__u8 paths;	    /* how many; 0: its own addresses, as the host routes them */
 	__u8 pad[5];
 };
 
