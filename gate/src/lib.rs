@@ -27,6 +27,7 @@
 //! `include/millrace_gate.h` is the same for C. What rules there are and how a policy is written is in
 //! `docs/gate.md`; how packets are judged in `docs/design/0004-gate.md`.
 
+mod error;
 mod ffi;
 mod gate;
 pub mod hex;
@@ -41,6 +42,7 @@ pub use crate::kernel::{
     Client, Config, Counter, Entry, Event, Kind, Listing, Pass, Reason, Rule, Sample, ScopeStatistics,
     Statistics, Table, Trace, Traced, Tracer, rules, token,
 };
+pub use error::Error;
 pub use gate::Gate;
 pub use interfaces::Interface;
 pub use millrace_kernel::{
@@ -49,26 +51,3 @@ pub use millrace_kernel::{
 };
 pub use policy::Policy;
 pub use scope::{Connection, Scope};
-
-/// Why something could not be done, causes included: there is no source that would say them again.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    #[error("there is no interface {name}: {source}")]
-    Interface { name: String, r#source: nix::Error },
-    #[error("interface {name}: {source}")]
-    Attach { name: String, r#source: millrace_kernel::Error },
-    #[error("interface {0} is guarded by this gate already: name it once")]
-    Twice(String),
-    #[error("the network namespace of interfaces cannot be entered: {0}")]
-    Namespace(std::io::Error),
-    #[error("there is no scope \"{name}\"; there are {}", known.join(", "))]
-    NoScope { name: String, known: Vec<String> },
-    #[error(
-        "section [load] of the policy is not the one that the gate was loaded with: start anew to change it"
-    )]
-    Load,
-    #[error("cannot start a thread: {0}")]
-    Thread(std::io::Error),
-    #[error(transparent)]
-    Kernel(#[from] millrace_kernel::Error),
-}

@@ -6,6 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use millrace_moq::{GroupOrder, Location, Namespace, hang, msf};

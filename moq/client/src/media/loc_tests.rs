@@ -12,6 +12,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use mp4_atom::{Decode as _, Moof};
 
+use millrace_moq::loc;
+
 use super::*;
 use crate::broadcast::{Broadcast, History};
 

@@ -5,6 +5,7 @@ use base64::engine::general_purpose::STANDARD;
 use millrace_moq::{GroupOrder, Location, Namespace, hang, msf};
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use mp4_atom::{Decode, Moof, Moov};
