@@ -14,9 +14,9 @@ from pathlib import Path
 
 BOUND = 12_000
 # The aim is 100,000.
-PRODUCT = 112_600
+PRODUCT = 112_000
 # Crates that are larger than BOUND as yet.
-LARGER = {"millrace-bpf": 30_500, "millrace": 23_600, "millrace-proto": 16_200, "millrace-relay": 12_100}
+LARGER = {"millrace-bpf": 30_100, "millrace": 23_500, "millrace-proto": 16_200, "millrace-relay": 12_100}
 # No part of the product.
 OUTSIDE = {"millrace-lab", "millrace-testkit"}
 # A bound that is this much more than what there is, is an old one.
