@@ -287,6 +287,7 @@ fn what_is_wrong_is_said() {
             "clear and cipher exclude each other",
         ),
         ("key-file", "cipher = \"rot13\"\nkey-file", "unknown variant `rot13`"),
+        ("key-file", "rings = true\nkey-file", "rings left Millrace: remove it"),
         ("key-file", "protocol = \"254\"\nkey-file", "unknown variant `254`, expected `udp` or `253`"),
         ("[parameters.repair]", "[parameters.mend]", "there is no function mend"),
         (
