@@ -29,7 +29,7 @@ LAYOUT = [
     ("daemon", "millrace-daemon", "base"),
     ("relay", "millrace-relay", "base quic webtransport moq transport"),
     ("relay/kernel", "millrace-relay-kernel", "kernel-build kernel quic moq transport"),
-    ("gate", "millrace-gate", "kernel-build kernel"),
+    ("gate", "millrace-gate", "base kernel-build kernel"),
     ("fanout", "millrace-fanout", "base kernel-build kernel"),
     ("cost", "millrace-cost", "kernel-build kernel"),
     ("graft/proto", "millrace-graft-proto", "quic"),
@@ -38,7 +38,7 @@ LAYOUT = [
     ("gate/daemon", "millrace-gate-daemon", "kernel daemon gate"),
     # Its gate is the one in the relay's own process.
     ("relay/daemon", "millrace-relay-daemon", "base kernel quic moq transport daemon relay relay-kernel gate gate-daemon"),
-    ("fanout/daemon", "millrace-fanout-daemon", "kernel daemon fanout"),
+    ("fanout/daemon", "millrace-fanout-daemon", "base kernel daemon fanout"),
     ("cost/daemon", "millrace-cost-daemon", "daemon cost"),
     ("graft/daemon", "millrace-graft-daemon", "base kernel congestion daemon graft-proto graft-kernel graft"),
     (
@@ -62,7 +62,7 @@ LAYOUT = [
 FOR_TESTS = {
     "millrace": "base quic webtransport fanout lab",
     "millrace-relay-kernel": "gate lab-kernel",
-    "millrace-gate": "base fanout",
+    "millrace-gate": "fanout",
     "millrace-fanout": "quic relay-kernel",
     "millrace-cost": "gate lab-kernel",
     "millrace-graft-kernel": "gate",

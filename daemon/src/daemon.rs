@@ -1,13 +1,17 @@
-//! What daemons have in common: where they are asked, what can be seen of them, signals.
+//! The frame of all daemons: where they are asked, what can be seen of them, ticks, reload, signals.
 
 use std::{
-    fmt, io,
+    borrow::Cow,
+    convert::Infallible,
+    future::pending,
+    io,
     net::SocketAddr,
     path::PathBuf,
     sync::Arc,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
+use anyhow::Context as _;
 use axum::{
     Json, Router,
     extract::State,
@@ -15,12 +19,20 @@ use axum::{
     response::{IntoResponse as _, Response},
     routing::get,
 };
-use serde::Serialize;
-use tokio::signal::unix::{self, SignalKind, signal};
-use tracing::info;
+use millrace_base::Reload;
+use parking_lot::Mutex;
+use serde::{Serialize, de::DeserializeOwned};
+use tokio::{
+    signal::unix::{self, SignalKind, signal},
+    task::block_in_place,
+    time::MissedTickBehavior,
+};
+use tracing::{error, info};
 
 use crate::{
     http::{self, access},
+    memory::Memory,
+    notify,
     socket::Socket,
 };
 
@@ -34,12 +46,12 @@ pub struct Front {
 
 impl Front {
     /// `who`: as errors call it.
-    pub fn bind(&self, who: &str) -> anyhow::Result<Socket> {
+    fn bind(&self, who: &str) -> anyhow::Result<Socket> {
         Socket::bind(&self.socket, who, self.socket_group.as_deref())
     }
 
     /// Until what is returned is dropped.
-    pub async fn serve(&self, router: Router) -> anyhow::Result<Option<http::Server>> {
+    async fn serve(&self, router: Router) -> anyhow::Result<Option<http::Server>> {
         let Some(addr) = self.http else { return Ok(None) };
         let server = http::serve(addr, router, self.http_access.access()?).await?;
         info!(addr = %server.local_addr, "metrics, health and status");
@@ -53,10 +65,167 @@ pub trait Observed: Send + Sync + 'static {
 
     fn status(&self) -> anyhow::Result<Self::Status>;
 
-    fn metrics(&self) -> Result<String, fmt::Error>;
+    /// Returns the status as a page of metrics.
+    fn metrics(&self) -> anyhow::Result<String>;
 
     /// Whether all is as it should be.
     fn is_well(&self) -> bool;
+
+    /// Returns the words of `/healthz`, which everybody may read: not what the trouble is, which may name files. `/status` says that, to those
+    /// who show the token.
+    fn health(&self) -> Cow<'static, str> {
+        if self.is_well() { "ok\n" } else { "trouble\n" }.into()
+    }
+}
+
+/// A daemon that a [`Frame`] runs.
+pub trait Daemon: Observed {
+    /// Message on the control socket.
+    type Request: DeserializeOwned;
+    /// Answer to a request that asks for something.
+    type Answer: Serialize;
+    /// State of one connection to the control socket, dropped when that ends.
+    type Caller: Send + 'static;
+
+    /// Time between two calls of [`tick`](Self::tick).
+    const TICK: Duration = Duration::from_secs(1);
+
+    /// Makes the state of a new connection to the control socket.
+    fn caller(&self) -> Self::Caller;
+
+    /// Does what is asked. `None`: it is done, and there is nothing to report.
+    fn answer(
+        &self,
+        caller: &mut Self::Caller,
+        request: Self::Request,
+    ) -> anyhow::Result<Option<Self::Answer>>;
+
+    /// Reads the settings again, all or nothing. Others call [`reload`](Self::reload).
+    fn read_settings(&self) -> anyhow::Result<()>;
+
+    /// Returns where outcomes of reloads are kept.
+    fn reloads(&self) -> &Reloads;
+
+    /// Does what is due from time to time.
+    ///
+    /// # Errors
+    /// The daemon cannot go on, and ends.
+    fn tick(&self) -> anyhow::Result<()>;
+
+    /// Reads the settings again, and keeps the outcome for the status.
+    fn reload(&self) -> anyhow::Result<()> {
+        notify::reloading();
+        let done = block_in_place(|| self.read_settings());
+        self.reloads().note(&done);
+        notify::ready();
+        done
+    }
+}
+
+/// Outcome of the latest reading of the settings; at first of that at start-up.
+pub struct Reloads(Mutex<Reload>);
+
+impl Default for Reloads {
+    fn default() -> Self {
+        Self(Mutex::new(Reload { time_s: unix_time(), error: None }))
+    }
+}
+
+impl Reloads {
+    /// Keeps an outcome.
+    pub fn note<T>(&self, done: &anyhow::Result<T>) {
+        let error = done.as_ref().err().map(|error| format!("{error:#}"));
+        *self.0.lock() = Reload { time_s: unix_time(), error };
+    }
+
+    /// Returns the latest outcome.
+    pub fn latest(&self) -> Reload {
+        self.0.lock().clone()
+    }
+
+    /// Returns what a status says of a reload that failed. `stays`: such as `settings before stay`.
+    pub fn trouble(&self, stays: &str) -> Option<String> {
+        let latest = self.latest();
+        latest.error.map(|error| format!("the latest reload failed, the {stays}: {error}"))
+    }
+}
+
+fn unix_time() -> f64 {
+    SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs_f64()
+}
+
+/// What is there of a daemon before it starts, and runs it then: its control socket, its signals.
+pub struct Frame {
+    front: Front,
+    socket: Socket,
+    signals: Signals,
+}
+
+impl Frame {
+    /// Takes the signals over, and binds the control socket, which says that no other daemon uses it. Inside of a runtime.
+    ///
+    /// # Errors
+    /// Another daemon answers on the socket, or it cannot be there.
+    pub fn open(front: Front, who: &str) -> anyhow::Result<Self> {
+        let signals = Signals::new()?;
+        let socket = front.bind(who)?;
+        Ok(Self { front, socket, signals })
+    }
+
+    /// Runs a daemon until a signal ends it.
+    ///
+    /// # Errors
+    /// Metrics cannot be served, or the daemon cannot go on.
+    pub async fn run<D: Daemon>(self, daemon: &Arc<D>) -> anyhow::Result<()> {
+        self.run_beside(daemon, pending()).await
+    }
+
+    /// Runs a daemon, and `beside` at the same time.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub async fn run_beside<D: Daemon>(
+        self,
+        daemon: &Arc<D>,
+        beside: impl Future<Output = Infallible>,
+    ) -> anyhow::Result<()> {
+        let Self { front, socket, mut signals } = self;
+        let _http = front.serve(router(daemon.clone())).await?;
+        let serve = socket.serve(|| {
+            let (daemon, mut caller) = (daemon.clone(), daemon.caller());
+            move |line: &[u8]| {
+                daemon.answer(&mut caller, serde_json::from_slice(line).context("not a request")?)
+            }
+        });
+        tokio::pin!(serve, beside);
+        let mut ticks = tokio::time::interval(D::TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut memory = Memory::default();
+        info!("ready");
+        notify::ready();
+        loop {
+            tokio::select! {
+                never = &mut serve => match never {},
+                never = &mut beside => match never {},
+                _ = ticks.tick() => block_in_place(|| {
+                    if memory.is_time(Instant::now()) {
+                        memory.look();
+                    }
+                    daemon.tick()
+                })?,
+                signal = signals.next() => match signal {
+                    Signal::Reload => {
+                        if let Err(error) = daemon.reload() {
+                            error!("the new settings are not usable, the old ones stay: {error:#}");
+                        }
+                    }
+                    Signal::End => break,
+                },
+            }
+        }
+        notify::stopping();
+        Ok(())
+    }
 }
 
 pub fn router<D: Observed>(daemon: Arc<D>) -> Router {
@@ -68,27 +237,25 @@ pub fn router<D: Observed>(daemon: Arc<D>) -> Router {
 }
 
 async fn scrape<D: Observed>(State(daemon): State<Arc<D>>) -> Response {
-    http::metrics(tokio::task::block_in_place(|| daemon.metrics()))
+    http::metrics(block_in_place(|| daemon.metrics()))
 }
 
-/// Without what the trouble is, which may name files: `/status` says it, to those who show the token.
-async fn healthz<D: Observed>(State(daemon): State<Arc<D>>) -> (StatusCode, &'static str) {
-    match tokio::task::block_in_place(|| daemon.is_well()) {
-        true => (StatusCode::OK, "ok\n"),
-        false => (StatusCode::SERVICE_UNAVAILABLE, "trouble\n"),
-    }
+async fn healthz<D: Observed>(State(daemon): State<Arc<D>>) -> (StatusCode, Cow<'static, str>) {
+    block_in_place(|| match daemon.is_well() {
+        true => (StatusCode::OK, daemon.health()),
+        false => (StatusCode::SERVICE_UNAVAILABLE, daemon.health()),
+    })
 }
 
 async fn show<D: Observed>(State(daemon): State<Arc<D>>) -> Response {
-    match tokio::task::block_in_place(|| daemon.status()) {
+    match block_in_place(|| daemon.status()) {
         Ok(status) => Json(status).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
 }
 
-/// What a daemon is told by signals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Signal {
+enum Signal {
     /// SIGHUP: read the settings again.
     Reload,
     /// SIGTERM, SIGINT.
@@ -144,18 +311,18 @@ impl Ends {
 }
 
 /// From when it is made on, none of them ends the process by itself.
-pub struct Signals {
+struct Signals {
     ends: Ends,
     hangup: unix::Signal,
 }
 
 impl Signals {
-    pub fn new() -> io::Result<Self> {
+    fn new() -> io::Result<Self> {
         Ok(Self { ends: Ends::new()?, hangup: signal(SignalKind::hangup())? })
     }
 
     /// The next one; may be given up and asked for again.
-    pub async fn next(&mut self) -> Signal {
+    async fn next(&mut self) -> Signal {
         tokio::select! {
             _ = self.hangup.recv() => Signal::Reload,
             _ = self.ends.next() => Signal::End,

@@ -11,7 +11,7 @@ pub use fetch::fetch;
 
 use std::{
     convert::Infallible,
-    fmt, io,
+    io,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     str::FromStr,
     sync::Arc,
@@ -215,7 +215,7 @@ impl Drop for Server {
 }
 
 /// The answer to a scrape of `/metrics`.
-pub fn metrics(text: Result<String, fmt::Error>) -> Response {
+pub fn metrics<E>(text: Result<String, E>) -> Response {
     match text {
         Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),

@@ -2,7 +2,7 @@
 //!
 //! | module | what |
 //! | --- | --- |
-//! | [`daemon`] | where daemons are asked, what can be seen of them, signals |
+//! | [`daemon`], [`notify`] | the frame: control socket, HTTP, ticks, reload, signals; messages to the service manager |
 //! | [`http`], [`openmetrics`], [`log`], [`render`], [`socket`] | HTTP servers, metrics, logging, tables and units, control sockets |
 //! | [`closer`] | connections that linger |
 //! | [`pem`] | certificates and private keys from files, and what is wrong with them |
@@ -20,6 +20,7 @@ pub mod file;
 pub mod http;
 pub mod log;
 pub mod memory;
+pub mod notify;
 pub mod openmetrics;
 pub mod pem;
 pub mod render;

@@ -1,4 +1,7 @@
 //! Control sockets of daemons: a file that only its owner, and perhaps a group, may use, and one line of JSON each way.
+//!
+//! The answer to a request is `{"ok":true}`, with one more field if the request asks for something: the variant of the daemon's `Answer`, an
+//! enum whose variants have a value each. A refusal is `{"ok":false,"error":"..."}`.
 
 use std::{
     convert::Infallible,
@@ -13,6 +16,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::{Map, Value};
 use tokio::net::UnixListener;
 
 use crate::closer::Closer;
@@ -26,12 +30,12 @@ const CONVERSATIONS_MAX: usize = 64;
 /// After an error of accept, mostly for want of descriptors, and while there are many to close.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Asks a daemon, called `who` in errors, one thing.
+/// Asks a daemon, called `who` in errors, one thing. `None`: it is done.
 pub fn ask<A: DeserializeOwned>(
     path: &Path,
     who: &'static str,
     request: &impl Serialize,
-) -> anyhow::Result<A> {
+) -> anyhow::Result<Option<A>> {
     Conversation::open(path, who)?.ask(request)
 }
 
@@ -50,7 +54,7 @@ impl Conversation {
 
     /// # Errors
     /// Nothing that is an answer comes, or it is a refusal: then in its words.
-    pub fn ask<A: DeserializeOwned>(&mut self, request: &impl Serialize) -> anyhow::Result<A> {
+    pub fn ask<A: DeserializeOwned>(&mut self, request: &impl Serialize) -> anyhow::Result<Option<A>> {
         let mut line = serde_json::to_vec(request)?;
         line.push(b'\n');
         let who = self.who;
@@ -61,18 +65,50 @@ impl Conversation {
             bail!("{}", ended());
         }
         let no_answer = || format!("the {who}'s answer");
-        let Refusal { error } = serde_json::from_str(&answer).with_context(no_answer)?;
+        let Line::<Map<String, Value>> { error, answer, .. } =
+            serde_json::from_str(&answer).with_context(no_answer)?;
         match error {
             Some(error) => bail!("{error}"),
-            None => serde_json::from_str(&answer).with_context(no_answer),
+            None if answer.is_empty() => Ok(None),
+            None => serde_json::from_value(Value::Object(answer)).map(Some).with_context(no_answer),
         }
     }
 }
 
-/// What every daemon says that does not do what it was asked.
-#[derive(Deserialize)]
-struct Refusal {
+/// Takes the value of one variant out of an answer: `expect_answer!(ask(path, who, &Request::Status)?, Answer::Status)?`.
+#[macro_export]
+macro_rules! expect_answer {
+    ($answer:expr, $variant:path) => {
+        match $answer {
+            Some($variant(value)) => Ok(value),
+            _ => Err($crate::socket::another_answer()),
+        }
+    };
+}
+
+#[doc(hidden)]
+pub fn another_answer() -> anyhow::Error {
+    anyhow::anyhow!("the daemon answers something else than was asked: is it of another version?")
+}
+
+/// What a daemon answers to a request.
+#[derive(Serialize, Deserialize)]
+struct Line<A> {
+    ok: bool,
+    /// Why it has not done what it was asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     error: Option<String>,
+    #[serde(flatten)]
+    answer: A,
+}
+
+impl<A> From<anyhow::Result<Option<A>>> for Line<Option<A>> {
+    fn from(done: anyhow::Result<Option<A>>) -> Self {
+        match done {
+            Ok(answer) => Self { ok: true, error: None, answer },
+            Err(error) => Self { ok: false, error: Some(format!("{error:#}")), answer: None },
+        }
+    }
 }
 
 /// Why nobody may answer.
@@ -136,8 +172,8 @@ impl Socket {
     /// said on it.
     pub async fn serve<A, F>(&self, answerer: impl Fn() -> F) -> Infallible
     where
-        A: Serialize + From<anyhow::Error>,
-        F: FnMut(&[u8]) -> anyhow::Result<A> + Send + 'static,
+        A: Serialize,
+        F: FnMut(&[u8]) -> anyhow::Result<Option<A>> + Send + 'static,
     {
         let mut conversations = Conversations { closer: &self.closer, live: Vec::new() };
         loop {
@@ -179,10 +215,10 @@ struct Conversations<'a> {
 
 impl Conversations<'_> {
     /// Answers a connection, if there is a place for it.
-    fn begin<A: Serialize + From<anyhow::Error>>(
+    fn begin<A: Serialize>(
         &mut self,
         stream: tokio::net::UnixStream,
-        answer: impl FnMut(&[u8]) -> anyhow::Result<A> + Send + 'static,
+        answer: impl FnMut(&[u8]) -> anyhow::Result<Option<A>> + Send + 'static,
     ) {
         let stream = match stream.into_std() {
             Ok(stream) => Arc::new(stream),
@@ -214,9 +250,9 @@ impl Drop for Conversations<'_> {
     }
 }
 
-fn begin<A: Serialize + From<anyhow::Error>>(
+fn begin<A: Serialize>(
     stream: &Arc<UnixStream>,
-    answer: impl FnMut(&[u8]) -> anyhow::Result<A> + Send + 'static,
+    answer: impl FnMut(&[u8]) -> anyhow::Result<Option<A>> + Send + 'static,
 ) -> io::Result<JoinHandle<()>> {
     stream.set_nonblocking(false)?;
     let (stream, runtime) = (stream.clone(), tokio::runtime::Handle::current());
@@ -227,10 +263,7 @@ fn begin<A: Serialize + From<anyhow::Error>>(
 }
 
 /// Answers the requests of one connection, a line each, until it ends.
-fn converse<A: Serialize + From<anyhow::Error>>(
-    stream: &UnixStream,
-    mut answer: impl FnMut(&[u8]) -> anyhow::Result<A>,
-) {
+fn converse<A: Serialize>(stream: &UnixStream, mut answer: impl FnMut(&[u8]) -> anyhow::Result<Option<A>>) {
     let (mut read, mut write) = (BufReader::new(stream), stream);
     let mut line = Vec::new();
     loop {
@@ -244,7 +277,7 @@ fn converse<A: Serialize + From<anyhow::Error>>(
             true => answer(&line),
             false => Err(anyhow::anyhow!("a request is a line of at most {LINE_MAX} bytes")),
         };
-        let Ok(mut text) = serde_json::to_vec(&answer.unwrap_or_else(A::from)) else { return };
+        let Ok(mut text) = serde_json::to_vec(&Line::from(answer)) else { return };
         text.push(b'\n');
         if write.write_all(&text).is_err() || !is_whole {
             return;
@@ -264,6 +297,7 @@ fn permit(path: &Path, group: Option<&str>) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use std::{
+        collections::BTreeMap,
         io::IoSlice,
         mem::MaybeUninit,
         os::fd::AsFd as _,
@@ -272,20 +306,23 @@ mod tests {
 
     use millrace_testkit::{lingering, wait_for, wait_until};
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 
-    #[derive(Serialize)]
-    struct Answer {
-        #[serde(skip_serializing_if = "Option::is_none")]
-        error: Option<String>,
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    enum Answer {
+        Sum(BTreeMap<u32, f64>),
     }
 
-    impl From<anyhow::Error> for Answer {
-        fn from(error: anyhow::Error) -> Self {
-            Self { error: Some(error.to_string()) }
-        }
+    #[test]
+    fn answers_are_what_was_asked_for_or_a_refusal() {
+        let line = |done: anyhow::Result<Option<Answer>>| serde_json::to_string(&Line::from(done)).unwrap();
+        assert_eq!(line(Ok(None)), r#"{"ok":true}"#);
+        assert_eq!(line(Ok(Some(Answer::Sum([(1, 0.5)].into())))), r#"{"ok":true,"sum":{"1":0.5}}"#);
+        let refused = anyhow::anyhow!("no file").context("no");
+        assert_eq!(line(Err(refused)), r#"{"ok":false,"error":"no: no file"}"#);
     }
 
     /// Counts connections that are answered.
@@ -306,8 +343,7 @@ mod tests {
                 let counted = Counted(count.clone());
                 move |line: &[u8]| {
                     let _counted = &counted;
-                    serde_json::from_slice::<Value>(line)?;
-                    Ok(Answer { error: None })
+                    Ok(serde_json::from_slice::<Option<BTreeMap<u32, f64>>>(line)?.map(Answer::Sum))
                 }
             };
             match socket.serve(answerer).await {}
@@ -337,7 +373,9 @@ mod tests {
         let (serving, live) = serve(socket);
         let asking = tokio::task::spawn_blocking(move || {
             for _ in 0..3 {
-                ask::<Value>(&path, "daemon", &json!({})).unwrap();
+                let sum = ask(&path, "daemon", &json!({"7": 0.25})).unwrap();
+                assert_eq!(expect_answer!(sum, Answer::Sum).unwrap(), [(7, 0.25)].into());
+                assert_eq!(ask::<Answer>(&path, "daemon", &json!(null)).unwrap(), None);
             }
         });
         asking.await.unwrap();
@@ -356,11 +394,11 @@ mod tests {
         let asking = tokio::task::spawn_blocking(move || {
             let open = || Conversation::open(&path, "daemon").unwrap();
             let mut all: Vec<_> = (0..CONVERSATIONS_MAX).map(|_| open()).collect();
-            all.iter_mut().for_each(|one| drop(one.ask::<Value>(&json!({})).unwrap()));
-            let error = open().ask::<Value>(&json!({})).unwrap_err();
+            all.iter_mut().for_each(|one| drop(one.ask::<Answer>(&json!({})).unwrap()));
+            let error = open().ask::<Answer>(&json!({})).unwrap_err();
             assert!(error.to_string().contains("does not answer"), "{error}");
             drop(all.pop());
-            wait_for("room", || open().ask::<Value>(&json!({})).is_ok());
+            wait_for("room", || open().ask::<Answer>(&json!({})).is_ok());
             drop(all);
             wait_until("the end of all", || live.load(Relaxed), |live| *live == 0);
         });

@@ -8,6 +8,7 @@ use std::{
 use crate::{
     Config, Counter, Entry, Event, Gate, Pass, Prefix, Reason, Rule, Sample, ScopeStatistics, rules,
 };
+pub use millrace_base::Reload;
 use serde::{Deserialize, Serialize};
 
 /// Samples that are kept for those who ask.
@@ -109,15 +110,6 @@ pub struct Listed {
     /// For which it stays; `None`: until it is taken back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seconds: Option<u64>,
-}
-
-/// The latest time that the policy file was read.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Reload {
-    /// Seconds since 1970.
-    pub time_s: f64,
-    /// Why the policy before stays in force; `None`: it does not.
-    pub error: Option<String>,
 }
 
 /// How full a table is that can fill up.

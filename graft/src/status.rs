@@ -6,6 +6,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
+pub use millrace_base::Reload;
 pub use millrace_graft_proto::message::{Host, Nat, Verdict};
 use millrace_graft_proto::select::{
     kind::{Expected, Kind},
@@ -226,14 +227,6 @@ pub struct Rule {
     /// It has no graft yet.
     pub waits: bool,
     pub congestion: Option<String>,
-}
-
-/// The latest reading of the settings.
-#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
-pub struct Reload {
-    /// Seconds since 1970.
-    pub time_s: f64,
-    pub error: Option<String>,
 }
 
 /// Why connections with a peer are as they are.

@@ -7,14 +7,19 @@ mod terminal;
 use std::{
     fs,
     net::{Ipv4Addr, SocketAddr},
+    os::unix::net::UnixDatagram,
     path::Path,
     process::{Child, Command, Output, Stdio},
     sync::Arc,
+    time::Duration,
 };
 
 use millrace_relay_daemon::status::{Status, Upstream};
 use millrace_testkit::{show_log_on_panic, wait_until};
-use nix::sys::signal::Signal;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use process::{Relay, millrace, wait_for};
 use rcgen::PublicKeyData as _;
 use rustls::{
@@ -560,6 +565,9 @@ fn reload_opens_no_relay_that_others_can_reach() {
     let access = wait_until("the settings are refused", access, |access| access.unread.len() == 1);
     assert!(!access.open && access.keys == 1 && access.unread[0].what == "settings", "{access:?}");
     assert!(access.unread[0].reason.contains("0.0.0.0:"), "{access:?}");
+    // exact: the refusal is noted before the access
+    let reload = relay.status().reload.clone().unwrap();
+    assert!(reload.error.as_ref().is_some_and(|error| error.contains("0.0.0.0:")), "{reload:?}");
     wait_for("the log says so", || relay.logged(&["not usable now", "0.0.0.0:"]).then_some(()));
     // Whoever says so may have it so.
     fs::write(&settings, "listen = ['127.0.0.1:0']\npublic = true\n").unwrap();
@@ -568,6 +576,33 @@ fn reload_opens_no_relay_that_others_can_reach() {
     let access = || relay.status().access.clone();
     wait_until("it is open", access, |access| access.open && access.unread.is_empty());
     wait_for("a warning", || relay.logged(&["anyone who reaches this relay"]).then_some(()));
+    assert_eq!(relay.status().reload.clone().unwrap().error, None); // exact: the access was changed after it
+}
+
+#[test]
+fn the_service_manager_is_notified_of_start_reload_and_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let manager = UnixDatagram::bind(dir.path().join("notify")).unwrap();
+    manager.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let told = || {
+        let mut text = [0; 128];
+        let bytes = manager.recv(&mut text).unwrap();
+        String::from_utf8_lossy(&text[..bytes]).into_owned()
+    };
+    let mut relay = millrace()
+        .args(["relay", "--listen=127.0.0.1:0", "--http=off"])
+        .env("NOTIFY_SOCKET", dir.path().join("notify"))
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let signal = |signal| kill(Pid::from_raw(relay.id().try_into().unwrap()), signal).unwrap();
+    assert_eq!(told(), "READY=1");
+    signal(Signal::SIGHUP);
+    assert!(told().starts_with("RELOADING=1\nMONOTONIC_USEC="));
+    assert_eq!(told(), "READY=1");
+    signal(Signal::SIGTERM);
+    assert_eq!(told(), "STOPPING=1");
+    assert!(relay.wait().unwrap().success());
 }
 
 #[test]

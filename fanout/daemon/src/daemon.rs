@@ -2,7 +2,7 @@
 
 use std::{
     convert::Infallible,
-    fmt, io,
+    io,
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use millrace_daemon::{
-    daemon::{Front, Observed, Signal, Signals, router},
+    daemon::{self, Frame, Front, Observed, Reloads},
     socket,
 };
 use millrace_fanout::kernel::{self as kernel, Fanout, FurtherRun, LegOutcome, Outcome};
@@ -55,55 +55,23 @@ pub enum Request {
     Untrace(Follow),
 }
 
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub struct Answer {
-    pub ok: bool,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub error: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub status: Option<Status>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub traced: Option<Seen>,
-}
-
-impl From<anyhow::Error> for Answer {
-    fn from(error: anyhow::Error) -> Self {
-        Self { error: Some(format!("{error:#}")), ..Self::default() }
-    }
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    Status(Status),
+    Traced(Seen),
 }
 
 /// Asks a running daemon one thing.
-pub fn ask(socket: &Path, request: &Request) -> anyhow::Result<Answer> {
+pub fn ask(socket: &Path, request: &Request) -> anyhow::Result<Option<Answer>> {
     socket::ask(socket, WHO, request)
 }
 
 /// Until a signal ends it.
 pub async fn run(setup: Setup) -> anyhow::Result<()> {
-    let mut signals = Signals::new()?;
-    let socket = setup.front.bind(WHO)?;
+    let frame = Frame::open(setup.front, WHO)?;
     let daemon = Arc::new(Daemon::start(setup.config)?);
-    let _http = setup.front.serve(router(daemon.clone())).await?;
-    info!("ready");
-    let serve = socket.serve(|| {
-        let daemon = daemon.clone();
-        move |line: &[u8]| daemon.answer(serde_json::from_slice(line).context("not a request")?)
-    });
-    tokio::pin!(serve);
-    let mut ticks = tokio::time::interval(TICK);
-    loop {
-        tokio::select! {
-            never = &mut serve => match never {},
-            _ = ticks.tick() => tokio::task::block_in_place(|| daemon.tick()),
-            signal = signals.next() => match signal {
-                Signal::Reload => {
-                    if let Err(error) = tokio::task::block_in_place(|| daemon.reload()) {
-                        error!("the new settings are not usable, the old ones stay: {error:#}");
-                    }
-                }
-                Signal::End => break,
-            },
-        }
-    }
+    frame.run(&daemon).await?;
     daemon.fanout.detach();
     info!("detached");
     Ok(())
@@ -116,6 +84,7 @@ struct Daemon {
     mint: Arc<Mint>,
     interfaces: Mutex<Vec<Interface>>,
     watch: Mutex<Watch>,
+    reloads: Reloads,
     since: Instant,
 }
 
@@ -123,8 +92,6 @@ struct Daemon {
 struct Running {
     settings: Settings,
     streams: Vec<Served>,
-    /// Why the latest reload came to nothing.
-    trouble: Option<String>,
 }
 
 /// A stream, and the tasks that look at its sockets, which end with it.
@@ -168,20 +135,9 @@ impl Daemon {
         let streams = streams.collect::<anyhow::Result<_>>()?;
         let interfaces = settings.interface.iter().map(|name| Interface::attach(&fanout, name));
         let interfaces = Mutex::new(interfaces.collect::<anyhow::Result<_>>()?);
-        let running = Mutex::new(Running { settings, streams, trouble: None });
-        Ok(Self { config, fanout, running, mint, interfaces, watch: Mutex::default(), since: Instant::now() })
-    }
-
-    fn reload(&self) -> anyhow::Result<()> {
-        let running = &mut self.running.lock();
-        let done = Settings::read(&self.config).and_then(|settings| self.apply(running, settings));
-        running.trouble = done
-            .as_ref()
-            .err()
-            .map(|error| format!("the latest reload failed, the settings before stay: {error:#}"));
-        done?;
-        info!("new settings");
-        Ok(())
+        let running = Mutex::new(Running { settings, streams });
+        let (watch, reloads, since) = (Mutex::default(), Reloads::default(), Instant::now());
+        Ok(Self { config, fanout, running, mint, interfaces, watch, reloads, since })
     }
 
     /// Other streams and receivers, all or nothing: what can fail comes first.
@@ -226,27 +182,47 @@ impl Daemon {
     fn streams(&self) -> Vec<Arc<Stream>> {
         self.running.lock().streams.iter().map(|served| served.stream.clone()).collect()
     }
+}
 
-    fn tick(&self) {
+impl daemon::Daemon for Daemon {
+    type Request = Request;
+    type Answer = Answer;
+    type Caller = ();
+
+    const TICK: Duration = TICK;
+
+    fn caller(&self) {}
+
+    fn read_settings(&self) -> anyhow::Result<()> {
+        let running = &mut self.running.lock();
+        self.apply(running, Settings::read(&self.config)?)?;
+        info!("new settings");
+        Ok(())
+    }
+
+    fn reloads(&self) -> &Reloads {
+        &self.reloads
+    }
+
+    fn tick(&self) -> anyhow::Result<()> {
         self.streams().iter().for_each(|stream| stream.tick());
         self.watch.lock().expire(&self.fanout);
         self.interfaces.lock().iter_mut().for_each(|interface| interface.keep(&self.fanout));
+        Ok(())
     }
 
-    fn answer(&self, request: Request) -> anyhow::Result<Answer> {
-        let ok = Answer { ok: true, ..Answer::default() };
-        match request {
-            Request::Status => Ok(Answer { status: Some(self.status()?), ..ok }),
-            Request::Reload => tokio::task::block_in_place(|| self.reload()).map(|()| ok),
+    fn answer(&self, (): &mut (), request: Request) -> anyhow::Result<Option<Answer>> {
+        Ok(Some(match request {
+            Request::Status => Answer::Status(self.status()?),
+            Request::Reload => return self.reload().map(|()| None),
             Request::Trace(follow) => {
-                let seen = self.watch.lock().look(&self.fanout, &self.streams(), follow)?;
-                Ok(Answer { traced: Some(seen), ..ok })
+                Answer::Traced(self.watch.lock().look(&self.fanout, &self.streams(), follow)?)
             }
             Request::Untrace(follow) => {
                 self.watch.lock().end(&self.fanout, &follow);
-                Ok(ok)
+                return Ok(None);
             }
-        }
+        }))
     }
 }
 
@@ -266,18 +242,19 @@ impl Observed for Daemon {
             trouble: interfaces
                 .iter()
                 .filter_map(|interface| interface.trouble.clone())
-                .chain(self.running.lock().trouble.clone())
+                .chain(self.reloads.trouble("settings before stay"))
                 .collect(),
+            reload: Some(self.reloads.latest()),
         })
     }
 
-    fn metrics(&self) -> Result<String, fmt::Error> {
-        metrics::encode(self.status().map_err(|_| fmt::Error)?)
+    fn metrics(&self) -> anyhow::Result<String> {
+        Ok(metrics::encode(self.status()?)?)
     }
 
     fn is_well(&self) -> bool {
         let is_attached = self.interfaces.lock().iter().all(|interface| interface.trouble.is_none());
-        is_attached && self.running.lock().trouble.is_none()
+        is_attached && self.reloads.latest().error.is_none()
     }
 }
 

@@ -19,7 +19,7 @@ struct Snapshot(Status);
 
 impl Collector for Snapshot {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let Status { uptime_s, interfaces, streams, packets, copies, runs, trouble } = &self.0;
+        let Status { uptime_s, interfaces, streams, packets, copies, runs, trouble, reload: _ } = &self.0;
         let mut out = Out(encoder);
         out.gauge_f64("uptime", "Time since start", Unit::Seconds, *uptime_s)?;
         out.gauge("troubles", "What is not as it should be, as the status says", None, trouble.len() as u64)?;
@@ -75,6 +75,7 @@ mod tests {
             copies: counts("sent", 21),
             runs: counts("last", 0),
             trouble: vec![],
+            reload: None,
         })
         .unwrap();
         for line in [

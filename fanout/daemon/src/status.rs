@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
+use millrace_base::Reload;
 use serde::{Deserialize, Serialize};
 
 /// By the name of what was counted.
@@ -20,6 +21,9 @@ pub struct Status {
     pub runs: Counts,
     /// What is not as it should be.
     pub trouble: Vec<String>,
+    /// The latest reading of the settings.
+    #[serde(default)]
+    pub reload: Option<Reload>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

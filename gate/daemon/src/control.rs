@@ -14,7 +14,10 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use millrace_daemon::socket::{Conversation, Socket};
+use millrace_daemon::{
+    daemon::{self, Daemon as _, Observed as _, Reloads},
+    socket::Conversation,
+};
 use millrace_gate::{
     Entry, Prefix, Scope, Tracer, hex,
     status::{Listed, Status},
@@ -25,13 +28,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::{
     daemon::Daemon,
     trace::{Follow, Seen},
+    watch,
 };
 
 pub const DEFAULT_SOCKET: &str = "/run/millrace/gate.sock";
-
-/// Addresses of clients that all connections to the socket together may count connections of, for each client that the gate has room for:
-/// several addresses may be one client.
-const ADDRESSES_FACTOR: usize = 16;
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
@@ -86,34 +86,20 @@ pub enum Prefixes {
     Many(Vec<String>),
 }
 
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub struct Answer {
-    pub ok: bool,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub error: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub connections: Option<u32>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub original_id: Option<String>,
-    /// What decides otherwise about parts of what was listed.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub exceptions: Vec<Listed>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub status: Option<Status>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub policy: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub traced: Option<Seen>,
-}
-
-impl From<anyhow::Error> for Answer {
-    fn from(error: anyhow::Error) -> Self {
-        Self { error: Some(format!("{error:#}")), ..Self::default() }
-    }
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    Connections(u32),
+    OriginalId(String),
+    /// What decides otherwise about parts of what was listed; there is some.
+    Exceptions(Vec<Listed>),
+    Status(Box<Status>),
+    Policy(String),
+    Traced(Seen),
 }
 
 /// Asks a running gate one thing.
-pub fn ask(socket: &Path, request: &Request) -> anyhow::Result<Answer> {
+pub fn ask(socket: &Path, request: &Request) -> anyhow::Result<Option<Answer>> {
     ask_more(&mut open(socket)?, request)
 }
 
@@ -123,25 +109,41 @@ pub fn open(socket: &Path) -> anyhow::Result<Conversation> {
 }
 
 /// Asks on a connection.
-pub fn ask_more(gate: &mut Conversation, request: &Request) -> anyhow::Result<Answer> {
+pub fn ask_more(gate: &mut Conversation, request: &Request) -> anyhow::Result<Option<Answer>> {
     gate.ask(request)
 }
 
-/// Answers everybody, until the task is aborted.
-pub async fn serve(socket: &Socket, daemon: Arc<Daemon>) -> std::convert::Infallible {
-    // A connection may be a server's for its whole life.
-    let most = usize::try_from(daemon.gate.load().max_clients).unwrap_or(usize::MAX);
-    let most = most.saturating_mul(ADDRESSES_FACTOR).min(Semaphore::MAX_PERMITS);
-    let places = Arc::new(Semaphore::new(most));
-    let answerer = || {
-        let (daemon, mut told) = (daemon.clone(), Told::new(places.clone()));
-        move |line: &[u8]| answer(&daemon, &mut told, line)
-    };
-    socket.serve(answerer).await
+impl daemon::Daemon for Daemon {
+    type Request = Request;
+    type Answer = Answer;
+    type Caller = Told;
+
+    const TICK: Duration = watch::TICK;
+
+    fn caller(&self) -> Told {
+        Told { places: self.places.clone(), connections: HashMap::new(), ids: HashMap::new(), trace: None }
+    }
+
+    fn answer(&self, told: &mut Told, request: Request) -> anyhow::Result<Option<Answer>> {
+        answer(self, told, request)
+    }
+
+    fn read_settings(&self) -> anyhow::Result<()> {
+        self.read_policy()
+    }
+
+    fn reloads(&self) -> &Reloads {
+        &self.reloads
+    }
+
+    fn tick(&self) -> anyhow::Result<()> {
+        self.tick();
+        Ok(())
+    }
 }
 
 /// What one connection to the socket told; undone when it ends, since the server that told it has.
-struct Told {
+pub struct Told {
     /// Places for clients, shared by all connections to the socket.
     places: Arc<Semaphore>,
     connections: HashMap<(String, IpAddr), Counted>,
@@ -181,65 +183,51 @@ impl Drop for Id {
     }
 }
 
-fn answer(daemon: &Daemon, told: &mut Told, line: &[u8]) -> anyhow::Result<Answer> {
-    let ok = Answer { ok: true, ..Answer::default() };
+fn answer(daemon: &Daemon, told: &mut Told, request: Request) -> anyhow::Result<Option<Answer>> {
     let gate = &daemon.gate;
-    match serde_json::from_slice(line).context("not a request")? {
-        Request::Inc { scope, client } => {
-            let connections = told.inc(daemon, scope, client)?;
-            Ok(Answer { connections: Some(connections), ..ok })
-        }
-        Request::Dec { scope, client } => {
-            let connections = told.dec(daemon, scope, client)?;
-            Ok(Answer { connections: Some(connections), ..ok })
-        }
-        Request::Publish { scope, id } => told.publish(daemon, scope, id_of(&id)?).map(|()| ok),
-        Request::Retire { scope, id } => told.retire(scope, id_of(&id)?).map(|()| ok),
+    let answer = match request {
+        Request::Inc { scope, client } => Answer::Connections(told.inc(daemon, scope, client)?),
+        Request::Dec { scope, client } => Answer::Connections(told.dec(daemon, scope, client)?),
+        Request::Publish { scope, id } => return told.publish(daemon, scope, id_of(&id)?).map(|()| None),
+        Request::Retire { scope, id } => return told.retire(scope, id_of(&id)?).map(|()| None),
         Request::CheckToken { scope, client, token } => {
             let token = hex::decode(&token).context("the token is not hexadecimal")?;
             let token = gate.scope(&scope)?.check_token(client, &token)?;
-            Ok(Answer { original_id: Some(hex::encode(token.original_id())), ..ok })
+            Answer::OriginalId(hex::encode(token.original_id()))
         }
-        Request::Block(request) => {
-            Ok(Answer { exceptions: list(daemon, &request, Entry::Block, "blocked")?, ..ok })
-        }
-        Request::Allow(request) => {
-            Ok(Answer { exceptions: list(daemon, &request, Entry::Allow, "allowed")?, ..ok })
-        }
+        Request::Block(request) => return list(daemon, &request, Entry::Block, "blocked"),
+        Request::Allow(request) => return list(daemon, &request, Entry::Allow, "allowed"),
         Request::Unlist(List { seconds: Some(_), .. }) => bail!("`seconds` means nothing here"),
         Request::Unlist(List { prefix, scope, .. }) => {
             let absent = daemon.lists.unlist(gate, scope.as_deref(), &prefix.parse()?)?;
             tracing::info!(%prefix, scope, "neither blocked nor allowed any more");
             let list = scope.map_or("for all".to_owned(), |scope| format!("in scope {scope}"));
             match absent.as_slice() {
-                [] => Ok(ok),
+                [] => return Ok(None),
                 [one] => bail!("{one} was neither blocked nor allowed {list}"),
                 [one, ..] => {
                     bail!("{one} and {} others were neither blocked nor allowed {list}", absent.len() - 1)
                 }
             }
         }
-        Request::Status => Ok(Answer { status: Some(daemon.status()?), ..ok }),
-        Request::Policy => Ok(Answer { policy: Some(daemon.policy_text()), ..ok }),
-        Request::Reload => daemon.reload().map(|()| ok),
+        Request::Status => Answer::Status(daemon.status()?.into()),
+        Request::Policy => Answer::Policy(daemon.policy_text()),
+        Request::Reload => return daemon.reload().map(|()| None),
         Request::Trace(follow) => {
             // Its place may be the one that is needed.
             told.trace = None;
             told.trace = Some(gate.trace(&follow.read()?)?);
-            Ok(ok)
+            return Ok(None);
         }
         Request::Traced => {
             let tracer = told.trace.as_ref().context("nothing is followed on this socket")?;
-            Ok(Answer { traced: Some(Seen::new(tracer.take()?)), ..ok })
+            Answer::Traced(Seen::new(tracer.take()?))
         }
-    }
+    };
+    Ok(Some(answer))
 }
 
 impl Told {
-    fn new(places: Arc<Semaphore>) -> Self {
-        Self { places, connections: HashMap::new(), ids: HashMap::new(), trace: None }
-    }
-
     fn inc(&mut self, daemon: &Daemon, scope: String, client: IpAddr) -> anyhow::Result<u32> {
         let handle = daemon.gate.scope(&scope)?;
         match self.connections.entry((scope, client)) {
@@ -294,12 +282,12 @@ fn id_of(text: &str) -> anyhow::Result<Vec<u8>> {
 }
 
 /// All of them, or none if one is no prefix.
-fn list(daemon: &Daemon, request: &List, entry: Entry, done: &str) -> anyhow::Result<Vec<Listed>> {
+fn list(daemon: &Daemon, request: &List, entry: Entry, done: &str) -> anyhow::Result<Option<Answer>> {
     let List { prefix, scope, seconds } = request;
     let time = seconds.map(Duration::from_secs);
     let exceptions = daemon.lists.list(&daemon.gate, scope.as_deref(), &prefix.parse()?, entry, time)?;
     tracing::info!(%prefix, scope, seconds, "{done}");
-    Ok(exceptions)
+    Ok((!exceptions.is_empty()).then_some(Answer::Exceptions(exceptions)))
 }
 
 impl Prefixes {

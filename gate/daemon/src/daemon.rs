@@ -1,19 +1,25 @@
 //! A gate that runs, and its policy.
 
-use std::{path::PathBuf, time::Instant};
+use std::{path::PathBuf, sync::Arc, time::Instant};
 
 use anyhow::Context as _;
-use millrace_daemon::{daemon::Front, log};
+use millrace_daemon::{
+    daemon::{Observed, Reloads},
+    log,
+};
 use millrace_gate::{
     Gate, Mode, Policy,
-    status::{self, Recent, Reload, Status},
+    status::{self, Recent, Status},
 };
-use millrace_kernel::clock;
 use parking_lot::Mutex;
+use tokio::sync::Semaphore;
 use tracing::{info, warn};
 
-use super::lists::Lists;
-use crate::watch::Watch;
+use super::{lists::Lists, metrics, watch::Watch};
+
+/// Addresses of clients that all connections to the socket together may count connections of, for each client that the gate has room for:
+/// several addresses may be one client.
+const ADDRESSES_FACTOR: usize = 16;
 
 /// Where the policy comes from.
 #[derive(Clone, Debug)]
@@ -41,7 +47,6 @@ pub struct Setup {
     pub dry_run: bool,
     pub interfaces: Vec<String>,
     pub mode: Mode,
-    pub front: Front,
 }
 
 pub struct Daemon {
@@ -50,9 +55,11 @@ pub struct Daemon {
     pub dry_run: bool,
     /// Of the policy in force.
     text: Mutex<String>,
-    /// The latest; at first what it was started with.
-    reloaded: Mutex<Reload>,
+    pub reloads: Reloads,
     pub lists: Lists,
+    watch: Mutex<Watch>,
+    /// Places for clients whose connections are counted, shared by all connections to the socket: one may be a server's for its whole life.
+    pub places: Arc<Semaphore>,
     recent: Mutex<Recent>,
     since: Instant,
 }
@@ -66,34 +73,31 @@ impl Daemon {
         for name in &setup.interfaces {
             gate.attach(name, setup.mode)?;
         }
+        let places = usize::try_from(gate.load().max_clients).unwrap_or(usize::MAX);
+        let places = places.saturating_mul(ADDRESSES_FACTOR).min(Semaphore::MAX_PERMITS);
         Ok(Self {
+            places: Arc::new(Semaphore::new(places)),
             gate,
             source: setup.source.clone(),
             dry_run: setup.dry_run,
             text: Mutex::new(text),
-            reloaded: Mutex::new(Reload { time_s: unix_time(), error: None }),
+            reloads: Reloads::default(),
             lists: Lists::default(),
+            watch: Mutex::default(),
             recent: Mutex::default(),
             since: Instant::now(),
         })
     }
 
-    pub fn tick(&self, watch: &mut Watch) {
-        watch.tick(&self.gate).into_iter().for_each(|it| self.recent.lock().push(it));
+    pub fn tick(&self) {
+        self.watch.lock().tick(&self.gate).into_iter().for_each(|it| self.recent.lock().push(it));
         for (scope, prefix) in self.lists.expire(&self.gate, Instant::now()) {
             info!(%prefix, scope, "neither blocked nor allowed any more: its time is over");
         }
     }
 
     /// Reads the policy again; all or nothing.
-    pub fn reload(&self) -> anyhow::Result<()> {
-        let done = self.try_reload();
-        let error = done.as_ref().err().map(|error| format!("{error:#}"));
-        *self.reloaded.lock() = Reload { time_s: unix_time(), error };
-        done
-    }
-
-    fn try_reload(&self) -> anyhow::Result<()> {
+    pub fn read_policy(&self) -> anyhow::Result<()> {
         // Held from the file to the kernel: of two reloads the later one's is in force.
         let mut current = self.text.lock();
         let (policy, text) = self.source.read()?;
@@ -108,16 +112,16 @@ impl Daemon {
     pub fn policy_text(&self) -> String {
         self.text.lock().clone()
     }
+}
 
-    pub fn status(&self) -> anyhow::Result<Status> {
+impl Observed for Daemon {
+    type Status = Status;
+
+    fn status(&self) -> anyhow::Result<Status> {
         let policy = match &self.source {
             Source::File(path) => path.display().to_string(),
             Source::Text(_) => String::new(),
         };
-        let reload = matches!(self.source, Source::File(_)).then(|| self.reloaded.lock().clone());
-        let failed = reload.as_ref().and_then(|reload| reload.error.as_ref());
-        let failed =
-            failed.map(|error| format!("the latest reload failed, the policy before stays: {error}"));
         let mut status = Status {
             uptime_s: self.since.elapsed().as_secs_f64(),
             dry_run: self.dry_run,
@@ -126,16 +130,22 @@ impl Daemon {
             log_lines_dropped: log::dropped(),
             ..status::of(&self.gate)?
         };
-        status.trouble.extend(failed);
-        status.reload = reload;
+        if matches!(self.source, Source::File(_)) {
+            status.trouble.extend(self.reloads.trouble("policy before stays"));
+            status.reload = Some(self.reloads.latest());
+        }
         self.lists.tell_ends(&mut status.listed, Instant::now());
         Ok(status)
     }
-}
 
-/// Seconds since 1970.
-fn unix_time() -> f64 {
-    clock::unix_ns() as f64 / 1e9
+    fn metrics(&self) -> anyhow::Result<String> {
+        Ok(metrics::encode(self.status()?)?)
+    }
+
+    /// A policy that cannot be read is no trouble of the gate's: the one before does its work.
+    fn is_well(&self) -> bool {
+        status::trouble(&self.gate).is_empty()
+    }
 }
 
 fn warn_of(policy: &Policy) {

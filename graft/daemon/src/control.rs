@@ -4,12 +4,14 @@ use std::{
     collections::BTreeMap,
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
-    sync::Arc,
     time::Duration,
 };
 
 use anyhow::Context as _;
-use millrace_daemon::socket::{self, Socket};
+use millrace_daemon::{
+    daemon::{self, Observed as _, Reloads},
+    socket,
+};
 use millrace_graft::{
     Side,
     status::{self, Status, Why},
@@ -77,73 +79,66 @@ pub enum Request {
     Reload,
 }
 
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub struct Answer {
-    pub ok: bool,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub error: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub loaded: Option<Loaded>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub swapped: Option<Swapped>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub status: Option<Status>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub why: Option<Why>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub connection: Option<status::Connection>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub paths: Option<Vec<status::Path>>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub probed: Option<Vec<Probed>>,
-}
-
-impl From<anyhow::Error> for Answer {
-    fn from(error: anyhow::Error) -> Self {
-        Self { error: Some(format!("{error:#}")), ..Self::default() }
-    }
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    Loaded(Loaded),
+    Swapped(Swapped),
+    Status(Box<Status>),
+    Why(Box<Why>),
+    Connection(Box<status::Connection>),
+    Paths(Vec<status::Path>),
+    Probed(Vec<Probed>),
 }
 
 /// Asks a running daemon one thing.
-pub fn ask(socket: &Path, request: &Request) -> anyhow::Result<Answer> {
+pub fn ask(socket: &Path, request: &Request) -> anyhow::Result<Option<Answer>> {
     socket::ask(socket, WHO, request)
 }
 
-/// Answers everybody, until the task is aborted.
-pub async fn serve(socket: &Socket, daemon: Arc<Daemon>) -> std::convert::Infallible {
-    let answerer = || {
-        let daemon = daemon.clone();
-        move |line: &[u8]| answer(&daemon, line)
-    };
-    socket.serve(answerer).await
-}
+impl daemon::Daemon for Daemon {
+    type Request = Request;
+    type Answer = Answer;
+    type Caller = ();
 
-fn answer(daemon: &Daemon, line: &[u8]) -> anyhow::Result<Answer> {
-    let ok = Answer { ok: true, ..Answer::default() };
-    Ok(match serde_json::from_slice(line).context("not a request")? {
-        Request::Load { graft, parameters } => {
-            Answer { loaded: Some(daemon.load(&graft, parameters)?), ..ok }
-        }
-        Request::Unload { graft } => daemon.unload(&graft).map(|()| ok)?,
-        Request::Swap { from, to, parameters } => {
-            Answer { swapped: Some(daemon.swap(&from, &to, parameters)?), ..ok }
-        }
-        Request::Status => Answer { status: Some(daemon.status()?), ..ok },
-        Request::Why { peer } => Answer { why: Some(daemon.why(peer)?), ..ok },
-        Request::WhyConnection { local, remote } => {
-            Answer { connection: Some(daemon.why_connection([local, remote])?), ..ok }
-        }
-        Request::Monitor => Answer { paths: Some(daemon.paths()), ..ok },
-        Request::Probe { peer, udp_port, period_ms, duration_ms } => {
-            let ms = Duration::from_millis;
-            daemon.probe(Target { peer, udp_port }, ms(period_ms), ms(duration_ms)).map(|()| ok)?
-        }
-        Request::Probes => Answer { probed: Some(daemon.probed()), ..ok },
-        Request::Hook { cgroup, side, ports, peers, strict } => {
-            daemon.hook(&cgroup, side, leads(&ports, &peers, strict)?).map(|()| ok)?
-        }
-        Request::Reload => daemon.reload().map(|()| ok)?,
-    })
+    fn caller(&self) {}
+
+    fn answer(&self, (): &mut (), request: Request) -> anyhow::Result<Option<Answer>> {
+        let done = |()| None;
+        Ok(Some(match request {
+            Request::Load { graft, parameters } => Answer::Loaded(self.load(&graft, parameters)?),
+            Request::Unload { graft } => return self.unload(&graft).map(done),
+            Request::Swap { from, to, parameters } => Answer::Swapped(self.swap(&from, &to, parameters)?),
+            Request::Status => Answer::Status(self.status()?.into()),
+            Request::Why { peer } => Answer::Why(self.why(peer)?.into()),
+            Request::WhyConnection { local, remote } => {
+                Answer::Connection(self.why_connection([local, remote])?.into())
+            }
+            Request::Monitor => Answer::Paths(self.paths()),
+            Request::Probe { peer, udp_port, period_ms, duration_ms } => {
+                let ms = Duration::from_millis;
+                return self.probe(Target { peer, udp_port }, ms(period_ms), ms(duration_ms)).map(done);
+            }
+            Request::Probes => Answer::Probed(self.probed()),
+            Request::Hook { cgroup, side, ports, peers, strict } => {
+                return self.hook(&cgroup, side, leads(&ports, &peers, strict)?).map(done);
+            }
+            Request::Reload => return self.reload().map(done),
+        }))
+    }
+
+    fn read_settings(&self) -> anyhow::Result<()> {
+        self.read_settings()
+    }
+
+    fn reloads(&self) -> &Reloads {
+        &self.reloads
+    }
+
+    fn tick(&self) -> anyhow::Result<()> {
+        self.tick();
+        Ok(())
+    }
 }
 
 fn leads(ports: &[(u16, u16)], peers: &[String], strict: bool) -> anyhow::Result<Vec<Lead>> {

@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
-    fmt,
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     time::Duration,
@@ -10,16 +9,15 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use millrace_daemon::{
-    daemon::{Front, Observed},
+    daemon::{Observed, Reloads},
     log,
 };
 use millrace_graft::{
     Identity, Learned, Runtime, Settings, Side,
     settings::Agreement,
-    status::{self, Connection, Reload, Status, Why},
+    status::{self, Connection, Status, Why},
 };
 use millrace_graft_kernel::{Pins, gateway, hook::Lead, remove_leftovers};
-use millrace_kernel::clock;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -40,15 +38,13 @@ pub struct Setup {
     pub persist: bool,
     /// Where; and where an earlier process may have left something.
     pub pins: Option<PathBuf>,
-    pub front: Front,
 }
 
 pub struct Daemon {
     config: PathBuf,
     interfaces: Vec<String>,
     runtime: Mutex<Runtime>,
-    /// The latest; at first what it was started with.
-    reloaded: Mutex<Reload>,
+    pub reloads: Reloads,
     /// The runtime's revision.
     changes: watch::Sender<u64>,
     /// Grafts that peers gave and that were not usable: they are not asked for again.
@@ -101,7 +97,7 @@ impl Daemon {
             config: setup.config.clone(),
             interfaces: setup.interfaces.clone(),
             runtime: Mutex::new(runtime),
-            reloaded: Mutex::new(Reload { time_s: unix_time(), error: None }),
+            reloads: Reloads::default(),
             changes,
             unfetched: Mutex::default(),
             disagrees: Mutex::default(),
@@ -258,13 +254,11 @@ impl Daemon {
     }
 
     /// Reads the settings again; all or nothing.
-    pub fn reload(&self) -> anyhow::Result<()> {
+    pub fn read_settings(&self) -> anyhow::Result<()> {
         let mut runtime = self.runtime.lock();
         let settings = usable(&self.config, &self.interfaces);
         let done = settings.and_then(|settings| Ok(runtime.apply(settings)?));
         self.changes.send_replace(runtime.revision());
-        let error = done.as_ref().err().map(|error| format!("{error:#}"));
-        *self.reloaded.lock() = Reload { time_s: unix_time(), error };
         done?;
         self.unfetched.lock().clear();
         info!("new settings");
@@ -298,29 +292,13 @@ impl Daemon {
         })
     }
 
-    pub fn status(&self) -> anyhow::Result<Status> {
-        self.hear_broker();
-        let status = self.runtime.lock().status()?;
-        let carry = self.broker.lock().as_ref().map(Broker::status);
-        Ok(Status {
-            trouble: self.trouble(),
-            reload: Some(self.reloaded.lock().clone()),
-            log_lines_dropped: log::dropped(),
-            carry,
-            ..status
-        })
-    }
-
     pub fn trouble(&self) -> Vec<String> {
         let mut trouble = self.runtime.lock().trouble();
         trouble.extend(self.disagrees.lock().clone());
         trouble.extend(self.no_broker.lock().clone());
         trouble.extend(self.not_kept.lock().clone());
         trouble.extend(self.broker.lock().as_ref().and_then(Broker::trouble));
-        let failed = self.reloaded.lock().error.clone();
-        trouble.extend(
-            failed.map(|error| format!("the latest reload failed, the settings before stay: {error}")),
-        );
+        trouble.extend(self.reloads.trouble("settings before stay"));
         trouble
     }
 
@@ -350,11 +328,24 @@ impl Observed for Daemon {
     type Status = Status;
 
     fn status(&self) -> anyhow::Result<Status> {
-        Self::status(self)
+        self.hear_broker();
+        let status = self.runtime.lock().status()?;
+        let (carry, classify) = {
+            let broker = self.broker.lock();
+            (broker.as_ref().map(Broker::status), broker.as_ref().and_then(Broker::classify))
+        };
+        Ok(Status {
+            trouble: self.trouble(),
+            reload: Some(self.reloads.latest()),
+            log_lines_dropped: log::dropped(),
+            carry,
+            classify,
+            ..status
+        })
     }
 
-    fn metrics(&self) -> Result<String, fmt::Error> {
-        metrics::encode(self.status().map_err(|_| fmt::Error)?, self.probed())
+    fn metrics(&self) -> anyhow::Result<String> {
+        Ok(metrics::encode(self.status()?, self.probed())?)
     }
 
     fn is_well(&self) -> bool {
@@ -368,9 +359,4 @@ pub fn usable(config: &Path, interfaces: &[String]) -> anyhow::Result<Settings> 
     settings.behind(interfaces)?;
     settings.agreement.as_ref().map(Tls::new).transpose()?;
     Ok(settings)
-}
-
-/// Seconds since 1970.
-fn unix_time() -> f64 {
-    clock::unix_ns() as f64 / 1e9
 }

@@ -1,7 +1,6 @@
 //! A runtime of packet grafts that goes on: a thread that holds it, and what it is asked. `docs/packet-grafts.md` documents it.
 
 use std::{
-    fmt,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -11,17 +10,15 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{anyhow, ensure};
 use millrace_daemon::{
-    daemon::{Front, Observed, Signal, Signals, router},
-    socket,
+    daemon::{self, Frame, Front, Observed, Reloads},
+    expect_answer, socket,
 };
 use millrace_graft::{
     Error,
     packet::{Change, Event, Losses, Runtime, Settings, Status},
-    status::Reload,
 };
-use millrace_kernel::clock;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -56,15 +53,11 @@ pub enum Request {
     Reload,
 }
 
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub struct Answer {
-    pub ok: bool,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub error: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub status: Option<Status>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub swapped: Option<Swapped>,
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    Status(Box<Status>),
+    Swapped(Box<Swapped>),
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -76,61 +69,27 @@ pub struct Swapped {
     pub change: Change,
 }
 
-impl From<Swapped> for Answer {
-    fn from(swapped: Swapped) -> Self {
-        Self { ok: true, swapped: Some(swapped), ..Self::default() }
-    }
-}
-
-impl From<anyhow::Error> for Answer {
-    fn from(error: anyhow::Error) -> Self {
-        Self { error: Some(format!("{error:#}")), ..Self::default() }
-    }
-}
-
 /// Asks a running daemon one thing.
-pub fn ask(socket: &Path, request: &Request) -> anyhow::Result<Answer> {
+pub fn ask(socket: &Path, request: &Request) -> anyhow::Result<Option<Answer>> {
     socket::ask(socket, WHO, request)
 }
 
 /// Until a signal ends it.
 pub async fn run(setup: Setup) -> anyhow::Result<()> {
-    let mut signals = Signals::new()?;
-    let socket = setup.front.bind(WHO)?;
+    let frame = Frame::open(setup.front, WHO)?;
     let daemon = Arc::new(Daemon::start(setup.config, &setup.messages)?);
-    let _http = setup.front.serve(router(daemon.clone())).await?;
-    info!("ready");
-    let serve = socket.serve(|| {
-        let daemon = daemon.clone();
-        move |line: &[u8]| daemon.ask(serde_json::from_slice(line).context("not a request")?)
-    });
-    tokio::pin!(serve);
-    loop {
-        tokio::select! {
-            never = &mut serve => match never {},
-            signal = signals.next() => match signal {
-                Signal::Reload => {
-                    if let Err(error) = tokio::task::block_in_place(|| daemon.ask(Request::Reload)) {
-                        error!("the new settings are not usable, the old ones stay: {error:#}");
-                    }
-                }
-                Signal::End => break,
-            },
-        }
-        if daemon.thread.is_finished() {
-            bail!("the runtime has ended");
-        }
-    }
+    frame.run(&daemon).await?;
     info!("taken back");
     Ok(())
 }
 
-type Asked = (Request, SyncSender<anyhow::Result<Answer>>);
+type Reply = SyncSender<anyhow::Result<Option<Answer>>>;
 
 struct Daemon {
     /// Of the thread that holds the runtime.
-    requests: Mutex<Sender<Asked>>,
+    requests: Mutex<Sender<(Request, Reply)>>,
     thread: JoinHandle<()>,
+    reloads: Reloads,
 }
 
 impl Daemon {
@@ -140,13 +99,13 @@ impl Daemon {
         let runtime = Runtime::start(settings.clone())?;
         let broker = Broker::start(&settings, messages)?;
         let (requests, asked) = channel();
-        let reloaded = Reload { time_s: unix_time(), error: None };
-        let worker = Worker { runtime, broker, config, asked, reloaded, waiting: None };
+        let worker = Worker { runtime, broker, config, asked, waiting: None };
         let thread = std::thread::Builder::new().name("packets".into()).spawn(|| worker.run())?;
-        Ok(Self { requests: Mutex::new(requests), thread })
+        Ok(Self { requests: Mutex::new(requests), thread, reloads: Reloads::default() })
     }
 
-    fn ask(&self, request: Request) -> anyhow::Result<Answer> {
+    /// Has the thread answer.
+    fn ask(&self, request: Request) -> anyhow::Result<Option<Answer>> {
         let (reply, answer) = sync_channel(1);
         let ended = || anyhow!("the runtime has ended");
         self.requests.lock().send((request, reply)).map_err(|_| ended())?;
@@ -158,15 +117,47 @@ impl Observed for Daemon {
     type Status = Status;
 
     fn status(&self) -> anyhow::Result<Status> {
-        Ok(self.ask(Request::Status)?.status.unwrap_or_default())
+        let mut status = *expect_answer!(self.ask(Request::Status)?, Answer::Status)?;
+        status.trouble.extend(self.reloads.trouble("settings before stay"));
+        status.reload = Some(self.reloads.latest());
+        Ok(status)
     }
 
-    fn metrics(&self) -> Result<String, fmt::Error> {
-        packet_metrics::encode(self.status().map_err(|_| fmt::Error)?)
+    fn metrics(&self) -> anyhow::Result<String> {
+        Ok(packet_metrics::encode(self.status()?)?)
     }
 
     fn is_well(&self) -> bool {
         self.status().is_ok_and(|status| status.trouble.is_empty())
+    }
+}
+
+impl daemon::Daemon for Daemon {
+    type Request = Request;
+    type Answer = Answer;
+    type Caller = ();
+
+    fn caller(&self) {}
+
+    fn answer(&self, (): &mut (), request: Request) -> anyhow::Result<Option<Answer>> {
+        match request {
+            Request::Status => Ok(Some(Answer::Status(self.status()?.into()))),
+            Request::Reload => self.reload().map(|()| None),
+            swap @ Request::Swap { .. } => self.ask(swap),
+        }
+    }
+
+    fn read_settings(&self) -> anyhow::Result<()> {
+        self.ask(Request::Reload).map(drop)
+    }
+
+    fn reloads(&self) -> &Reloads {
+        &self.reloads
+    }
+
+    fn tick(&self) -> anyhow::Result<()> {
+        ensure!(!self.thread.is_finished(), "the runtime has ended");
+        Ok(())
     }
 }
 
@@ -176,16 +167,14 @@ struct Worker {
     broker: Option<Broker>,
     runtime: Runtime,
     config: PathBuf,
-    asked: Receiver<Asked>,
-    /// The latest; at first what it was started with.
-    reloaded: Reload,
+    asked: Receiver<(Request, Reply)>,
     waiting: Option<Waiting>,
 }
 
 /// For the end of a swap of a session.
 struct Waiting {
     session: String,
-    reply: SyncSender<anyhow::Result<Answer>>,
+    reply: Reply,
     /// Agreed on; what was lost is not known yet.
     swapped: Option<Swapped>,
 }
@@ -214,11 +203,10 @@ impl Worker {
         }
     }
 
-    fn answer(&mut self, request: Request, reply: SyncSender<anyhow::Result<Answer>>) {
-        let ok = Answer { ok: true, ..Answer::default() };
+    fn answer(&mut self, request: Request, reply: Reply) {
         let answer = match request {
-            Request::Status => self.status().map(|status| Answer { status: Some(status), ..ok }),
-            Request::Reload => self.reload().map(|()| ok),
+            Request::Status => self.status().map(|status| Some(Answer::Status(status.into()))),
+            Request::Reload => self.reload().map(|()| None).map_err(Into::into),
             Request::Swap { session, graft, stateless } => {
                 let swap = if stateless { Runtime::swap_anew } else { Runtime::swap };
                 match swap(&mut self.runtime, &session, &graft) {
@@ -235,29 +223,18 @@ impl Worker {
     }
 
     fn status(&mut self) -> anyhow::Result<Status> {
-        let mut status = self.runtime.status()?;
-        if let Some(error) = &self.reloaded.error {
-            status.trouble.push(format!("the latest reload failed, the settings before stay: {error}"));
-        }
+        let status = self.runtime.status()?;
         let peers = self.broker.as_ref().map(Broker::status).unwrap_or_default();
         let refusals = self.broker.as_ref().map(Broker::refusals).unwrap_or_default();
-        Ok(Status { reload: Some(self.reloaded.clone()), peers, refusals, ..status })
+        Ok(Status { peers, refusals, ..status })
     }
 
-    fn reload(&mut self) -> anyhow::Result<()> {
-        let done = self.try_reload();
-        let error = done.as_ref().err().map(ToString::to_string);
-        self.reloaded = Reload { time_s: unix_time(), error };
-        done?;
-        info!("new settings");
-        Ok(())
-    }
-
-    fn try_reload(&mut self) -> Result<(), Error> {
+    fn reload(&mut self) -> Result<(), Error> {
         let settings = Settings::read(&self.config)?;
         Broker::check(self.broker.as_ref(), &settings).map_err(Error::Settings)?;
         self.runtime.apply(settings.clone())?;
         self.broker.iter_mut().for_each(|broker| broker.apply(&settings));
+        info!("new settings");
         Ok(())
     }
 
@@ -277,7 +254,7 @@ impl Worker {
                 let is_known = !change.stateless;
                 let swapped = Swapped { agreed_us: took.map_or(0, us), cut_us: us(cut), change };
                 match is_known {
-                    true => self.done(&session, Ok(swapped.into())),
+                    true => self.done(&session, Ok(swapped)),
                     false => self.wait_for_count(&session, swapped),
                 }
             }
@@ -310,9 +287,9 @@ impl Worker {
         }
     }
 
-    fn done(&mut self, session: &str, answer: anyhow::Result<Answer>) {
+    fn done(&mut self, session: &str, swapped: anyhow::Result<Swapped>) {
         if let Some(Waiting { reply, .. }) = self.waiting.take_if(|waiting| waiting.session == session) {
-            let _ = reply.send(answer);
+            let _ = reply.send(swapped.map(|swapped| Some(Answer::Swapped(swapped.into()))));
         }
     }
 
@@ -327,7 +304,7 @@ impl Worker {
         if let Some(mut swapped) = waiting.and_then(|waiting| waiting.swapped.take()) {
             swapped.change.lost_sent = losses.sent;
             swapped.change.lost_received = losses.received;
-            self.done(session, Ok(swapped.into()));
+            self.done(session, Ok(swapped));
         }
     }
 }
@@ -350,9 +327,4 @@ fn raise_descriptors(settings: &Settings) -> anyhow::Result<()> {
         );
     }
     Ok(())
-}
-
-/// Seconds since 1970.
-fn unix_time() -> f64 {
-    clock::unix_ns() as f64 / 1e9
 }

@@ -1,25 +1,21 @@
 //! From start-up to the end of a daemon of grafts: socket, HTTP, signals.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
-use millrace_daemon::{
-    daemon::{Signal, Signals, router},
-    memory::Memory,
-};
+use millrace_daemon::daemon::{Frame, Front};
 use millrace_graft::settings::Agreement;
+use tokio::{
+    task::block_in_place,
+    time::{Instant, MissedTickBehavior, interval_at},
+};
 use tracing::{error, info};
 
 use super::{
     agreement::Agreements,
-    control::{self, WHO},
+    control::WHO,
     daemon::{Daemon, Setup},
 };
 
-/// How often the sockets are looked at.
-const TICK: Duration = Duration::from_secs(1);
 /// How often it is looked what has come of connections, where that says by what others go.
 const LEARN: Duration = Duration::from_millis(100);
 
@@ -27,55 +23,37 @@ const LEARN: Duration = Duration::from_millis(100);
 const KEEP: Duration = Duration::from_secs(60);
 
 /// Until a signal ends it.
-pub async fn run(setup: Setup) -> anyhow::Result<()> {
-    let mut signals = Signals::new()?;
-    let socket = setup.front.bind(WHO)?;
+pub async fn run(setup: Setup, front: Front) -> anyhow::Result<()> {
+    let frame = Frame::open(front, WHO)?;
     let daemon = Arc::new(Daemon::start(&setup)?);
-    let _http = setup.front.serve(router(daemon.clone())).await?;
     let mut agreements = Agreed::default();
     let mut changes = daemon.changes();
     agreements.follow(&daemon).await?;
     daemon.follow_carry()?;
-    info!("ready");
-    let mut ticks = tokio::time::interval(TICK);
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut lessons = tokio::time::interval(LEARN);
-    lessons.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut keeping = tokio::time::interval_at(tokio::time::Instant::now() + KEEP, KEEP);
-    keeping.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let serve = control::serve(&socket, daemon.clone());
-    tokio::pin!(serve);
-    let mut memory = Memory::default();
-    loop {
-        tokio::select! {
-            never = &mut serve => match never {},
-            _ = ticks.tick() => tokio::task::block_in_place(|| {
-                daemon.tick();
-                if memory.is_time(Instant::now()) {
-                    memory.look();
-                }
-            }),
-            _ = lessons.tick() => tokio::task::block_in_place(|| daemon.learn()),
-            _ = keeping.tick() => tokio::task::block_in_place(|| daemon.keep()),
-            signal = signals.next() => match signal {
-                Signal::Reload => {
-                    if let Err(error) = tokio::task::block_in_place(|| daemon.reload()) {
-                        error!("the new settings are not usable, the old ones stay: {error:#}");
+    let every = |period| {
+        let mut ticks = interval_at(Instant::now() + period, period);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        ticks
+    };
+    let (mut lessons, mut keeping) = (every(LEARN), every(KEEP));
+    let beside = async {
+        loop {
+            tokio::select! {
+                _ = lessons.tick() => block_in_place(|| daemon.learn()),
+                _ = keeping.tick() => block_in_place(|| daemon.keep()),
+                _ = changes.changed() => {
+                    if let Err(error) = agreements.follow(&daemon).await {
+                        error!("there are no agreements: {error:#}");
                     }
-                }
-                Signal::End => break,
-            },
-            _ = changes.changed() => {
-                if let Err(error) = agreements.follow(&daemon).await {
-                    error!("there are no agreements: {error:#}");
-                }
-                if let Err(error) = tokio::task::block_in_place(|| daemon.follow_carry()) {
-                    error!("nothing is carried: {error:#}");
+                    if let Err(error) = block_in_place(|| daemon.follow_carry()) {
+                        error!("nothing is carried: {error:#}");
+                    }
                 }
             }
         }
-    }
-    tokio::task::block_in_place(|| {
+    };
+    frame.run_beside(&daemon, beside).await?;
+    block_in_place(|| {
         daemon.learn();
         daemon.keep();
     });

@@ -9,11 +9,14 @@ use std::{
 
 use clap::Subcommand;
 use millrace_cost_daemon::signals::Signals;
-use millrace_daemon::render::{line, print, width};
+use millrace_daemon::{
+    expect_answer,
+    render::{line, print, width},
+};
 use millrace_fanout_daemon::{
     DEFAULT_SOCKET,
     config::Settings,
-    daemon::{Request, Setup, ask, run as serve},
+    daemon::{Answer, Request, Setup, ask, run as serve},
     receive::{self, Source},
     text,
     trace::{Follow, Packet, Seen},
@@ -129,7 +132,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             print("the settings are usable\n")
         }
         Verb::Status { socket, json } => {
-            let status = ask(&socket.socket, &Request::Status)?.status.unwrap_or_default();
+            let status = expect_answer!(ask(&socket.socket, &Request::Status)?, Answer::Status)?;
             print(&match json {
                 true => serde_json::to_string_pretty(&status)? + "\n",
                 false => text::status(&status, width()),
@@ -160,7 +163,7 @@ fn trace(args: &Trace) -> anyhow::Result<()> {
     let signals = Signals::block()?;
     let follow = Follow { stream: args.stream.clone(), receiver: args.receiver, every: Some(args.every) };
     let look = || -> anyhow::Result<Seen> {
-        Ok(ask(&args.socket.socket, &Request::Trace(follow.clone()))?.traced.unwrap_or_default())
+        expect_answer!(ask(&args.socket.socket, &Request::Trace(follow.clone()))?, Answer::Traced)
     };
     look()?;
     if !args.json {

@@ -9,11 +9,14 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use clap::Subcommand;
-use millrace_daemon::render::{print, width};
+use millrace_daemon::{
+    expect_answer,
+    render::{print, width},
+};
 use millrace_graft::{Graft, Pool};
 use millrace_graft_daemon::{
     carry::keeper,
-    control::{self, DEFAULT_SOCKET, Request},
+    control::{self, Answer, DEFAULT_SOCKET, Request},
     daemon::{Setup, usable},
     probe::Target,
     serve, text, tls,
@@ -243,7 +246,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         Verb::Clean { pins } => clean(&pins.pins.unwrap_or_else(|| Pins::DEFAULT.into())),
         Verb::Swap(args) => swap(args),
         Verb::Status { socket, json } => {
-            let status = control::ask(&socket.socket, &Request::Status)?.status.unwrap_or_default();
+            let status = expect_answer!(control::ask(&socket.socket, &Request::Status)?, Answer::Status)?;
             print(&if json {
                 serde_json::to_string_pretty(&status)? + "\n"
             } else {
@@ -280,8 +283,8 @@ fn run_daemon(args: Run, interfaces: Vec<String>) -> anyhow::Result<()> {
     if args.persist && pins.is_none() {
         bail!("with another --socket, --persist wants --pins: daemons must not take over each other's");
     }
-    let front = args.daemon.front();
-    args.daemon.run(serve::run(Setup { config: args.config, interfaces, persist: args.persist, pins, front }))
+    let setup = Setup { config: args.config, interfaces, persist: args.persist, pins };
+    args.daemon.run(serve::run(setup, args.daemon.front()))
 }
 
 fn clean(directory: &Path) -> anyhow::Result<()> {
@@ -328,7 +331,7 @@ fn export(args: &Export) -> anyhow::Result<()> {
 }
 
 fn load(socket: &Path, graft: String, parameters: BTreeMap<String, u64>) -> anyhow::Result<()> {
-    let loaded = control::ask(socket, &Request::Load { graft, parameters })?.loaded.unwrap_or_default();
+    let loaded = expect_answer!(control::ask(socket, &Request::Load { graft, parameters })?, Answer::Loaded)?;
     let ms = |us: u64| us as f64 / 1e3;
     let (open, load, attach) = (ms(loaded.open_us), ms(loaded.load_us), ms(loaded.attach_us));
     print(&format!("loaded: read in {open:.1} ms, verified in {load:.1} ms, registered in {attach:.1} ms\n"))
@@ -336,7 +339,7 @@ fn load(socket: &Path, graft: String, parameters: BTreeMap<String, u64>) -> anyh
 
 fn swap(args: Swap) -> anyhow::Result<()> {
     let request = Request::Swap { from: args.from, to: args.to, parameters: args.values.all() };
-    let done = control::ask(&args.socket.socket, &request)?.swapped.unwrap_or_default();
+    let done = expect_answer!(control::ask(&args.socket.socket, &request)?, Answer::Swapped)?;
     let (connections, ms) = (done.connections, done.walk_us as f64 / 1e3);
     print(&format!("{connections} live connections changed in {ms:.1} ms, {} refused\n", done.refused))
 }
@@ -349,7 +352,7 @@ fn probe(args: &Probe) -> anyhow::Result<()> {
     let request = Request::Probe { peer: target.peer, udp_port: target.udp_port, period_ms, duration_ms };
     control::ask(socket, &request)?;
     let done = loop {
-        let probed = control::ask(socket, &Request::Probes)?.probed.unwrap_or_default();
+        let probed = expect_answer!(control::ask(socket, &Request::Probes)?, Answer::Probed)?;
         let found = probed.into_iter().find(|it| it.target == target);
         let found = found.context("the daemon has forgotten it")?;
         if !found.runs {
@@ -365,7 +368,7 @@ fn probe(args: &Probe) -> anyhow::Result<()> {
 
 fn monitor(socket: &Path, json: bool, watch: bool) -> anyhow::Result<()> {
     let ask = |width| {
-        let paths = control::ask(socket, &Request::Monitor)?.paths.unwrap_or_default();
+        let paths = expect_answer!(control::ask(socket, &Request::Monitor)?, Answer::Paths)?;
         Ok(if json { serde_json::to_string_pretty(&paths)? + "\n" } else { text::paths(&paths, width) })
     };
     if watch { screen::every_second(|room| ask(room.columns)) } else { print(&ask(width())?) }

@@ -3,9 +3,12 @@
 use std::{fmt::Write as _, path::PathBuf};
 
 use clap::Subcommand;
-use millrace_daemon::render::{
-    Fit::{Name, Text, Whole},
-    line, print, table, width,
+use millrace_daemon::{
+    expect_answer,
+    render::{
+        Fit::{Name, Text, Whole},
+        line, print, table, width,
+    },
 };
 use millrace_graft::{
     message::DEFAULT_SOCKET as DEFAULT_MESSAGES_SOCKET,
@@ -13,7 +16,7 @@ use millrace_graft::{
 };
 use millrace_graft_daemon::{
     broker::keeper,
-    packets::{self, DEFAULT_SOCKET, Request, Setup},
+    packets::{self, Answer, DEFAULT_SOCKET, Request, Setup},
 };
 
 use super::daemon;
@@ -86,12 +89,12 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         Verb::Run(args) => run_daemon(args),
         Verb::Keep => keeper::run(),
         Verb::Status { socket, json } => {
-            let status = packets::ask(&socket.socket, &Request::Status)?.status.unwrap_or_default();
+            let status = expect_answer!(packets::ask(&socket.socket, &Request::Status)?, Answer::Status)?;
             print(&if json { serde_json::to_string_pretty(&status)? + "\n" } else { text(&status, width()) })
         }
         Verb::Swap { session, graft, stateless, socket } => {
             let request = Request::Swap { session: session.clone(), graft: graft.clone(), stateless };
-            let done = packets::ask(&socket.socket, &request)?.swapped.unwrap_or_default();
+            let done = expect_answer!(packets::ask(&socket.socket, &request)?, Answer::Swapped)?;
             let ms = done.agreed_us as f64 / 1e3;
             print(&format!(
                 "{session}: both ends use {graft}; agreed in {ms:.1} ms, changed here in {} us\n{}",

@@ -8,11 +8,11 @@ use std::{
 
 use anyhow::{Context as _, bail, ensure};
 use millrace_daemon::{
-    file,
+    expect_answer, file,
     render::{print, width},
 };
 use millrace_graft_daemon::{
-    control::{self, DEFAULT_SOCKET, Request},
+    control::{self, Answer, DEFAULT_SOCKET, Request},
     text,
 };
 use millrace_graft_proto::select::{
@@ -124,16 +124,16 @@ struct WhatIf<'a> {
 pub fn run(args: &Args) -> anyhow::Result<()> {
     if let Some((local, remote)) = args.connection()? {
         ensure!(args.what_if.is_none(), "--what-if is for a path, and not for a connection");
-        let answer = control::ask(&args.socket, &Request::WhyConnection { local, remote })?;
-        let connection = answer.connection.unwrap_or_default();
+        let asked = control::ask(&args.socket, &Request::WhyConnection { local, remote })?;
+        let connection = expect_answer!(asked, Answer::Connection)?;
         return print(&if args.json {
             serde_json::to_string_pretty(&connection)? + "\n"
         } else {
             text::connection(&connection, width())
         });
     }
-    let why = args.peer().map(|peer| control::ask(&args.socket, &Request::Why { peer })).transpose()?;
-    let why = why.map(|answer| answer.why.unwrap_or_default());
+    let ask = |peer| expect_answer!(control::ask(&args.socket, &Request::Why { peer })?, Answer::Why);
+    let why = args.peer().map(ask).transpose()?;
     let (Some(features), Some(path)) = (&args.what_if, &args.model) else {
         let why = why.unwrap_or_default();
         return print(&if args.json {

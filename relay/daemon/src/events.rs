@@ -6,7 +6,7 @@ use millrace_daemon::http::push::Channel;
 use serde::Serialize;
 
 use super::{
-    status::{Status, StatusSource, Web},
+    status::{Status, StatusSource},
     text::typed,
 };
 
@@ -49,34 +49,6 @@ fn cut<T, R: Ord, O: Ord>(list: &mut Vec<T>, rank: impl Fn(&T) -> R, order: impl
         list.truncate(MOST);
     }
     list.sort_by_cached_key(order);
-}
-
-/// A relay whose status says who listens, too.
-pub struct Counted {
-    pub source: Arc<dyn StatusSource>,
-    pub channel: Arc<Channel>,
-}
-
-impl StatusSource for Counted {
-    fn status(&self) -> Status {
-        Status { events: self.channel.counts(), ..self.source.status() }
-    }
-
-    fn draining(&self) -> bool {
-        self.source.draining()
-    }
-
-    fn unread(&self) -> usize {
-        self.source.unread()
-    }
-
-    fn fingerprint(&self) -> String {
-        self.source.fingerprint()
-    }
-
-    fn web(&self) -> Web {
-        self.source.web()
-    }
 }
 
 #[cfg(test)]

@@ -1,21 +1,23 @@
 //! `/metrics`, `/healthz`, `/status`, `/events`, `/trace` and the web page over HTTP.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{borrow::Cow, net::SocketAddr, sync::Arc};
 
 use axum::{
-    Json, Router,
+    Router,
     body::Body,
     extract::{RawQuery, State},
     http::{StatusCode, header},
     response::{IntoResponse, Response},
     routing::get,
 };
-use millrace_daemon::http::{self, StartError, push::Channel};
+use millrace_daemon::{
+    daemon::{self, Observed},
+    http::{self, StartError, push::Channel},
+};
 use millrace_relay::trace::{Tracer, Wanted};
 
 use super::{
-    events::{self, Counted},
-    metrics, page,
+    events, metrics, page,
     status::{Status, StatusSource},
 };
 pub use millrace_daemon::http::{Server, access::Access};
@@ -33,25 +35,13 @@ pub async fn start(
     http::serve(addr, router(source, tracer), access.with_public(page::PUBLIC)).await
 }
 
-type Source = State<Arc<dyn StatusSource>>;
-
 fn router(source: Arc<dyn StatusSource>, tracer: Arc<Tracer>) -> Router {
     let channel = events::channel(Arc::clone(&source));
-    let source = Arc::new(Counted { source, channel: Arc::clone(&channel) }) as Arc<dyn StatusSource>;
+    let observed = Arc::new(Counted { source: Arc::clone(&source), channel: Arc::clone(&channel) });
     let events = Router::new().route("/events", get(listen)).with_state(channel);
     let trace = Router::new().route("/trace", get(trace)).with_state(tracer);
-    Router::new()
-        .route("/metrics", get(scrape))
-        .route("/healthz", get(healthz))
-        .route("/status", get(status))
-        .merge(page::router())
-        .with_state(source)
-        .merge(events)
-        .merge(trace)
-}
-
-async fn status(State(source): Source) -> Json<Status> {
-    Json(source.status())
+    let page = page::router().with_state(source);
+    daemon::router(observed).merge(page).merge(events).merge(trace)
 }
 
 /// Server-sent events: a `status` a second.
@@ -73,19 +63,37 @@ async fn trace(State(tracer): State<Arc<Tracer>>, RawQuery(query): RawQuery) -> 
     }
 }
 
-/// A relay with files that it cannot read serves whom the others allow, so it is in good health, and says so.
-async fn healthz(State(source): Source) -> (StatusCode, String) {
-    match (source.draining(), source.unread()) {
-        (true, _) => (StatusCode::SERVICE_UNAVAILABLE, "draining\n".to_owned()),
-        (false, 0) => (StatusCode::OK, "ok\n".to_owned()),
-        (false, unread) => {
-            (StatusCode::OK, format!("ok\nunread: {unread} of the settings' files, see access in /status\n"))
-        }
-    }
+/// Adds the number of listeners to `/events` to a relay's status.
+struct Counted {
+    source: Arc<dyn StatusSource>,
+    channel: Arc<Channel>,
 }
 
-async fn scrape(State(source): Source) -> Response {
-    http::metrics(metrics::encode(source.status()))
+impl Observed for Counted {
+    type Status = Status;
+
+    fn status(&self) -> anyhow::Result<Status> {
+        Ok(Status { events: self.channel.counts(), ..self.source.status() })
+    }
+
+    fn metrics(&self) -> anyhow::Result<String> {
+        Ok(metrics::encode(self.status()?)?)
+    }
+
+    fn is_well(&self) -> bool {
+        !self.source.draining()
+    }
+
+    /// A relay with files that it cannot read serves whom the others allow, so it is in good health, and says so.
+    fn health(&self) -> Cow<'static, str> {
+        match (self.source.draining(), self.source.unread()) {
+            (true, _) => "draining\n".into(),
+            (false, 0) => "ok\n".into(),
+            (false, unread) => {
+                format!("ok\nunread: {unread} of the settings' files, see access in /status\n").into()
+            }
+        }
+    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use millrace_daemon::{daemon::Ends, log, memory::Memory, pem};
+use millrace_daemon::{daemon::Ends, log, memory::Memory, notify, pem};
 use millrace_relay::access::{Policy, keys};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
@@ -83,6 +83,7 @@ pub async fn serve(
     for addr in server.local_addrs() {
         info!(%addr, engine, reason, "serving");
     }
+    notify::ready();
     let reloading = keep_up(&server, (&made, written), (watch, watched), &mut reload, || {
         logs.reopen();
         change(&server, again())
@@ -91,6 +92,7 @@ pub async fn serve(
         _ = ends.next() => {}
         never = reloading => match never {},
     }
+    notify::stopping();
     tokio::select! {
         () = server.drain() => info!("drained"),
         _ = ends.again() => bail!(SECOND_SIGNAL),
@@ -114,7 +116,9 @@ async fn keep_up(
             _ = reload.recv() => true,
         };
         if asked {
+            notify::reloading();
             watched.change(tokio::task::block_in_place(&on_reload));
+            notify::ready();
         }
         if memory.is_time(Instant::now()) {
             tokio::task::block_in_place(|| memory.look());
@@ -165,14 +169,18 @@ fn change(server: &Server, config: anyhow::Result<Config>) -> anyhow::Result<con
                 error = reason,
                 engine, "the settings are not usable now, the relay goes on with those of before"
             );
-            return Err(error);
+            let done = Err(error);
+            server.reloads.note(&done);
+            return done;
         }
     };
-    if let Err(error) = server.change_gate(&config) {
+    let gate = server.change_gate(&config);
+    if let Err(error) = &gate {
         error!(%error, "the settings are not usable now, the gate stays as it is");
     }
     server.set_delays(&config);
-    match server.change_engine(&config) {
+    let changed = server.change_engine(&config).map_err(anyhow::Error::from);
+    match &changed {
         Ok(()) => {
             let (engine, reason) = server.engine();
             info!(engine, reason, "settings read again");
@@ -182,5 +190,6 @@ fn change(server: &Server, config: anyhow::Result<Config>) -> anyhow::Result<con
             engine, reason, "the settings are not usable now, the engine stays as it is"
         ),
     }
+    server.reloads.note(&gate.context("gate").and(changed));
     Ok(config.access)
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::Context;
-use millrace_daemon::{log, pem};
+use millrace_daemon::{daemon::Reloads, log, pem};
 use millrace_moq::tracks::cache;
 use millrace_quic::{
     keys::Suite,
@@ -52,6 +52,7 @@ pub struct Server {
     has_webtransport: bool,
     /// What it was started with.
     started: Running,
+    pub reloads: Reloads,
 }
 
 /// Secrets and identities that a relay starts with.
@@ -155,6 +156,7 @@ impl Server {
                 max_sessions: config.max_sessions,
                 queue: config.queue,
             },
+            reloads: Reloads::default(),
         })
     }
 
@@ -277,7 +279,8 @@ impl StatusSource for Server {
         let mut relay = self.relay.status();
         relay.totals.log_lines_dropped = log::dropped();
         relay.totals.log_lines_suppressed = log::suppressed();
-        Status { gate: self.guard.describe(), pid: std::process::id(), ..relay.into() }
+        let reload = Some(self.reloads.latest());
+        Status { gate: self.guard.describe(), pid: std::process::id(), reload, ..relay.into() }
     }
 
     fn draining(&self) -> bool {

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, net::IpAddr, ops::Deref};
 
+use millrace_base::Reload;
 use millrace_gate::status as gate;
 use serde::{Deserialize, Serialize};
 
@@ -46,6 +47,9 @@ pub struct Status {
     /// Who listens to `/events`.
     #[serde(default)]
     pub events: push::Counts,
+    /// The latest reading of the settings.
+    #[serde(default)]
+    pub reload: Option<Reload>,
 }
 
 impl Deref for Status {
@@ -58,7 +62,7 @@ impl Deref for Status {
 
 impl From<millrace_relay::status::Status> for Status {
     fn from(relay: millrace_relay::status::Status) -> Self {
-        Self { relay, gate: Gate::default(), pid: 0, events: push::Counts::default() }
+        Self { relay, ..Self::default() }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::{net::SocketAddr, time::Instant};
 
+use millrace_daemon::daemon::Daemon as _;
 use millrace_graft::{Own, Session, agreements::State, settings::Fetch, status::Negotiated};
 use millrace_graft_proto::{
     evidence::Downgrade,
@@ -201,9 +202,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Talk<'_, S> {
         let image = self.wire.receive_bytes(bytes as usize).await?;
         let daemon = &self.context.daemon;
         let kept = daemon.with(|runtime| runtime.keep(wanted, &manifest, &image));
-        Ok(kept.map_err(|error| error.to_string()).and_then(|()| {
-            tokio::task::block_in_place(|| daemon.reload()).map_err(|error| format!("{error:#}"))
-        }))
+        Ok(kept
+            .map_err(|error| error.to_string())
+            .and_then(|()| daemon.reload().map_err(|error| format!("{error:#}"))))
     }
 
     async fn give(&mut self, identity: Hash) -> Result<(), End> {

@@ -8,7 +8,10 @@ use std::{
 };
 
 use clap::{Subcommand, ValueEnum};
-use millrace_daemon::render::{self, print};
+use millrace_daemon::{
+    expect_answer,
+    render::{self, print},
+};
 use millrace_gate::{Mode, Prefix, policy};
 use millrace_gate_daemon::{
     control::{self, Answer, DEFAULT_SOCKET, Prefixes, Request},
@@ -149,8 +152,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         Some(Verb::Allow(args)) => list(args, Request::Allow, "allowed"),
         Some(Verb::Unblock(args)) => change(&args, None, Request::Unlist, TAKEN_BACK),
         Some(Verb::Policy { socket }) => {
-            let answer = control::ask(&socket.socket, &Request::Policy)?;
-            print(&answer.policy.unwrap_or_default())
+            print(&expect_answer!(control::ask(&socket.socket, &Request::Policy)?, Answer::Policy)?)
         }
         Some(Verb::Reload { socket }) => {
             control::ask(&socket.socket, &Request::Reload)?;
@@ -169,8 +171,7 @@ fn guard(args: Guard) -> anyhow::Result<()> {
         let warnings: String = policy.warnings().iter().map(|it| format!("warning: {it}\n")).collect();
         return print(&format!("{warnings}the policy is usable\n"));
     }
-    let front = args.daemon.front();
-    args.daemon.run(serve::run(Setup {
+    let setup = Setup {
         source,
         dry_run: args.dry_run,
         interfaces: args.interface,
@@ -179,8 +180,8 @@ fn guard(args: Guard) -> anyhow::Result<()> {
             AttachMode::Native => Mode::Native,
             AttachMode::Generic => Mode::Generic,
         },
-        front,
-    }))
+    };
+    args.daemon.run(serve::run(&setup, args.daemon.front()))
 }
 
 /// What the flags say, as a policy file says it.
@@ -193,8 +194,7 @@ fn policy_of_flags(ports: &[u16], connections: Option<u32>) -> String {
 }
 
 fn status(socket: &Path, json: bool) -> anyhow::Result<()> {
-    let Answer { status, .. } = control::ask(socket, &Request::Status)?;
-    let status = status.unwrap_or_default();
+    let status = expect_answer!(control::ask(socket, &Request::Status)?, Answer::Status)?;
     print(&if json {
         serde_json::to_string_pretty(&status)? + "\n"
     } else {
@@ -205,7 +205,7 @@ fn status(socket: &Path, json: bool) -> anyhow::Result<()> {
 fn watch(socket: &Path) -> anyhow::Result<()> {
     let mut before = None;
     screen::every_second(|room| {
-        let status = control::ask(socket, &Request::Status)?.status.unwrap_or_default();
+        let status = expect_answer!(control::ask(socket, &Request::Status)?, Answer::Status)?;
         let text = text::top(&status, before.as_ref().unwrap_or(&status), room.columns, room.rows);
         before = Some(status);
         Ok(text)
@@ -243,7 +243,9 @@ fn change(
     for some in prefixes.chunks(PREFIXES_AT_ONCE) {
         let prefix = Prefixes::Many(some.iter().map(ToString::to_string).collect());
         let list = control::List { prefix, scope: args.scope.clone(), seconds };
-        exceptions.extend(control::ask(&args.socket.socket, &request(list))?.exceptions);
+        if let Some(Answer::Exceptions(some)) = control::ask(&args.socket.socket, &request(list))? {
+            exceptions.extend(some);
+        }
     }
     for it in exceptions.iter().take(EXCEPTIONS_SHOWN) {
         let list = it.scope.as_ref().map_or("for all".to_owned(), |scope| format!("of scope {scope}"));

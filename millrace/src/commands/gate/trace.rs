@@ -8,10 +8,13 @@ use std::{
 
 use clap::builder::PossibleValuesParser;
 use millrace_cost_daemon::signals::Signals;
-use millrace_daemon::render::{line, print, width};
+use millrace_daemon::{
+    expect_answer,
+    render::{line, print, width},
+};
 use millrace_gate::{Prefix, Rule, Trace};
 use millrace_gate_daemon::{
-    control::{self, Request},
+    control::{self, Answer, Request},
     trace::{Follow, Packet, Seen},
 };
 use millrace_relay_daemon::config::Seconds;
@@ -80,7 +83,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
     loop {
         // Asked before the look, so that the last look is after the end.
         let over = is_over();
-        let seen = control::ask_more(&mut gate, &Request::Traced)?.traced.unwrap_or_default();
+        let seen = expect_answer!(control::ask_more(&mut gate, &Request::Traced)?, Answer::Traced)?;
         shown.show(seen)?;
         if over || shown.is_enough() {
             break;
@@ -90,7 +93,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
             Waited::Out => {}
             Waited::ForSignal => {
                 // What came until now.
-                let seen = control::ask_more(&mut gate, &Request::Traced)?.traced.unwrap_or_default();
+                let seen = expect_answer!(control::ask_more(&mut gate, &Request::Traced)?, Answer::Traced)?;
                 shown.show(seen)?;
                 break;
             }
