@@ -330,16 +330,12 @@ impl Observed for Daemon {
     fn status(&self) -> anyhow::Result<Status> {
         self.hear_broker();
         let status = self.runtime.lock().status()?;
-        let (carry, classify) = {
-            let broker = self.broker.lock();
-            (broker.as_ref().map(Broker::status), broker.as_ref().and_then(Broker::classify))
-        };
+        let carry = self.broker.lock().as_ref().map(Broker::status);
         Ok(Status {
             trouble: self.trouble(),
             reload: Some(self.reloads.latest()),
             log_lines_dropped: log::dropped(),
             carry,
-            classify,
             ..status
         })
     }
