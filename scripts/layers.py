@@ -17,6 +17,7 @@ from pathlib import Path
 # Folder, crate, and what it may use. What a crate uses stands above it. docs/design/0037-layout.md says why it is cut like this.
 LAYOUT = [
     ("base", "millrace-base", ""),
+    ("base/logging", "millrace-logging", ""),
     ("testkit", "millrace-testkit", ""),
     ("kernel/build", "millrace-kernel-build", ""),
     ("kernel", "millrace-kernel", "kernel-build"),
@@ -26,8 +27,8 @@ LAYOUT = [
     ("moq", "millrace-moq", "quic"),
     ("moq/client", "millrace-client", "base quic congestion webtransport moq"),
     ("quic/transport", "millrace-transport", "quic webtransport moq"),
-    ("daemon", "millrace-daemon", "base"),
-    ("relay", "millrace-relay", "base quic webtransport moq transport"),
+    ("daemon", "millrace-daemon", "base logging"),
+    ("relay", "millrace-relay", "base logging quic webtransport moq transport"),
     ("relay/kernel", "millrace-relay-kernel", "kernel-build kernel quic moq transport"),
     ("gate", "millrace-gate", "base kernel-build kernel"),
     ("fanout", "millrace-fanout", "base kernel-build kernel"),

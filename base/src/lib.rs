@@ -5,15 +5,11 @@
 //! | [`networks`] | whom an address stands for, and how many places each network gets |
 //! | [`pem`] | what is wrong with files of certificates and keys, in words |
 //! | [`control`] | a connection between two processes of a host: records of JSON, with descriptors beside them |
-//! | [`LogLimit`] | bounds how often a line is logged |
 //! | [`Reload`] | what became of reading a daemon's settings again |
 #![forbid(unsafe_code)]
 
 pub mod control;
-mod log_limit;
 pub mod networks;
 pub mod pem;
 mod reload;
-
-pub use log_limit::{LogLimit, short};
 pub use reload::Reload;

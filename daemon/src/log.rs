@@ -19,7 +19,7 @@ use std::{
 };
 
 use clap::ValueEnum;
-use millrace_base::LogLimit;
+use millrace_logging::LogLimit;
 use tracing::Dispatch;
 use tracing_subscriber::{EnvFilter, fmt::MakeWriter, layer::SubscriberExt, util::SubscriberInitExt};
 

@@ -129,5 +129,5 @@ pub use config::{Config, Origins, Upstream, has_user, is_of_a_relay};
 pub use delays::{DelayRule, Delays};
 pub use engine::Engine;
 pub use ladders::{Adaptive, LadderRule};
-pub use millrace_base::LogLimit;
+pub use millrace_logging::LogLimit;
 pub use server::{Bound, Server, outgoing_sockets};

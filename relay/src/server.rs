@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_base::short;
+use millrace_logging::short;
 use millrace_moq::{
     Draft, code,
     message::Setup,

@@ -9,7 +9,7 @@ use std::{
 };
 
 use bytes::BytesMut;
-use millrace_base::short;
+use millrace_logging::short;
 use millrace_moq::{
     Draft, Message, code,
     message::{self, GoAway, RequestError},

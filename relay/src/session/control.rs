@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use millrace_base::short;
+use millrace_logging::short;
 use millrace_moq::{Message, code, message::Setup, param::Assignment};
 use tokio::{sync::mpsc, time::timeout};
 use tracing::info;

@@ -28,7 +28,7 @@ const TARGET: &str = "millrace::log";
 /// ```
 /// use tracing_subscriber::layer::SubscriberExt;
 ///
-/// let limit = millrace_base::LogLimit::default();
+/// let limit = millrace_logging::LogLimit::default();
 /// let subscriber = tracing_subscriber::fmt().finish().with(limit.clone());
 /// tracing::subscriber::set_global_default(subscriber)?;
 /// tracing::info!(left_out = limit.suppressed(), "logging");
