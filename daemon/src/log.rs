@@ -245,9 +245,7 @@ mod tests {
         }
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let mut wrong = Vec::new();
-        for package in
-            ["millrace", "millrace-client", "millrace-relay", "millrace-transport", "millrace-webtransport"]
-        {
+        for package in ["millrace", "moq/client", "relay", "relay/daemon", "quic/transport", "quic/webtransport"] {
             look(&root.join(package).join("src"), &mut wrong);
         }
         assert_eq!(wrong, Vec::<String>::new());
