@@ -22,11 +22,11 @@
 //!
 //! # The offload's corridor
 //!
-//! Whoever wants something of a connection's offload asks [`offload::LockedOffload`], which [`Connection::offload`] lends with the
-//! connection's lock held. It keeps the books, and asks the [`offload::Offload`] of the engine. These two have the same verbs
-//! (`ingress`, `openings`, `accept`, `prepare`, `delegate`), and nothing between them hands them over.
+//! A call to a connection's offload passes two places. [`offload::LockedOffload`], which [`Connection::offload`] lends with the
+//! connection's lock held, records what was delegated. It calls the [`offload::Offload`] of the engine. Both have the same verbs:
+//! `ingress`, `openings`, `accept`, `prepare`, `delegate`.
 //!
-//! | what | where it is asked for | its books | as the engine has it |
+//! | what | for callers | recorded as | in the engine |
 //! | --- | --- | --- | --- |
 //! | a stream of the peer, or a track's datagrams | [`offload::Ingress`], of an [`offload::Origin`] | | `KernelIngress` |
 //! | one subscriber's copy of a stream | [`offload::StreamCopy`] | `DelegatedStream` | `KernelEgress`, an [`offload::Delegation`] |

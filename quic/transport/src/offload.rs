@@ -355,7 +355,7 @@ pub trait Delegation: Send + Sync {
     fn on_opened(&self);
 }
 
-/// Who opens a stream.
+/// The end that opens a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpeningSide {
     Userspace,

@@ -12,7 +12,7 @@ use super::{
 };
 
 impl LockedOffload<'_> {
-    /// Has the offload open a stream of this connection for what the ingress will be bound to. Returns whether it may.
+    /// Allows the offload to open a stream of this connection for the stream that the ingress will be bound to. Returns whether it may.
     pub fn prepare(&mut self, ingress: &Arc<dyn Ingress>, terms: &OpeningTerms) -> bool {
         let Some(offloaded) = self.offloaded.as_deref_mut() else { return false };
         let place = (terms.owner, ingress.serial());
@@ -46,8 +46,8 @@ impl LockedOffload<'_> {
         true
     }
 
-    /// `stream` is what the ingress carries for its owner: returns the stream that the offload has opened for it, or the one that is
-    /// opened now. `None`: it is over.
+    /// Returns the stream that the offload has opened for `stream`, the owner's copy of what the ingress carries. If it has opened none,
+    /// `stream` is opened now. `None`: the stream is over.
     pub fn adopt(
         &mut self,
         now: Instant,
@@ -67,8 +67,8 @@ impl LockedOffload<'_> {
         Some(key)
     }
 
-    /// Returns the stream that the offload has opened for the owner of an ingress, and the priority that it went by; `None`: it has opened
-    /// none, and will not.
+    /// Returns the stream that the offload has opened for this owner's copy of an ingress, and the priority that it used. `None`: it has
+    /// opened none, and will not.
     fn take_opened(
         &mut self,
         now: Instant,
@@ -85,7 +85,7 @@ impl LockedOffload<'_> {
         Some((key, priority))
     }
 
-    /// The owner does not want what the ingress carries. What the offload has opened for it is reset.
+    /// Resets the stream that the offload has opened for this owner's copy of an ingress, which the owner does not want.
     pub fn refuse(&mut self, now: Instant, ingress: &Arc<dyn Ingress>, owner: u64) {
         let Some(offloaded) = self.offloaded.as_deref_mut() else { return };
         offloaded.drain(now, self.downstream);
@@ -94,8 +94,8 @@ impl LockedOffload<'_> {
         }
     }
 
-    /// Has the offload open no more streams for an owner, until more is prepared. Returns whether it has opened none of which
-    /// it is not known yet what they carry.
+    /// Stops the offload from opening streams for an owner, until [`Self::prepare`] allows it again. Returns whether no stream is left that
+    /// the offload has opened and the owner has not adopted.
     pub fn withdraw(&mut self, now: Instant, owner: u64) -> bool {
         let Some(offloaded) = self.drained(now) else { return true };
         for tag in offloaded.openings.of_owner(owner) {
@@ -109,7 +109,7 @@ impl LockedOffload<'_> {
         offloaded.openings.of_owner(owner).is_empty()
     }
 
-    /// Does the same, and resets those that nobody has adopted.
+    /// Stops the offload from opening streams for an owner, and resets those that the owner has not adopted.
     pub fn abandon(&mut self, now: Instant, owner: u64) {
         let Some(offloaded) = self.offloaded.as_deref_mut() else { return };
         offloaded.drain(now, self.downstream);

@@ -497,7 +497,7 @@ impl Offloaded {
 
 /// A connection's offload, if it may have one, for as long as the connection's lock is held.
 ///
-/// All that somebody asks of an offload is asked here, and nothing here waits.
+/// Every call to a connection's offload from outside this crate is a method here. None of them waits.
 /// [`Connection::offload`](crate::Connection::offload) lends it.
 pub struct LockedOffload<'a> {
     pub(crate) offloaded: Option<&'a mut Offloaded>,
@@ -536,7 +536,7 @@ impl LockedOffload<'_> {
         offloaded.offload()?.accept(stream)
     }
 
-    /// Has `make` make something of the connection as one that media arrives on.
+    /// Calls `make` with the offload and what has arrived so far. After the first success the offload gets the keys and IDs to open packets.
     fn upstream<T>(
         &mut self,
         make: impl FnOnce(Arc<dyn Offload>, Seen, Arc<dyn Any + Send + Sync>) -> Option<T>,
@@ -561,8 +561,8 @@ impl LockedOffload<'_> {
 
 /// Connections that media leaves on.
 impl LockedOffload<'_> {
-    /// Has the offload forward an ingress as stream `key` from now on, if that owes nothing: what begins at offset `from`
-    /// of the ingress or behind it, at an offset that is larger by `shift`. Returns whether it does, or did already.
+    /// Lets the offload forward an ingress as stream `key`, if that stream owes nothing. It forwards what begins at offset `from` of the
+    /// ingress or behind it, at an offset that is larger by `shift`. Returns whether it does so, or did already.
     pub fn delegate(&mut self, key: StreamKey, ingress: &Arc<dyn Ingress>, shift: i64, from: u64) -> bool {
         let Some(offloaded) = self.offloaded.as_deref_mut() else { return false };
         let Some(offload) = offloaded.takes().map(Arc::clone) else { return false };
@@ -593,7 +593,7 @@ impl LockedOffload<'_> {
     }
 
     /// Lets the offload forward a track's datagrams, if it can, in place of others with the same tag. The tag is what
-    /// [`Self::take_delivered`] asks for. The call is to be repeated for as long as that is wanted: an offload may come later, or another one.
+    /// [`Self::take_delivered`] asks for. Call it again while that is wanted: the connection may get an offload later, or another one.
     pub fn delegate_datagrams(&mut self, ingress: &Arc<dyn Ingress>, datagrams: &DatagramCopy) {
         let Some(offloaded) = self.offloaded.as_deref_mut() else { return };
         let Some(offload) = offloaded.takes().map(Arc::clone) else { return };
@@ -620,16 +620,15 @@ impl LockedOffload<'_> {
         offloaded.delivered.take((tag, group, object))
     }
 
-    /// Counts each stream that is left to the offload with those of others, in the first of the shares that has room for one more. What
-    /// is beyond is sent from here.
+    /// Sets the shares that limit delegated streams. Each stream counts in the first share with room; where neither has room, userspace
+    /// sends.
     pub fn set_shares(&mut self, shares: [Arc<Share>; 2]) {
         if let Some(offloaded) = self.offloaded.as_deref_mut() {
             offloaded.places.set_shares(shares);
         }
     }
 
-    /// Returns the number of packets that the offload sent without saying so. There are none but those that another CPU registers this
-    /// moment.
+    /// Returns the number of packets that the offload sent and has not reported. It is 0 unless another CPU registers one at this moment.
     pub fn unregistered(&mut self, now: Instant) -> Option<u64> {
         let sent = self.offloaded.as_deref()?.status().sent;
         self.drained(now)?;

@@ -249,7 +249,7 @@ impl DownstreamRecord {
     }
 
     /// Packets with this destination connection ID are the peer's, of a connection that is no
-    /// [`UpstreamRecord`](super::Upstream): that has IDs of its own. `id` has the length that the fast path was configured for.
+    /// [`UpstreamRecord`](super::UpstreamRecord): that has IDs of its own. `id` has the length that the fast path was configured for.
     pub fn add_id(&self, id: &[u8]) -> Result<(), Error> {
         self.ids.add(id)
     }

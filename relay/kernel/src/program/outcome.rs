@@ -56,17 +56,17 @@ outcomes! {
         Before = "before",
         /// Its stream was not opened by the kernel, and userspace has not delegated it yet.
         Unopened = "unopened",
-        /// Beyond the peer's MAX_STREAMS, or userspace was about to open streams: [`DownstreamRecord::set_streams`](super::Downstream::set_streams).
+        /// Beyond the peer's MAX_STREAMS, or userspace was about to open streams: [`DownstreamRecord::set_streams`](super::DownstreamRecord::set_streams).
         StreamLimit = "stream_limit",
         /// For the path's or the route's MTU.
         TooLarge = "too_large",
-        /// Beyond [`EgressRecord::max_offset`](super::Egress::max_offset).
+        /// Beyond [`EgressRecord::max_offset`](super::EgressRecord::max_offset).
         StreamCredit = "stream_credit",
-        /// Beyond [`DownstreamRecord::set_max_data`](super::Downstream::set_max_data).
+        /// Beyond [`DownstreamRecord::set_max_data`](super::DownstreamRecord::set_max_data).
         DataCredit = "data_credit",
-        /// Beyond [`DownstreamRecord::set_max_bytes`](super::Downstream::set_max_bytes).
+        /// Beyond [`DownstreamRecord::set_max_bytes`](super::DownstreamRecord::set_max_bytes).
         Window = "window",
-        /// Something as urgent waits in userspace: [`DownstreamRecord::set_waiting`](super::Downstream::set_waiting).
+        /// Something as urgent waits in userspace: [`DownstreamRecord::set_waiting`](super::DownstreamRecord::set_waiting).
         Behind = "behind",
         /// The key generation in use is not installed.
         NoKeys = "no_keys",
@@ -109,7 +109,7 @@ outcomes! {
 }
 
 outcomes! {
-    /// What became of the beginning of a stream, of an upstream with a [`TrackRecord`](super::Track). Whatever is not bound is userspace's.
+    /// What became of the beginning of a stream, of an upstream with a [`TrackRecord`](super::TrackRecord). Whatever is not bound is userspace's.
     OpeningOutcome {
         /// It has one of the track's openings.
         Bound = "bound",

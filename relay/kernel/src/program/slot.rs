@@ -107,7 +107,7 @@ impl SlotRecord {
         Ok(slot)
     }
 
-    /// Forwards datagrams to one more subscriber; only for a slot of [`UpstreamRecord::datagrams`](super::Upstream::datagrams).
+    /// Forwards datagrams to one more subscriber; only for a slot of [`UpstreamRecord::datagrams`](super::UpstreamRecord::datagrams).
     pub fn add_datagrams(
         &mut self,
         downstream: &DownstreamRecord,

@@ -19,7 +19,7 @@ use super::shared::lock;
 pub struct Tracing {
     /// Of the packets of each upstream those whose number is a multiple of it, with all their copies.
     pub every: NonZero<u32>,
-    /// Copies of this track only ([`EgressRecord::track`](super::Egress::track)).
+    /// Copies of this track only ([`EgressRecord::track`](super::EgressRecord::track)).
     pub track: Option<NonZero<u32>>,
     /// Copies from or to this session only, and its packets.
     pub session: Option<NonZero<u32>>,
@@ -32,7 +32,7 @@ pub struct Event {
     pub arrived_ns: u64,
     /// When it, or the copy, had been dealt with.
     pub time_ns: u64,
-    /// The upstream that the packet came on: [`UpstreamRecord::set_session`](super::Upstream::set_session).
+    /// The upstream that the packet came on: [`UpstreamRecord::set_session`](super::UpstreamRecord::set_session).
     pub publisher: u32,
     /// The packet's number there; 0 where it could not be told, a guess where it was not authentic.
     pub received: u64,
@@ -50,11 +50,11 @@ pub enum What {
     /// A copy: one frame of the packet for one egress.
     Copy {
         outcome: EgressOutcome,
-        /// [`DownstreamRecord::set_session`](super::Downstream::set_session).
+        /// [`DownstreamRecord::set_session`](super::DownstreamRecord::set_session).
         subscriber: u32,
         /// Packet number and UDP payload, where the copy got that far.
         sent: Option<(u64, u16)>,
-        /// [`EgressRecord::track`](super::Egress::track) and [`EgressRecord::group`](super::Egress::group).
+        /// [`EgressRecord::track`](super::EgressRecord::track) and [`EgressRecord::group`](super::EgressRecord::group).
         track: u32,
         group: u64,
         /// The downstream stream, and the offset in it.

@@ -82,7 +82,7 @@ impl UpstreamRecord {
         Ok(())
     }
 
-    /// As [`DownstreamRecord::refill`](super::Downstream::refill), for the packets that are expected next, with the keys of `generation`.
+    /// As [`DownstreamRecord::refill`](super::DownstreamRecord::refill), for the packets that are expected next, with the keys of `generation`.
     pub fn refill(&self, generation: u16, want: Want, compute: impl Compute) -> Refill {
         lock(&self.ring).refill(&self.entry().ring, (generation, self.expected()), want, compute)
     }
