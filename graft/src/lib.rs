@@ -47,6 +47,7 @@ pub use flow::{Carried, Flow};
 pub use identity::Identity;
 pub use learned::Learned;
 pub use manifest::Manifest;
+use millrace_base::settings::Problems;
 pub use pool::{Graft, Pool, Source};
 pub use refusal::Refusal;
 pub use runtime::{Own, Runtime, Session, Swapped, check};
@@ -59,6 +60,9 @@ pub enum Error {
     File { path: String, message: String },
     #[error("the settings are not usable: {0}")]
     Settings(String),
+    /// The error names the file, and has everything that is wrong with it.
+    #[error(transparent)]
+    Problems(#[from] Problems),
     #[error("graft {name}: {message}")]
     Graft { name: String, message: String },
     #[error("there is no graft {name}; there are: {known}")]
@@ -95,4 +99,14 @@ pub enum Error {
     Used { name: String, user: String },
     #[error(transparent)]
     Kernel(#[from] millrace_graft_kernel::Error),
+}
+
+impl Error {
+    /// Says what is wrong with settings, for a list of problems.
+    fn into_words(self) -> String {
+        match self {
+            Self::Settings(words) => words,
+            other => other.to_string(),
+        }
+    }
 }

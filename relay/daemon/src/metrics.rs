@@ -323,7 +323,7 @@ mod tests {
             ..Gate::default()
         };
         let events = Counts { listeners: 18, refused: 19, missed: 20, dropped: 21 };
-        let text = encode(Status { relay, gate, pid: 7, events }).unwrap();
+        let text = encode(Status { relay, gate, pid: 7, events, reload: None }).unwrap();
         for line in [
             r#"millrace_relay_build_info{version="1.2.3",engine="user"} 1"#,
             "# UNIT millrace_relay_cache_bytes bytes",
