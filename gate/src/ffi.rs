@@ -80,8 +80,8 @@ impl From<Error> for Failure {
     }
 }
 
-impl From<policy::Errors> for Failure {
-    fn from(errors: policy::Errors) -> Self {
+impl From<policy::Problems> for Failure {
+    fn from(errors: policy::Problems) -> Self {
         Self(Status::Policy, errors.to_string())
     }
 }

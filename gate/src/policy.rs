@@ -1,13 +1,15 @@
 //! Policy files: TOML, read as a whole, with every problem at once. `docs/gate.md` has all keys.
 
-mod read;
 mod scope;
+mod values;
 
 use std::{
     fmt, io,
     path::{Path, PathBuf},
 };
 
+use millrace_base::settings::{Place, Reader, Section};
+pub use millrace_base::settings::{Problem, Problems};
 use millrace_kernel::prefix::Prefix;
 
 use crate::kernel::{
@@ -15,7 +17,7 @@ use crate::kernel::{
     token::{self, Key},
 };
 
-use read::{Place, Reader, Section};
+use self::values::{Listed, Order};
 
 /// What a policy file comes to.
 #[derive(Clone, Debug, PartialEq, Default)]
@@ -42,39 +44,12 @@ impl TokenKeys {
     }
 }
 
-/// What is wrong with one line.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
-    /// From 1.
-    pub line: usize,
-    /// Keys joined by dots; empty: the line is not TOML.
-    pub key: String,
-    pub message: String,
-}
-
-/// Everything that is wrong with a policy.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub struct Errors {
-    pub file: String,
-    pub problems: Vec<Problem>,
-}
-
-impl fmt::Display for Errors {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the policy is not usable:")?;
-        self.problems.iter().try_for_each(|Problem { line, key, message }| {
-            let colon = if key.is_empty() { "" } else { ": " };
-            write!(f, "\n  {}:{line}: {key}{colon}{message}", self.file)
-        })
-    }
-}
-
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     #[error("{}: {source}", path.display())]
     Read { path: PathBuf, r#source: io::Error },
     #[error(transparent)]
-    Policy(#[from] Errors),
+    Policy(#[from] Problems),
 }
 
 impl Policy {
@@ -86,17 +61,17 @@ impl Policy {
     }
 
     /// The policy that `text` says, which was read from that file: what it names is relative to it.
-    pub fn parse_file(text: &str, path: &Path) -> Result<Self, Errors> {
+    pub fn parse_file(text: &str, path: &Path) -> Result<Self, Problems> {
         let directory = path.parent().unwrap_or(Path::new(""));
         Self::parse_in(text, &path.to_string_lossy(), directory)
     }
 
     /// The policy that `text` says. Files that it names are relative to the working directory.
-    pub fn parse(text: &str) -> Result<Self, Errors> {
+    pub fn parse(text: &str) -> Result<Self, Problems> {
         Self::parse_in(text, "policy", Path::new(""))
     }
 
-    fn parse_in(text: &str, file: &str, directory: &Path) -> Result<Self, Errors> {
+    fn parse_in(text: &str, file: &str, directory: &Path) -> Result<Self, Problems> {
         let (mut reader, root) = Reader::new(text);
         let (policy, places) = read_policy(&mut reader, root, directory);
         // What is wrong in one place would only be said again in other words.
@@ -105,11 +80,7 @@ impl Policy {
         {
             reader.problem(&culprit(&error, &places), error.to_string());
         }
-        reader.problems.sort_by_key(|problem| problem.line);
-        match reader.problems.as_slice() {
-            [] => Ok(policy),
-            _ => Err(Errors { file: file.to_owned(), problems: reader.problems }),
-        }
+        reader.end("the policy is", file, Some(policy))
     }
 
     /// What is allowed, and likely not meant.
@@ -216,8 +187,8 @@ fn load(reader: &mut Reader<'_>, mut section: Section<'_>) -> Config {
             reader.problem(&place, format!("is {} to {}", range.start(), range.end()));
         }
     }
-    if let Some(watch) = reader.take(&mut section, "watch") {
-        config.watch = watch;
+    if let Some(order) = reader.take::<Order>(&mut section, "watch") {
+        config.watch = order.into();
     }
     reader.finish(section);
     config
@@ -240,8 +211,8 @@ fn prefixes(reader: &mut Reader<'_>, from: &mut Section<'_>, directory: &Path) -
     for (key, file_key, entry) in
         [("block", "block_file", Entry::Block), ("allow", "allow_file", Entry::Allow)]
     {
-        let listed: Vec<Prefix> = reader.take(from, key).unwrap_or_default();
-        all.extend(listed.into_iter().map(|prefix| (prefix, entry)));
+        let listed: Vec<Listed> = reader.take(from, key).unwrap_or_default();
+        all.extend(listed.into_iter().map(|Listed(prefix)| (prefix, entry)));
         if let Some((place, path)) = reader.take_at::<PathBuf>(from, file_key) {
             match prefix_file(&directory.join(path)) {
                 Ok(listed) => all.extend(listed.into_iter().map(|prefix| (prefix, entry))),

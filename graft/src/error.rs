@@ -1,5 +1,7 @@
 //! What can go wrong with grafts and sessions.
 
+use millrace_base::settings::Problems;
+
 use crate::refusal::Refusal;
 
 /// Why something could not be done, causes included: there is no source that would say them again.
@@ -9,6 +11,9 @@ pub enum Error {
     File { path: String, message: String },
     #[error("the settings are not usable: {0}")]
     Settings(String),
+    /// The error names the file, and has everything that is wrong with it.
+    #[error(transparent)]
+    Problems(#[from] Problems),
     #[error("graft {name}: {message}")]
     Graft { name: String, message: String },
     #[error("there is no graft {name}; there are: {known}")]
@@ -45,4 +50,14 @@ pub enum Error {
     Used { name: String, user: String },
     #[error(transparent)]
     Kernel(#[from] millrace_graft_kernel::Error),
+}
+
+impl Error {
+    /// Says what is wrong with settings, for a list of problems.
+    pub(crate) fn into_words(self) -> String {
+        match self {
+            Self::Settings(words) => words,
+            other => other.to_string(),
+        }
+    }
 }

@@ -1,38 +1,38 @@
 //! Settings that left the product, and the error for files that still name them.
 
+use millrace_base::settings::Problems;
 use serde::de::DeserializeOwned;
 
-/// The parser's words for a key that is gone, and the advice that replaces it.
-const LEFT: [(&str, &str); 4] = [
-    (
-        "unknown field `classify`",
-        "[classify] left Millrace: say what connections are for with [[profile]] (nDPI is in study/ndpi)",
-    ),
-    (
-        "unknown field `loopback`",
-        "loopback left Millrace: remove it, applications and the broker speak by TCP (sockmap is in study/sockmap)",
-    ),
-    (
-        "unknown field `rings`",
-        "rings left Millrace: remove it, messages come by their sockets (docs/design/0027-rings.md)",
-    ),
-    (
-        "unknown field `kind`",
-        "functions that are processes left Millrace: use a list such as window, number, repair, acknowledge (SCTP is in study/usrsctp)",
-    ),
+/// Keys that are gone, and what to do instead.
+const LEFT: [(&str, &str); 3] = [
+    ("classify", "[classify] left Millrace: say what connections are for with [[profile]] (nDPI is in study/ndpi)"),
+    ("loopback", "loopback left Millrace: remove it, applications and the broker speak by TCP (sockmap is in study/sockmap)"),
+    ("rings", "rings left Millrace: remove it, messages come by their sockets (docs/design/0027-rings.md)"),
 ];
 
-/// Reads TOML.
+/// Says of unknown keys that are gone what to do instead.
+pub(crate) fn advise(mut problems: Problems) -> Problems {
+    for problem in problems.problems.iter_mut().filter(|problem| problem.message.starts_with("unknown key")) {
+        let key = problem.key.rsplit('.').next().unwrap_or_default();
+        if let Some((_, advice)) = LEFT.iter().find(|(left, _)| *left == key) {
+            problem.message = (*advice).to_owned();
+        }
+    }
+    problems
+}
+
+/// Reads the manifest of a function.
 ///
 /// # Errors
-/// Where it is wrong; of what left the product, what replaces it.
-pub(crate) fn parse<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+/// Where it is wrong.
+pub(crate) fn manifest<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     toml::from_str(text).map_err(|error| {
         let error = error.to_string();
-        let left = LEFT.iter().find(|(said, _)| error.contains(said));
-        left.map_or_else(
-            || error.trim_end().to_owned(),
-            |(_, instead)| format!("{}\n{instead}", error.trim_end()),
-        )
+        let is_process = error.contains("unknown field `kind`");
+        let advice = match is_process {
+            true => "\nfunctions that are processes left Millrace: use a list such as window, number, repair, acknowledge (SCTP is in study/usrsctp)",
+            false => "",
+        };
+        format!("{}{advice}", error.trim_end())
     })
 }

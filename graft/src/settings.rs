@@ -8,6 +8,7 @@ use std::{
     sync::Arc,
 };
 
+use millrace_base::settings::Reader;
 use millrace_graft_kernel as kernel;
 use millrace_graft_kernel::{RULES, hook::Lead};
 use millrace_graft_proto::select::{
@@ -30,7 +31,6 @@ use crate::{Error, identity::Key};
 mod agreement;
 mod carry;
 mod gateway;
-mod one_or_more;
 pub mod probe;
 mod purpose;
 mod who;
@@ -175,8 +175,8 @@ struct Raw {
 struct RawRule {
     name: String,
     side: Side,
-    port: Many<Port>,
-    peer: Option<Many<String>>,
+    port: Vec<Port>,
+    peer: Option<Vec<String>>,
     command: Option<String>,
     cgroup: Option<PathBuf>,
     agree: Option<RawAgree>,
@@ -220,25 +220,9 @@ impl From<&Option<RawAgree>> for Agree {
     }
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Many<T> {
-    One(T),
-    Many(Vec<T>),
-}
-
-impl<T> Many<T> {
-    fn all(self) -> Vec<T> {
-        match self {
-            Self::One(one) => vec![one],
-            Self::Many(many) => many,
-        }
-    }
-}
-
 /// `443`, `"8000-8100"`.
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "is 1 to 65535, or a range such as \"8000-8100\"")]
 enum Port {
     Number(u16),
     Text(String),
@@ -259,49 +243,87 @@ impl Port {
 
 impl Settings {
     /// # Errors
-    /// The first thing that is wrong.
+    /// Everything that is wrong.
     pub fn parse(text: &str) -> Result<Self, Error> {
-        Self::parse_in(text, Path::new("")).map_err(Error::Settings)
+        Self::parse_in(text, "settings", Path::new(""))
     }
 
     /// What it names is relative to it.
     pub fn read(path: &Path) -> Result<Self, Error> {
-        let error = |message: String| Error::File { path: path.display().to_string(), message };
-        let text = std::fs::read_to_string(path).map_err(|source| error(source.to_string()))?;
-        Self::parse_in(&text, path.parent().unwrap_or(Path::new(""))).map_err(error)
+        let file = path.display().to_string();
+        match std::fs::read_to_string(path) {
+            Ok(text) => Self::parse_in(&text, &file, path.parent().unwrap_or(Path::new(""))),
+            Err(error) => Err(Error::File { path: file, message: error.to_string() }),
+        }
     }
 
-    fn parse_in(text: &str, directory: &Path) -> Result<Self, String> {
-        let raw: Raw = crate::left::parse(text)?;
-        let keys = raw
-            .trusted_keys
-            .iter()
-            .map(|key| key.parse().map_err(|error| format!("trusted-keys: {key:?} {error}")));
+    fn parse_in(text: &str, file: &str, directory: &Path) -> Result<Self, Error> {
+        let settings = |reader: &mut Reader<'_>, raw| Self::from_raw(reader, raw, directory);
+        Ok(Reader::file(text, "the settings are", file, settings).map_err(crate::left::advise)?)
+    }
+
+    /// Checks what was read, all parts before the whole.
+    fn from_raw(reader: &mut Reader<'_>, raw: Raw, directory: &Path) -> Option<Self> {
+        let keys = reader.each("trusted-keys", raw.trusted_keys, |key| {
+            key.parse().map_err(|error| format!("trusted-keys: {key:?} {error}"))
+        });
         let mut classes = raw.class.unwrap_or_else(default_classes);
         classes.sort_by_key(|class| class.min_rtt_us);
-        let carry = raw.carry.map(carry::Raw::checked).transpose()?;
-        let carry_hears = carry.as_ref().map(|carry| carry.listen.is_some());
-        let agreement = Agreement::of(raw.agreement, raw.peer, raw.fetch, carry_hears, directory)?;
+        let carry = reader.check("carry", raw.carry.map(carry::Raw::checked).transpose());
+        let peers = reader.each("peer", raw.peer, agreement::RawPeer::checked);
+        let fetch = reader.each("fetch", raw.fetch, agreement::RawFetch::checked);
+        let agreement = match (&carry, peers, fetch) {
+            (Some(carry), Some(peers), Some(fetch)) => {
+                let carry_hears = carry.as_ref().map(|carry| carry.listen.is_some());
+                let agreement = Agreement::of(raw.agreement, peers, fetch, carry_hears, directory);
+                reader.check("agreement", agreement)
+            }
+            _ => None,
+        };
+        let rules = reader.each("rule", raw.rule, RawRule::checked);
+        let probes = reader.check("probe", probe::check_count(&raw.probe));
+        let probes = probes.and(reader.each("probe", raw.probe, probe::unlike_others()));
+        let gateway = reader.check("gateway", raw.gateway.map(gateway::Raw::checked).transpose());
+        let model = raw.model.map(|path| model(&directory.join(path))).transpose();
+        let model = reader.check("model", model);
+        let learned = raw.learned.map(|path| learned(&directory.join(path))).transpose();
+        let learned = reader.check("learned", learned);
+        let purposes = reader.check("profile", purpose::all(raw.profile));
+        let agreement = agreement?;
         let settings = Self {
             pool: raw.pool.iter().map(|path| directory.join(path)).chain(fetched_to(&agreement)).collect(),
-            trusted_keys: keys.collect::<Result<_, _>>()?,
+            trusted_keys: keys?,
             cgroup: raw.cgroup,
             load: raw.load,
-            rules: raw.rule.into_iter().map(RawRule::checked).collect::<Result<_, _>>()?,
+            rules: rules?,
             classes,
             agreement,
-            probes: probe::all(raw.probe)?,
-            carry,
-            gateway: raw.gateway.map(gateway::Raw::checked).transpose()?,
-            model: raw.model.map(|path| model(&directory.join(path))).transpose()?,
-            learned: raw.learned.map(|path| learned(&directory.join(path))).transpose()?,
-            purposes: purpose::all(raw.profile)?,
+            probes: probes?,
+            carry: carry?,
+            gateway: gateway?,
+            model: model?,
+            learned: learned?,
+            purposes: purposes?,
         };
-        settings.check()?;
-        Ok(settings)
+        settings.check(reader);
+        Some(settings)
     }
 
-    fn check(&self) -> Result<(), String> {
+    /// Notes what is wrong between parts.
+    fn check(&self, reader: &mut Reader<'_>) {
+        for (key, done) in [
+            ("rule", self.check_rules()),
+            ("agreement", self.check_agreement()),
+            ("rule", self.check_select()),
+            ("carry", self.check_carry()),
+            ("gateway", self.check_networks()),
+            ("class", self.check_classes()),
+        ] {
+            reader.check(key, done);
+        }
+    }
+
+    fn check_rules(&self) -> Result<(), String> {
         let mut names = BTreeSet::new();
         if let Some(rule) = self.rules.iter().find(|rule| !names.insert(&rule.name)) {
             return Err(format!("two rules are called {}", rule.name));
@@ -317,10 +339,10 @@ impl Settings {
                 "the rules have {places} pairs of a port and a peer: there is room for {room}"
             ));
         }
-        self.check_agreement()?;
-        self.check_select()?;
-        self.check_carry()?;
-        self.check_networks()?;
+        Ok(())
+    }
+
+    fn check_classes(&self) -> Result<(), String> {
         match self.classes.first() {
             Some(class) if class.min_rtt_us == 0 => Ok(()),
             _ => Err("one class has min-rtt-us = 0".to_owned()),
@@ -555,8 +577,8 @@ impl RawRule {
         if self.congestion.as_ref().is_some_and(|name| name.is_empty() || name.len() > CONGESTION_MAX) {
             return Err(format!("congestion is 1 to {CONGESTION_MAX} bytes"));
         }
-        let ports: Option<Vec<_>> = self.port.all().iter().map(Port::range).collect();
-        let peers = self.peer.map_or_else(|| vec!["::/0".to_owned()], Many::all);
+        let ports: Option<Vec<_>> = self.port.iter().map(Port::range).collect();
+        let peers = self.peer.unwrap_or_else(|| vec!["::/0".to_owned()]);
         let peers: Result<Vec<Prefix>, _> =
             peers.iter().map(|peer| peer.parse().map_err(|error: ParseError| error.to_string())).collect();
         let (ports, peers) = (ports.ok_or("port is 1 to 65535, or a range such as \"8000-8100\"")?, peers?);
@@ -699,7 +721,7 @@ mod tests {
             (rule.replace("80", "0"), "port is 1 to 65535"),
             (rule.replace("80", "\"9-8\""), "port is 1 to 65535"),
             (rule.replace("80", "[]"), "not empty"),
-            (rule.replace("client", "peer"), "unknown variant `peer`"),
+            (rule.replace("client", "peer"), "rule[0].side: is \"client\" or \"server\", not \"peer\""),
             (format!("{rule}graft = \"a\"\ncongestion = \"b\"\n"), "one or the other"),
             (format!("{rule}congestion = \"sixteen-letters!\"\n"), "1 to 15 bytes"),
             (format!("{rule}peer = \"10.0.0.0/33\"\n"), "no address prefix"),
@@ -716,7 +738,7 @@ mod tests {
             ),
             (format!("{rule}select = \"loss\"\n"), "rule a: select wants agree = false"),
             (format!("{rule}agree = false\nselect = \"loss\"\n"), "rule a: select wants a model"),
-            (format!("{rule}agree = false\nselect = \"fast\"\n"), "unknown variant `fast`"),
+            (format!("{rule}agree = false\nselect = \"fast\"\n"), "rule[0].select: is \"time\", "),
             (format!("{rule}select = \"loss\"\ngraft = \"a\"\n"), "select and graft or congestion"),
             (format!("{rule}size-kib = 1\n"), "size-kib wants select"),
             (format!("model = \"/nowhere/model.json\"\n{rule}"), "model /nowhere/model.json: No such file"),
@@ -724,7 +746,7 @@ mod tests {
                 format!("learned = \"/nowhere/l\"\n{rule}"),
                 "learned /nowhere/l: there is no directory /nowhere",
             ),
-            (format!("{rule}pace = 1\n"), "unknown field `pace`"),
+            (format!("{rule}pace = 1\n"), "rule[0].pace: unknown key; did you mean `"),
             (format!("{rule}agree = \"perhaps\"\n"), "agree is true, false or \"bound\""),
             (format!("{rule}agree = \"bound\"\n"), "rule a: agree = \"bound\" wants a [[peer]]"),
             (format!("{rule}peer-graft = \"b\"\n"), "rule a: peer-graft wants agree = \"bound\""),
@@ -741,6 +763,32 @@ mod tests {
                     assert!(!wanted.is_empty() && error.to_string().contains(wanted), "{text}: {error}")
                 }
             }
+        }
+        let wrong = format!(
+            "cgroop = \"/a\"\n{rule}initial-window = 0\n{}[[peer]]\nname = \"b\"\n",
+            rule.replace("\"a\"", "\"b\"").replace("80", "\"9-8\"")
+        );
+        // What is read comes before what is checked.
+        for (text, wanted) in [
+            (
+                wrong.clone() + "min-cpus = -1\n[[class]]\nname = 7\nmin-rtt-us = 0\n",
+                [
+                    "settings:1: cgroop: unknown key; did you mean `cgroup`?",
+                    "settings:13: peer[0].min-cpus: is a number",
+                    "settings:15: class[0].name: is text in quotes",
+                ],
+            ),
+            (
+                wrong.replace("cgroop", "cgroup"),
+                [
+                    "settings:2: rule a: initial-window is from 1",
+                    "settings:7: rule b: port is 1",
+                    "settings:11: peer b: one of key",
+                ],
+            ),
+        ] {
+            let error = Settings::parse(&text).expect_err("problems").to_string();
+            assert!(wanted.iter().all(|wanted| error.contains(wanted)), "{error}");
         }
         let peers = (0..65).map(|at| format!("\"10.0.{at}.0/24\"")).collect::<Vec<_>>().join(", ");
         let error = Settings::parse(&format!("{rule}peer = [{peers}]\n")).expect_err("too many");

@@ -8,6 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
+use millrace_base::settings::{Problems, Reader};
 use millrace_fanout::kernel::{Cap, Ssrc, StreamConfig};
 use millrace_fanout::{breaker, message::NAME_MAX, receivers::Limits};
 use serde::Deserialize;
@@ -56,7 +57,7 @@ pub struct Stream {
 
 /// A number, or a word.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(untagged, expecting = "ssrc is \"any\", \"first\" or a number of 32 bits")]
+#[serde(untagged, expecting = "is \"any\", \"first\" or a number of 32 bits")]
 enum Source {
     Is(u32),
     Word(SourceWord),
@@ -98,14 +99,19 @@ const BURST_KIB_MIN: u64 = 64;
 impl Settings {
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-        Self::parse(&text).with_context(|| path.display().to_string())
+        Ok(Self::parse(&text, &path.display().to_string())?)
     }
 
-    pub fn parse(text: &str) -> anyhow::Result<Self> {
-        let settings: Self =
-            toml::from_str(text).map_err(|error| anyhow::anyhow!("{}", error.to_string().trim_end()))?;
-        settings.check()?;
-        Ok(settings)
+    /// # Errors
+    /// Everything that is wrong with `text`, which is in this file.
+    pub fn parse(text: &str, file: &str) -> Result<Self, Problems> {
+        Reader::file(text, "the settings are", file, |reader, settings: Self| {
+            reader.each("stream", settings.stream.iter().collect(), |stream| {
+                stream.check().map_err(|error| format!("stream {:?}: {error}", stream.name))
+            })?;
+            reader.check("stream", settings.check())?;
+            Some(settings)
+        })
     }
 
     fn check(&self) -> anyhow::Result<()> {
@@ -117,7 +123,6 @@ impl Settings {
         ensure!(self.stream.len() <= STREAMS_MAX, "there are more than {STREAMS_MAX} streams");
         let (mut names, mut places) = (BTreeSet::new(), BTreeSet::new());
         for stream in &self.stream {
-            stream.check().with_context(|| format!("stream {:?}", stream.name))?;
             ensure!(names.insert(&stream.name), "two streams are called {:?}", stream.name);
             for place in stream.places() {
                 ensure!(places.insert(place), "two streams arrive at {place}: each needs a port of its own");
@@ -294,12 +299,12 @@ sender = "198.51.100.7:6000"
 "#;
 
     fn error(text: &str) -> String {
-        format!("{:#}", Settings::parse(text).expect_err(text))
+        Settings::parse(text, "fanout.toml").expect_err(text).to_string()
     }
 
     #[test]
     fn what_is_left_out_has_a_default() {
-        let settings = Settings::parse(GOOD).unwrap();
+        let settings = Settings::parse(GOOD, "fanout.toml").unwrap();
         let stream = &settings.stream[0];
         assert_eq!(stream.ssrc(), Ssrc::Any);
         assert_eq!(stream.sender_rtcp(), stream.sender);
@@ -328,7 +333,7 @@ max-reports-per-s = 7
 address = "203.0.113.9:7000"
 breaker = false
 "#;
-        let stream = Settings::parse(&(GOOD.to_owned() + more)).unwrap().stream.remove(0);
+        let stream = Settings::parse(&(GOOD.to_owned() + more), "fanout.toml").unwrap().stream.remove(0);
         assert_eq!(stream.kernel().max_receivers, 6, "with the one that is named");
         assert_eq!(stream.listen_rtcp(), Some("192.0.2.1:5005".parse().unwrap()));
         assert_eq!(stream.sender_rtcp(), "198.51.100.7:6001".parse().unwrap());
@@ -338,7 +343,7 @@ breaker = false
             [Pinned { address: "203.0.113.9:7000".parse().unwrap(), breaker: false }]
         );
         let known = GOOD.to_owned() + "ssrc = 0x0a0b0c0d\n";
-        assert_eq!(Settings::parse(&known).unwrap().stream[0].ssrc(), Ssrc::Is(0x0a0b_0c0d));
+        assert_eq!(Settings::parse(&known, "fanout.toml").unwrap().stream[0].ssrc(), Ssrc::Is(0x0a0b_0c0d));
     }
 
     #[test]
@@ -346,7 +351,7 @@ breaker = false
         let with = |line: &str| GOOD.to_owned() + line;
         let instead = |old: &str, new: &str| GOOD.replace(old, new);
         for (text, said) in [
-            (with("max-reciever = 1"), "unknown field `max-reciever`"),
+            (with("max-reciever = 1"), "stream[0].max-reciever: unknown key; did you mean `max-receivers`?"),
             (with("ssrc = \"last\""), "\"first\" or a number"),
             (with("max-kbit-per-s = 0"), "stream \"live\": max-kbit-per-s: it is 1 at least"),
             (with("burst-kib = 1"), "burst-kib: it is 64 at least"),
@@ -372,6 +377,33 @@ breaker = false
         ] {
             let error = error(&text);
             assert!(error.contains(said), "{error}\ninstead of {said}");
+        }
+    }
+
+    #[test]
+    fn every_problem_is_reported_with_its_line() {
+        let second = GOOD[GOOD.find("[[").unwrap()..].replace("live", "other");
+        for (text, wanted) in [
+            (
+                format!("intreface = 1{GOOD}ssrc = true\n{second}lease-s = -1\n"),
+                [
+                    "fanout.toml:1: intreface: unknown key; did you mean `interface`?",
+                    "fanout.toml:8: stream[0].ssrc: is \"any\", \"first\" or a number",
+                    "fanout.toml:13: stream[1].lease-s: is a number, 0 to 65535",
+                ],
+            ),
+            (
+                format!("{GOOD}burst-kib = 1\n{second}lease-s = 0\n{}", second.replace("other", "")),
+                [
+                    "fanout.toml:4: stream \"live\": burst-kib: it is 64 at least",
+                    "fanout.toml:9: stream \"other\": lease-s: it is 1 at least",
+                    "fanout.toml:14: stream \"\": name: it is 1 to",
+                ],
+            ),
+        ] {
+            let error = error(&text);
+            assert_eq!(error.lines().count(), 4, "{error}");
+            assert!(wanted.iter().all(|wanted| error.contains(wanted)), "{error}");
         }
     }
 }

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use millrace_kernel::prefix::{Prefix, mapped};
+use serde::Deserialize;
 
 use super::intf;
 use super::reason::Rule;
@@ -62,7 +63,8 @@ pub enum Entry {
     Block = 2,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
+#[serde(rename_all = "lowercase")]
 #[repr(u8)]
 pub enum Mode {
     Off = 0,

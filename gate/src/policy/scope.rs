@@ -1,6 +1,8 @@
 //! `[[scope]]` of a policy file.
 
-use std::{net::IpAddr, num::NonZeroU16, path::Path, time::Duration};
+use std::{net::IpAddr, path::Path, time::Duration};
+
+use millrace_base::settings::{Place, Reader, Section, Shape};
 
 use crate::kernel::{
     Counting, Live, Place as Where, Policy, Rate, Rule,
@@ -9,7 +11,7 @@ use crate::kernel::{
 
 use super::{
     prefixes,
-    read::{Place, Reader, Section, Shape},
+    values::{Port, Seconds},
 };
 
 /// Bytes; a rate of bytes must let the largest datagram through.
@@ -37,8 +39,8 @@ pub(super) fn read(reader: &mut Reader<'_>, mut section: Section<'_>, directory:
 }
 
 fn ports(reader: &mut Reader<'_>, section: &mut Section<'_>, key: &'static str) -> Option<Vec<u16>> {
-    let ports: Vec<NonZeroU16> = reader.take(section, key)?;
-    Some(ports.into_iter().map(NonZeroU16::get).collect())
+    let ports: Vec<Port> = reader.take(section, key)?;
+    Some(ports.into_iter().map(|Port(port)| port).collect())
 }
 
 /// Each address with each port.
@@ -56,7 +58,7 @@ fn any_of<T: Copy>(given: &[T]) -> Vec<Option<T>> {
 
 /// How live connections are known, and who counts them.
 fn live(reader: &mut Reader<'_>, section: &mut Section<'_>, policy: &mut Policy) {
-    let idle: Option<(Place, Duration)> = reader.take_at(section, "idle_timeout");
+    let idle = reader.take_at(section, "idle_timeout").map(|(place, Seconds(idle))| (place, idle));
     let id_bytes: Option<(Place, u8)> = reader.take_at(section, "id_bytes");
     match reader.take_at::<String>(section, "live") {
         None => tracked(reader, idle, id_bytes, policy),
@@ -203,7 +205,7 @@ fn retry(reader: &mut Reader<'_>, section: &mut Section<'_>, policy: &mut Policy
             None
         }
     };
-    if let Some((place, lifetime)) = reader.take_at::<Duration>(section, "lifetime") {
+    if let Some((place, Seconds(lifetime))) = reader.take_at(section, "lifetime") {
         policy.token_lifetime = lifetime;
         if lifetime < Duration::from_secs(1) {
             reader.problem(&place, "is at least 1 second: a client needs a round trip");

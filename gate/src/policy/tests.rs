@@ -119,14 +119,22 @@ fn everything_arrives_where_it_belongs() {
 
 #[test]
 fn every_problem_is_said_with_line_key_and_remedy() {
-    let table: [(&str, &[&str]); 24] = [
+    let table: [(&str, &[&str]); 25] = [
+        (
+            "max_ids = 1\n[load]\nwacth = \"last\"\n[[scope]]\nname = \"web\"\nport = \"443\"\n",
+            &[
+                "1: max_ids: unknown key",
+                "3: load.wacth: unknown key; did you mean `watch`?",
+                "6: scope[0].port: is a number, 0 to 65535",
+            ],
+        ),
         ("", &["1: there is no scope"]),
         ("[[scope]\n", &["1: unclosed array table", "1: scope[0]: needs a name"]),
         ("[[scope]]\nport = 443\n", &["1: scope[0]: needs a name"]),
         ("[[scope]]\nname = \"web\"\n", &["1: scope[0]: scope web is found by nothing"]),
         ("[[scope]]\nname = \"interface\"\nport = 1\n", &["1: scope[0]: the name \"interface\""]),
-        ("[[scope]]\nname = \"web\"\nport = \"443\"\n", &["3: scope[0].port: is a number, 1 to 65535"]),
-        ("[[scope]]\nname = \"web\"\nport = [443, 0]\n", &["3: scope[0].port: [1] is a number, 1 to 65535"]),
+        ("[[scope]]\nname = \"web\"\nport = \"443\"\n", &["3: scope[0].port: is a number, 0 to 65535"]),
+        ("[[scope]]\nname = \"web\"\nport = [443, 0]\n", &["3: scope[0].port[1]: is a number, 1 to 65535"]),
         (
             "[[scope]]\nname = \"web\"\naddress = [\"192.0.2.1\", \"::\"]\n",
             &["3: scope[0].address: no packet is sent to 0.0.0.0 or ::"],
@@ -170,7 +178,7 @@ fn every_problem_is_said_with_line_key_and_remedy() {
             "[[scope]]\nname = \"a\"\nport = 443\n[[scope]]\nname = \"b\"\nport = 443\n",
             &["4: scope[1]: scopes a and b are found by the same"],
         ),
-        ("block = [\"10.0.0.0/33\"]\n", &["1: block: [0] \"10.0.0.0/33\" is no address prefix"]),
+        ("block = [\"10.0.0.0/33\"]\n", &["1: block[0]: \"10.0.0.0/33\" is no address prefix"]),
         ("block_file = \"/nowhere/list\"\n", &["1: block_file: /nowhere/list: No such file"]),
         ("[load]\nwatch = \"front\"\n", &["2: load.watch: is \"first\" or \"last\""]),
         ("[load]\nclient_prefix_v4 = 33\n", &["2: load.client_prefix_v4: an address has 32 bits"]),

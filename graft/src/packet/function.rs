@@ -286,7 +286,7 @@ impl Function {
 
 impl Manifest {
     fn parse(text: &str) -> Result<Self, String> {
-        let manifest: Self = crate::left::parse(text)?;
+        let manifest: Self = crate::left::manifest(text)?;
         if manifest.abi != PACKET_ABI {
             return Err(format!("abi {} is not {PACKET_ABI}, which is known here", manifest.abi));
         }

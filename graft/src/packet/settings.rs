@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::path::{self, PathBuf};
 use std::time::Duration;
 
+use millrace_base::settings::Reader;
 use millrace_graft_kernel::joint::{
     self, Ends, KEPT_BYTES, LIST_MAX, List, Protocol, Room, SEALED_BYTES, SESSIONS_MAX,
 };
@@ -196,38 +197,49 @@ fn hold_ms() -> u32 {
 impl Settings {
     /// What it names is relative to it.
     pub fn read(path: &path::Path) -> Result<Self, Error> {
-        let error = |message: String| Error::File { path: path.display().to_string(), message };
-        let text = std::fs::read_to_string(path).map_err(|source| error(source.to_string()))?;
-        Self::parse(&text, path.parent().unwrap_or(path::Path::new(""))).map_err(|message| match message {
-            Error::Settings(message) => error(message),
-            other => other,
-        })
+        let file = path.display().to_string();
+        match std::fs::read_to_string(path) {
+            Ok(text) => Self::parse_in(&text, &file, path.parent().unwrap_or(path::Path::new(""))),
+            Err(error) => Err(Error::File { path: file, message: error.to_string() }),
+        }
     }
 
     /// # Errors
-    /// The first thing that is wrong.
+    /// Everything that is wrong.
     pub fn parse(text: &str, directory: &path::Path) -> Result<Self, Error> {
-        let raw: Raw = crate::left::parse(text).map_err(Error::Settings)?;
-        let keys = raw.trusted_keys.iter().map(|key| {
-            key.parse().map_err(|error| Error::Settings(format!("trusted-keys: {key:?} {error}")))
+        Self::parse_in(text, "settings", directory)
+    }
+
+    fn parse_in(text: &str, file: &str, directory: &path::Path) -> Result<Self, Error> {
+        let settings = |reader: &mut Reader<'_>, raw| Self::from_raw(reader, raw, directory);
+        Ok(Reader::file(text, "the settings are", file, settings).map_err(crate::left::advise)?)
+    }
+
+    /// Checks what was read, all parts before the whole.
+    fn from_raw(reader: &mut Reader<'_>, raw: Raw, directory: &path::Path) -> Option<Self> {
+        let keys: Option<Vec<Key>> = reader.each("trusted-keys", raw.trusted_keys, |key| {
+            key.parse().map_err(|error| format!("trusted-keys: {key:?} {error}"))
         });
-        let keys: Vec<Key> = keys.collect::<Result<_, _>>()?;
         let pool: Vec<_> = raw.pool.iter().map(|path| directory.join(path)).collect();
-        let functions = Functions::read(&pool, &keys)?;
+        let functions = reader.check("pool", Functions::read(&pool, &keys?))?;
         let mut grafts = BTreeMap::new();
-        for graft in raw.graft {
+        let each = reader.each("graft", raw.graft, |graft| {
             let name = graft.name.clone();
-            if grafts.insert(name.clone(), graft.checked(&functions, &raw.parameters)?).is_some() {
-                return Err(Error::Settings(format!("two grafts are called {name}")));
+            let graft = graft.checked(&functions, &raw.parameters).map_err(Error::into_words)?;
+            match grafts.insert(name.clone(), graft) {
+                None => Ok(()),
+                Some(_) => Err(format!("two grafts are called {name}")),
             }
-        }
-        let peers =
-            raw.peer.into_iter().map(|peer| peer.checked(directory)).collect::<Result<Vec<_>, _>>()?;
+        });
+        let peers = reader.each("peer", raw.peer, |peer| peer.checked(directory).map_err(Error::into_words));
+        let sessions =
+            reader.each("session", raw.session, |it| it.checked(directory).map_err(Error::into_words));
+        let room = reader.check("sessions", room(raw.sessions, raw.memory_mib).map_err(Error::into_words));
+        let (peers, mut sessions) = each.and(peers).zip(sessions)?;
         if !peers.is_empty() {
-            add_canonical(&mut grafts, &functions)?;
+            reader.check("graft", add_canonical(&mut grafts, &functions).map_err(Error::into_words))?;
         }
-        let sessions = raw.session.into_iter().map(|session| session.checked(directory));
-        let pools = peers.iter().flat_map(Peer::sessions).map(Ok);
+        sessions.extend(peers.iter().flat_map(Peer::sessions));
         let settings = Self {
             interfaces: raw.interface,
             mode: match raw.mode {
@@ -237,13 +249,13 @@ impl Settings {
             },
             parameters: raw.parameters,
             grafts,
-            sessions: sessions.chain(pools).collect::<Result<_, _>>()?,
-            room: room(raw.sessions, raw.memory_mib)?,
+            sessions,
+            room: room?,
             peers,
             functions,
         };
-        settings.check()?;
-        Ok(settings)
+        reader.check("", settings.check().map_err(Error::into_words))?;
+        Some(settings)
     }
 
     fn check(&self) -> Result<(), Error> {

@@ -12,7 +12,7 @@ use millrace_graft_proto::judge::{self, Wants};
 use millrace_kernel::prefix::Prefix;
 use serde::Deserialize;
 
-use super::{gateway::networks, one_or_more::OneOrMore};
+use super::gateway::networks;
 use crate::Identity;
 
 /// With whom this host may agree at once.
@@ -125,7 +125,8 @@ pub(super) struct RawPeer {
     min_memory_mib: u64,
     min_kernel: Option<String>,
     probe: Option<bool>,
-    carry: Option<OneOrMore<String>>,
+    #[serde(default)]
+    carry: Vec<String>,
     #[serde(default)]
     addresses: Vec<IpAddr>,
     #[serde(default)]
@@ -143,8 +144,8 @@ impl Agreement {
     /// `carry_hears`: whether carriers of peers come in; `None`: there are to be none.
     pub(super) fn of(
         raw: Option<Raw>,
-        peers: Vec<RawPeer>,
-        fetch: Vec<RawFetch>,
+        peers: Vec<Peer>,
+        fetch: Vec<Fetch>,
         carry_hears: Option<bool>,
         directory: &Path,
     ) -> Result<Option<Self>, String> {
@@ -166,8 +167,8 @@ impl Agreement {
 impl Raw {
     fn with(
         self,
-        peers: Vec<RawPeer>,
-        fetch: Vec<RawFetch>,
+        peers: Vec<Peer>,
+        fetch: Vec<Fetch>,
         carry_hears: Option<bool>,
         directory: &Path,
     ) -> Result<Agreement, String> {
@@ -176,13 +177,11 @@ impl Raw {
         if !(1..=INTERVAL_MAX_S).contains(&interval_s) {
             return Err(format!("agreement: interval-s is from 1 to {INTERVAL_MAX_S}"));
         }
-        let peers: Vec<Peer> = peers.into_iter().map(RawPeer::checked).collect::<Result<_, _>>()?;
         let hears = listen.is_some() || carry_hears == Some(true);
         check_peers(&peers, hears, self.authority.is_some())?;
         if let Some(peer) = peers.iter().find(|peer| !peer.carry.is_empty() && carry_hears.is_none()) {
             return Err(format!("peer {}: carry wants [carry]", peer.name));
         }
-        let fetch: Vec<Fetch> = fetch.into_iter().map(RawFetch::checked).collect::<Result<_, _>>()?;
         if !fetch.is_empty() && self.fetch_to.is_none() {
             return Err("[[fetch]] wants fetch-to in [agreement]: a directory for what comes".to_owned());
         }
@@ -224,7 +223,7 @@ fn check_peers(peers: &[Peer], hears: bool, has_authority: bool) -> Result<(), S
 }
 
 impl RawPeer {
-    fn checked(self) -> Result<Peer, String> {
+    pub(super) fn checked(self) -> Result<Peer, String> {
         let name = self.name.clone();
         self.try_checked().map_err(|error| format!("peer {name}: {error}"))
     }
@@ -253,7 +252,7 @@ impl RawPeer {
                 kernel: self.min_kernel.map(kernel).transpose()?,
             },
             probe: self.probe.unwrap_or(true),
-            carry: carry(self.carry.map_or(Vec::new(), OneOrMore::all))?,
+            carry: carry(self.carry)?,
             addresses: self.addresses,
             networks: networks(&self.networks)?,
         })
@@ -272,7 +271,7 @@ fn carry(texts: Vec<String>) -> Result<Vec<SocketAddr>, String> {
 }
 
 impl RawFetch {
-    fn checked(self) -> Result<Fetch, String> {
+    pub(super) fn checked(self) -> Result<Fetch, String> {
         let identity =
             self.sha256.parse().map_err(|error| format!("fetch {}: sha256 {error}", self.graft))?;
         Ok(Fetch { graft: self.graft, identity })

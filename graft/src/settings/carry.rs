@@ -5,7 +5,7 @@ use std::{fmt, net::SocketAddr};
 use millrace_graft_proto::carry::{WARM_MAX, WINDOW_MAX};
 use serde::Deserialize;
 
-use super::{agreement::address, one_or_more::OneOrMore};
+use super::agreement::address;
 
 const CONNECTIONS: usize = 10_000;
 const CONNECTIONS_MAX: usize = 60_000;
@@ -139,7 +139,7 @@ pub(super) struct Raw {
     window_kib: Option<u32>,
     memory_mib: Option<u32>,
     warm_kib: Option<u32>,
-    carrier: Option<OneOrMore<Kind>>,
+    carrier: Option<Vec<Kind>>,
     pool_warm: Option<u32>,
     pool_most: Option<u32>,
     congestion: Option<String>,
@@ -165,7 +165,7 @@ impl Raw {
         let pool_warm = within("pool-warm", self.pool_warm.unwrap_or(POOL_WARM), 1, POOL_WARM_MAX)? as usize;
         let most = self.pool_most.unwrap_or(POOL_MOST);
         let most = within("pool-most", most, pool_warm as u32, CONNECTIONS_MAX as u32)? as usize;
-        let carriers = carriers(self.carrier.map_or(vec![Kind::Quic], OneOrMore::all))?;
+        let carriers = carriers(self.carrier.unwrap_or_else(|| vec![Kind::Quic]))?;
         let has_pools = carriers.iter().any(|kind| *kind != Kind::Quic);
         if !has_pools && (self.pool_warm.is_some() || self.pool_most.is_some() || self.congestion.is_some()) {
             return Err(
@@ -274,7 +274,10 @@ mod tests {
             (format!("{OURS}carrier = \"tcp\"\npool-most = 2\n"), "carry: pool-most is from 4"),
             (format!("{OURS}carrier = \"tcp\"\ncongestion = \"\"\n"), "carry: congestion is a name"),
             (format!("{OURS}congestion = \"bbr\"\n"), "congestion want carrier ="),
-            (format!("{OURS}quic-congestion = \"reno\"\n"), "unknown variant `reno`"),
+            (
+                format!("{OURS}quic-congestion = \"reno\"\n"),
+                "carry.quic-congestion: is \"bbr\" or \"cubic\", not \"reno\"",
+            ),
             (format!("{OURS}carrier = \"tcp\"\nquic-congestion = \"bbr\"\n"), "quic-congestion wants"),
             (
                 format!("{OURS}{}", peer("carry = [\"192.0.2.1:1\", \"192.0.2.1:1\"]")),
@@ -297,7 +300,7 @@ mod tests {
             ),
             (
                 format!("{OURS}[[rule]]\nname = \"a\"\nside = \"client\"\nport = 1\ntier = \"high\"\n"),
-                "unknown variant `high`",
+                "not \"high\"",
             ),
             (
                 format!("{OURS}{RULE}connect = \"strict\"\n"),

@@ -4,8 +4,6 @@ use millrace_graft_kernel::{covers, gateway::PREFIXES};
 use millrace_kernel::prefix::Prefix;
 use serde::Deserialize;
 
-use super::one_or_more::OneOrMore;
-
 /// Of the interfaces of a gateway.
 const INTERFACES_MAX: usize = 64;
 /// As the kernel has it, without its end.
@@ -22,7 +20,8 @@ pub struct Gateway {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct Raw {
-    interface: Option<OneOrMore<String>>,
+    #[serde(default)]
+    interface: Vec<String>,
     #[serde(default)]
     networks: Vec<String>,
 }
@@ -34,7 +33,7 @@ impl Raw {
             return Err("gateway: networks says what is behind it, such as [\"192.0.2.0/24\"]".to_owned());
         }
         let mut gateway = Gateway { interfaces: Vec::new(), networks };
-        gateway.add(&self.interface.map_or(Vec::new(), OneOrMore::all))?;
+        gateway.add(&self.interface)?;
         Ok(gateway)
     }
 }
@@ -121,7 +120,10 @@ mod tests {
             (all("").replace("10.1.0.0/16", "0.0.0.0/0"), "0.0.0.0/0 is everybody"),
             (all("").replace("lan0", "lo"), "\"lo\" is no interface that other hosts"),
             (all("").replace("lan0", "an-interface-that-is-long"), "is no interface"),
-            (all("").replace("interface", "interfaces"), "unknown field `interfaces`"),
+            (
+                all("").replace("interface", "interfaces"),
+                "gateway.interfaces: unknown key; did you mean `interface`?",
+            ),
             (all(&peer('a', "networks = [\"10.1.2.0/24\"]")), "peer a: 10.1.2.0/24 is also behind this host"),
             (
                 all(&(peer('a', "networks = [\"10.2.0.0/16\"]") + &peer('b', "networks = [\"10.2.2.0/24\"]"))),

@@ -66,21 +66,24 @@ pub fn check(period: Duration, duration: Duration) -> Result<(), String> {
     Ok(())
 }
 
-pub(super) fn all(raw: Vec<Raw>) -> Result<Vec<Probe>, String> {
-    if raw.len() > PROBES_MAX {
-        return Err(format!("there are {} probes: at most {PROBES_MAX}", raw.len()));
+pub(super) fn check_count(raw: &[Raw]) -> Result<(), String> {
+    match raw.len() {
+        0..=PROBES_MAX => Ok(()),
+        count => Err(format!("there are {count} probes: at most {PROBES_MAX}")),
     }
+}
+
+/// Checks one probe after the other: each is of another path.
+pub(super) fn unlike_others() -> impl FnMut(Raw) -> Result<Probe, String> {
     let mut paths = BTreeSet::new();
-    raw.into_iter()
-        .map(|raw| {
-            let peer = raw.peer;
-            let probe = raw.checked().map_err(|error| format!("probe of {peer}: {error}"))?;
-            match paths.insert((probe.peer, probe.udp_port)) {
-                true => Ok(probe),
-                false => Err(format!("probe of {peer}: there are two of the same path")),
-            }
-        })
-        .collect()
+    move |raw| {
+        let peer = raw.peer;
+        let probe = raw.checked().map_err(|error| format!("probe of {peer}: {error}"))?;
+        match paths.insert((probe.peer, probe.udp_port)) {
+            true => Ok(probe),
+            false => Err(format!("probe of {peer}: there are two of the same path")),
+        }
+    }
 }
 
 impl Raw {
@@ -130,7 +133,7 @@ mod tests {
             (format!("{probe}every-s = 604801\n"), "to 604800"),
             (format!("{probe}udp-port = 0\n"), "udp-port is 1 to 65535"),
             (format!("{probe}{probe}"), "two of the same path"),
-            (probe.replace("192.0.2.1", "host"), "invalid IP address"),
+            (probe.replace("192.0.2.1", "host"), "probe[0].peer: is an address"),
             (many, "65 probes: at most 64"),
         ] {
             let error = Settings::parse(&text).expect_err(wanted).to_string();

@@ -12,7 +12,7 @@ use millrace_graft_proto::select::{
 };
 use serde::Deserialize;
 
-use super::{Cgroup, Many, Port, Rule, Select, Settings, Side, Who};
+use super::{Cgroup, Port, Rule, Select, Settings, Side, Who};
 
 /// Entries of what the operator says.
 const PURPOSES_MAX: usize = 64;
@@ -35,7 +35,8 @@ pub(super) struct Raw {
     name: Profile,
     command: Option<String>,
     cgroup: Option<PathBuf>,
-    port: Option<Many<Port>>,
+    #[serde(default)]
+    port: Vec<Port>,
     size_kib: Option<u32>,
 }
 
@@ -74,8 +75,7 @@ impl Raw {
         if self.size_kib.is_some_and(|kib| !(1..=SIZE_MAX_KIB).contains(&kib)) {
             return Err(format!("size-kib is from 1 to {SIZE_MAX_KIB}"));
         }
-        let ports: Option<Vec<_>> =
-            self.port.map_or_else(Vec::new, Many::all).iter().map(Port::range).collect();
+        let ports: Option<Vec<_>> = self.port.iter().map(Port::range).collect();
         let ports = ports.ok_or("port is 1 to 65535, or a range such as \"8000-8100\"")?;
         let who = Who::checked(self.command, self.cgroup)?;
         Ok(Purpose { profile: self.name, who, ports, size_kib: self.size_kib })
@@ -254,7 +254,7 @@ mod tests {
     #[test]
     fn what_is_wrong_is_said() {
         let table = [
-            ("[[profile]]\nname = \"fast\"\n".to_owned(), "unknown variant `fast`"),
+            ("[[profile]]\nname = \"fast\"\n".to_owned(), "not \"fast\""),
             ("[[profile]]\nname = \"loss\"\nport = 0\n".into(), "profile: port is 1 to 65535"),
             ("[[profile]]\nname = \"loss\"\nsize-kib = 0\n".into(), "profile: size-kib is from 1"),
             (

@@ -98,7 +98,7 @@ fn a_reload_is_all_or_nothing() {
             ),
             "from 0 to 500",
         ),
-        (rule("westwood").replace("agree", "agrees"), "unknown field `agrees`"),
+        (rule("westwood").replace("agree", "agrees"), "agrees: unknown key; did you mean `agree`?"),
         (
             format!("{}[[load]]\ngraft = \"hybla\"\nparameters = {{ none = 1 }}\n", rule("westwood")),
             "no parameter none",

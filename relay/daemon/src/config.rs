@@ -19,6 +19,7 @@ use std::{
 };
 
 use clap::ValueEnum;
+use millrace_base::settings::unknown;
 use millrace_moq::Draft;
 use millrace_relay::{Adaptive, DelayRule, LadderRule, Origins, access::Rule};
 use millrace_relay_kernel::Limits;
@@ -543,7 +544,7 @@ impl Check {
             } else if key.get_ref() == adaptive::LADDER {
                 self.ladders(file, value, &mut settings);
             } else if !keys().iter().any(|known| known == key.get_ref()) {
-                self.problems.push(Problem { place, message: unknown(key.get_ref()) });
+                self.problems.push(Problem { place, message: unknown(key.get_ref(), &keys()) });
             } else if let Err(error) = settings.set(key.get_ref(), value.into()) {
                 self.problems.push(Problem { place, message: in_words(error.message()) });
             } else {
@@ -730,14 +731,6 @@ impl Check {
 
 fn repeated<T: PartialEq + Copy>(items: &[T]) -> Option<T> {
     items.iter().enumerate().find(|(index, item)| items[..*index].contains(item)).map(|(_, item)| *item)
-}
-
-fn unknown(key: &str) -> String {
-    let closest = keys().into_iter().map(|known| (strsim::jaro(key, &known), known));
-    match closest.max_by(|(a, _), (b, _)| a.total_cmp(b)).filter(|(similarity, _)| *similarity > 0.7) {
-        Some((_, known)) => format!("unknown key; did you mean `{known}`?"),
-        None => "unknown key".to_owned(),
-    }
 }
 
 #[cfg(test)]

@@ -87,7 +87,7 @@ fn paths_are_checked() {
         (format!("{own}{}", path("fd00::1", "fd00::2", "eth0")), "of another family"),
         (format!("{own}{}", path("10.1.0.1", "10.1.0.2", "eth9")), "eth9 is not one of `interface`"),
         ("paths = \"redundant\"\n".to_owned(), "2 to 4 of them"),
-        (format!("paths = \"both\"\n{own}{second}"), "unknown variant `both`"),
+        (format!("paths = \"both\"\n{own}{second}"), "not \"both\""),
     ] {
         let refused = parse(&format!("{TEXT}{lines}")).expect_err(want);
         assert!(refused.contains(want), "{refused}");
@@ -210,7 +210,10 @@ fn peers_bring_sessions_with_framing_alone() {
     let table = [
         (format!("{TEXT}\n{PEER}{PEER}"), "two peers are called station"),
         (format!("{TEXT}\n{PEER}paths = \"redundant\"\n"), "peer station: path: there are 2 to 4 of them"),
-        (format!("{TEXT}\n{PEER}[[peer.path]]\nlocal = \"10.0.0.1\"\n"), "missing field `remote`"),
+        (
+            format!("{TEXT}\n{PEER}[[peer.path]]\nlocal = \"10.0.0.1\"\n"),
+            "peer[0].path[0].remote: is missing",
+        ),
         (
             format!("{TEXT}\n{PEER}")
                 .replace("10.0.0.1:7000", "10.0.0.1:41001")
@@ -278,7 +281,7 @@ fn what_is_wrong_is_said() {
         ("name = \"newest\"", "name = \"complete\"", "two grafts are called complete"),
         ("graft = \"complete\"", "graft = \"some\"", "session telemetry: there is no graft some"),
         ("\"10.0.0.2:6000\"", "\"[::1]:6000\"", "different families"),
-        ("\"10.0.0.2:6000\"", "\"10.0.0.2\"", "socket address"),
+        ("\"10.0.0.2:6000\"", "\"10.0.0.2\"", "session[0].remote: is an address and a port"),
         ("key-file = \"key\"", "key-file = \"bad\"", "32 hexadecimal digits"),
         ("key-file = \"key\"", "key-file = \"none\"", "No such file"),
         (
@@ -286,9 +289,9 @@ fn what_is_wrong_is_said() {
             "clear = true\ncipher = \"aes-128-gcm\"\nkey-file",
             "clear and cipher exclude each other",
         ),
-        ("key-file", "cipher = \"rot13\"\nkey-file", "unknown variant `rot13`"),
+        ("key-file", "cipher = \"rot13\"\nkey-file", "not \"rot13\""),
         ("key-file", "rings = true\nkey-file", "rings left Millrace: remove it"),
-        ("key-file", "protocol = \"254\"\nkey-file", "unknown variant `254`, expected `udp` or `253`"),
+        ("key-file", "protocol = \"254\"\nkey-file", "is \"udp\" or \"253\", not \"254\""),
         ("[parameters.repair]", "[parameters.mend]", "there is no function mend"),
         (
             "functions = [\"number\", \"repair\"]",
@@ -301,5 +304,40 @@ fn what_is_wrong_is_said() {
         assert_ne!(text, TEXT, "{from}");
         let error = parse(&text).expect_err(wanted);
         assert!(error.contains(wanted), "{error}");
+    }
+}
+
+#[test]
+fn every_problem_is_reported_with_its_line() {
+    for (changes, wanted) in [
+        (
+            [
+                ("interface = [\"eth0\"]", "interface = [7]"),
+                ("budget-ns = 5000", "budget = 5"),
+                ("10.0.0.2:6000", "10.0.0.2"),
+            ],
+            [
+                "settings:2: interface[0]: is text in quotes",
+                "settings:11: graft[1].budget: unknown key; did you mean `budget-ns`?",
+                "settings:16: session[0].remote: is an address and a port",
+            ],
+        ),
+        (
+            [
+                ("[\"number\", \"repair\"]", "[\"repair\"]"),
+                ("[\"number\", \"order\"]", "[\"seal\"]"),
+                ("\"key\"", "\"bad\""),
+            ],
+            [
+                "settings:5: graft complete: function repair needs number",
+                "settings:8: there is no function seal",
+                "settings:13: ",
+            ],
+        ),
+    ] {
+        let text = changes.iter().fold(TEXT.to_owned(), |text, (from, to)| text.replacen(from, to, 1));
+        let error = parse(&text).expect_err("problems");
+        assert_eq!(error.lines().count(), 4, "{error}");
+        assert!(wanted.iter().all(|wanted| error.contains(wanted)), "{error}");
     }
 }

@@ -205,7 +205,7 @@ fn status(socket: &Path, json: bool) -> anyhow::Result<()> {
 fn watch(socket: &Path) -> anyhow::Result<()> {
     let mut before = None;
     screen::every_second(|room| {
-        let status = expect_answer!(control::ask(socket, &Request::Status)?, Answer::Status)?;
+        let status = *expect_answer!(control::ask(socket, &Request::Status)?, Answer::Status)?;
         let text = text::top(&status, before.as_ref().unwrap_or(&status), room.columns, room.rows);
         before = Some(*status);
         Ok(text)
