@@ -245,7 +245,9 @@ mod tests {
         }
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let mut wrong = Vec::new();
-        for package in ["millrace", "moq/client", "relay", "relay/daemon", "quic/transport", "quic/webtransport"] {
+        for package in
+            ["millrace", "moq/client", "relay", "relay/daemon", "quic/transport", "quic/webtransport"]
+        {
             look(&root.join(package).join("src"), &mut wrong);
         }
         assert_eq!(wrong, Vec::<String>::new());

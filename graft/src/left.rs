@@ -5,8 +5,14 @@ use serde::de::DeserializeOwned;
 
 /// Keys that are gone, and what to do instead.
 const LEFT: [(&str, &str); 3] = [
-    ("classify", "[classify] left Millrace: say what connections are for with [[profile]] (nDPI is in study/ndpi)"),
-    ("loopback", "loopback left Millrace: remove it, applications and the broker speak by TCP (sockmap is in study/sockmap)"),
+    (
+        "classify",
+        "[classify] left Millrace: say what connections are for with [[profile]] (nDPI is in study/ndpi)",
+    ),
+    (
+        "loopback",
+        "loopback left Millrace: remove it, applications and the broker speak by TCP (sockmap is in study/sockmap)",
+    ),
     ("rings", "rings left Millrace: remove it, messages come by their sockets (docs/design/0027-rings.md)"),
 ];
 

@@ -207,7 +207,7 @@ fn watch(socket: &Path) -> anyhow::Result<()> {
     screen::every_second(|room| {
         let status = *expect_answer!(control::ask(socket, &Request::Status)?, Answer::Status)?;
         let text = text::top(&status, before.as_ref().unwrap_or(&status), room.columns, room.rows);
-        before = Some(*status);
+        before = Some(status);
         Ok(text)
     })
 }
