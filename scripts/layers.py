@@ -82,7 +82,7 @@ KNOTS = {
     "millrace-transport": 6,
     "millrace-relay": 11,
     "millrace-relay-kernel": 6,
-    "millrace-gate": 7,
+    "millrace-gate": 5,
     "millrace-cost": 5,
     "millrace-graft-kernel": 12,
     "millrace-graft": 20,

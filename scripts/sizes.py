@@ -14,7 +14,7 @@ from pathlib import Path
 
 BOUND = 12_000
 # The aim is 100,000.
-PRODUCT = 111_200
+PRODUCT = 111_400
 # Crates that are larger than BOUND as yet.
 LARGER = {}
 # No part of the product.

@@ -3,6 +3,7 @@
 //! A [`Reader`] takes one value after the other out of a [`Section`], or a whole section as a type that derives `Deserialize`
 //! ([`Reader::read`]), and notes what is wrong. What was not taken is unknown. Where a list is wanted, one value stands for a list of one.
 
+mod place;
 mod value;
 
 use std::{
@@ -10,7 +11,6 @@ use std::{
     cell::RefCell,
     collections::{BTreeMap, BTreeSet},
     fmt,
-    ops::Range,
 };
 
 use serde::de::DeserializeOwned;
@@ -19,10 +19,11 @@ use toml::{
     de::{DeTable, DeValue},
 };
 
-use self::value::{Context, Node, kind};
-
-/// Of the keys that are known in one place, to be listed where another one was written.
-const LISTED_MAX: usize = 32;
+pub use self::place::{Place, unknown};
+use self::{
+    place::line,
+    value::{Context, Node, kind},
+};
 
 /// What is wrong with one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,13 +55,6 @@ impl fmt::Display for Problems {
             write!(f, "\n  {}:{line}: {key}{colon}{message}", self.file)
         })
     }
-}
-
-/// Where something stands: a line, and keys joined by dots.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Place {
-    pub line: usize,
-    pub key: String,
 }
 
 /// A file that is being read.
@@ -272,28 +266,6 @@ impl<'a> Reader<'a> {
 impl<'t> Section<'t> {
     fn new(place: Place, entries: DeTable<'t>) -> Self {
         Self { place, entries, known: Vec::new() }
-    }
-}
-
-impl Place {
-    fn inner(&self, key: &str, line: usize) -> Self {
-        Self { line, key: value::inner(&self.key, key) }
-    }
-}
-
-fn line(text: &str, span: Range<usize>) -> usize {
-    let before = text.get(..span.start).unwrap_or(text);
-    before.matches('\n').count() + 1
-}
-
-/// Says of an unknown key which of those that are known was likely meant.
-pub fn unknown<K: AsRef<str>>(key: &str, known: &[K]) -> String {
-    let known = || known.iter().map(AsRef::as_ref);
-    let closest = known().map(|known| (strsim::jaro(key, known), known));
-    match closest.max_by(|(a, _), (b, _)| a.total_cmp(b)).filter(|(similarity, _)| *similarity > 0.7) {
-        Some((_, known)) => format!("unknown key; did you mean `{known}`?"),
-        None if known().len() > LISTED_MAX => "unknown key".to_owned(),
-        None => format!("unknown key; known here: {}", known().collect::<Vec<_>>().join(", ")),
     }
 }
 

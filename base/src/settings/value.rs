@@ -15,7 +15,7 @@ use toml::{
     de::{DeArray, DeTable, DeValue},
 };
 
-use super::{Place, line};
+use super::place::{Place, inner, line, unknown};
 
 /// What a value is wrong by.
 #[derive(Debug)]
@@ -60,7 +60,7 @@ impl de::Error for Fault {
     }
 
     fn unknown_field(field: &str, known: &'static [&'static str]) -> Self {
-        Self::custom(super::unknown(field, known))
+        Self::custom(unknown(field, known))
     }
 
     fn missing_field(field: &'static str) -> Self {
@@ -81,11 +81,6 @@ fn choice(words: &[&str]) -> String {
 /// What a value is, for messages.
 pub(super) fn kind(value: &DeValue<'_>) -> String {
     format!("a value of type {}", value.type_str())
-}
-
-/// A key within another.
-pub(super) fn inner(outer: &str, key: &str) -> String {
-    if outer.is_empty() { key.to_owned() } else { format!("{outer}.{key}") }
 }
 
 pub(super) struct Context<'c> {
