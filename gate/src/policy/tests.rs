@@ -125,7 +125,7 @@ fn every_problem_is_said_with_line_key_and_remedy() {
             &[
                 "1: max_ids: unknown key",
                 "3: load.wacth: unknown key; did you mean `watch`?",
-                "6: scope[0].port: is a number, 0 to 65535",
+                "6: scope[0].port: is a number, 1 to 65535",
             ],
         ),
         ("", &["1: there is no scope"]),
@@ -133,7 +133,7 @@ fn every_problem_is_said_with_line_key_and_remedy() {
         ("[[scope]]\nport = 443\n", &["1: scope[0]: needs a name"]),
         ("[[scope]]\nname = \"web\"\n", &["1: scope[0]: scope web is found by nothing"]),
         ("[[scope]]\nname = \"interface\"\nport = 1\n", &["1: scope[0]: the name \"interface\""]),
-        ("[[scope]]\nname = \"web\"\nport = \"443\"\n", &["3: scope[0].port: is a number, 0 to 65535"]),
+        ("[[scope]]\nname = \"web\"\nport = \"443\"\n", &["3: scope[0].port: is a number, 1 to 65535"]),
         ("[[scope]]\nname = \"web\"\nport = [443, 0]\n", &["3: scope[0].port[1]: is a number, 1 to 65535"]),
         (
             "[[scope]]\nname = \"web\"\naddress = [\"192.0.2.1\", \"::\"]\n",

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use millrace_kernel::prefix::{ParseError, Prefix};
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer, de::Error as _};
 
 use crate::kernel::Position;
 
@@ -25,15 +25,13 @@ impl From<Order> for Position {
 }
 
 /// A UDP port.
-#[derive(Clone, Copy, Deserialize)]
-#[serde(try_from = "u16")]
+#[derive(Clone, Copy)]
 pub(super) struct Port(pub u16);
 
-impl TryFrom<u16> for Port {
-    type Error = &'static str;
-
-    fn try_from(port: u16) -> Result<Self, &'static str> {
-        if port == 0 { Err("is a number, 1 to 65535") } else { Ok(Self(port)) }
+impl<'de> Deserialize<'de> for Port {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let port = u16::deserialize(deserializer).ok().filter(|port| *port > 0);
+        port.map(Self).ok_or_else(|| D::Error::custom("is a number, 1 to 65535"))
     }
 }
 
