@@ -746,7 +746,7 @@ mod tests {
                 format!("learned = \"/nowhere/l\"\n{rule}"),
                 "learned /nowhere/l: there is no directory /nowhere",
             ),
-            (format!("{rule}pace = 1\n"), "rule[0].pace: unknown key; did you mean `"),
+            (format!("{rule}pace = 1\n"), "rule[0].pace: unknown key; known here: name, side"),
             (format!("{rule}agree = \"perhaps\"\n"), "agree is true, false or \"bound\""),
             (format!("{rule}agree = \"bound\"\n"), "rule a: agree = \"bound\" wants a [[peer]]"),
             (format!("{rule}peer-graft = \"b\"\n"), "rule a: peer-graft wants agree = \"bound\""),

@@ -285,7 +285,7 @@ mod tests {
             ),
             (OURS.replace("9188", "0"), "carry: listen \"0.0.0.0:0\" is an address and a port"),
             (format!("{OURS}{}", peer("carry = \"b\"")), "peer b: carry \"b\" is an address"),
-            (format!("{OURS}{}", peer("addresses = [\"b\"]")), "invalid IP address"),
+            (format!("{OURS}{}", peer("addresses = [\"b\"]")), "peer[0].addresses[0]: is an address"),
             (
                 format!(
                     "{OURS}{}{}",
@@ -310,7 +310,7 @@ mod tests {
                 format!("{OURS}{}addresses = [\"127.0.0.1\"]\n", RULE.replace("\"server\"", "\"client\"")),
                 "rule web: addresses wants side = \"server\" and tier",
             ),
-            (format!("{OURS}{RULE}addresses = [\"lo\"]\n"), "invalid IP address"),
+            (format!("{OURS}{RULE}addresses = [\"lo\"]\n"), "peer[0].addresses[0]: is an address"),
             (
                 "[[rule]]\nname = \"a\"\nside = \"client\"\nport = 1\nconnect = \"early\"\n".to_owned(),
                 "rule a: connect wants",
