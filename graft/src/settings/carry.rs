@@ -316,7 +316,8 @@ mod tests {
                 "rule a: connect wants",
             ),
         ];
-        let said = table.map(|(text, wanted)| (wanted, Settings::parse(&text).expect_err(wanted).to_string()));
+        let said =
+            table.map(|(text, wanted)| (wanted, Settings::parse(&text).expect_err(wanted).to_string()));
         let others: Vec<_> = said.iter().filter(|(wanted, error)| !error.contains(wanted)).collect();
         assert!(others.is_empty(), "{others:#?}");
     }
