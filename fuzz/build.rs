@@ -3,7 +3,9 @@
 
 use std::{env, fs, path::PathBuf, process::Command};
 
-const SOURCE: &str = "../graft/kernel/src/bpf";
+const SOURCE: &str = "../testkit/parsers/src/bpf/parsers.native.c";
+const HEADERS: [&str; 5] =
+    ["../kernel/src/bpf", "../relay/kernel/src/bpf", "../gate/src/bpf", "../graft/kernel/src/bpf", "../fanout/src/bpf"];
 const SANITIZERS: &str = "address,undefined";
 /// What names of targets that need them begin with.
 const KERNEL: &str = "kernel_";
