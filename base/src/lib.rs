@@ -1,4 +1,4 @@
-//! What several products share and neither the kernel nor QUIC is.
+//! Parts that several products share, apart from the kernel and QUIC.
 //!
 //! | module | what it is |
 //! | --- | --- |

@@ -25,23 +25,23 @@ use self::{
     value::{Context, Node, kind},
 };
 
-/// What is wrong with one line.
+/// A fault in one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// From 1.
+    /// Number of the line, from 1.
     pub line: usize,
-    /// Keys joined by dots; empty: the message says what it is about, or the line is not TOML.
+    /// Keys joined by dots. It is empty where the message names its subject, or where the line is not TOML.
     pub key: String,
     pub message: String,
 }
 
-/// Everything that is wrong with a file.
+/// All faults in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problems {
-    /// What the file says and how many that are, such as `the policy is`.
+    /// Beginning of the message: subject and verb, such as `the policy is`.
     pub what: &'static str,
     pub file: String,
-    /// In the order of lines.
+    /// Faults, in the order of lines.
     pub problems: Vec<Problem>,
 }
 

@@ -36,7 +36,7 @@ use crate::{
     socket::Socket,
 };
 
-/// Where one is asked, and by whom.
+/// The addresses on which a daemon answers, and who may ask.
 pub struct Front {
     pub socket: PathBuf,
     pub socket_group: Option<String>,
@@ -45,12 +45,12 @@ pub struct Front {
 }
 
 impl Front {
-    /// `who`: as errors call it.
+    /// Binds the control socket. Errors call the daemon `who`.
     fn bind(&self, who: &str) -> anyhow::Result<Socket> {
         Socket::bind(&self.socket, who, self.socket_group.as_deref())
     }
 
-    /// Until what is returned is dropped.
+    /// Serves HTTP until the returned server is dropped.
     async fn serve(&self, router: Router) -> anyhow::Result<Option<http::Server>> {
         let Some(addr) = self.http else { return Ok(None) };
         let server = http::serve(addr, router, self.http_access.access()?).await?;
@@ -59,7 +59,7 @@ impl Front {
     }
 }
 
-/// What can be seen of a daemon by HTTP. Each may take some 10 ms.
+/// A daemon's answers to HTTP requests. Each may take some 10 ms.
 pub trait Observed: Send + Sync + 'static {
     type Status: Serialize;
 
@@ -154,7 +154,7 @@ fn unix_time() -> f64 {
     SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs_f64()
 }
 
-/// What is there of a daemon before it starts, and runs it then: its control socket, its signals.
+/// The control socket and the signals of a daemon, which are taken before it starts, and the loop that runs it.
 pub struct Frame {
     front: Front,
     socket: Socket,
@@ -266,10 +266,10 @@ enum Signal {
 /// and one to its group, and a wrapper that got one passes it on, on a busy machine late. A user who insists takes longer, or tries once
 /// more: to end without a drain by mistake costs viewers, to wait for a third signal costs a second.
 const ONE_WISH: Duration = Duration::from_secs(1);
-/// What comes so soon after the first is no user's second one.
+/// Shortest time between two signals of a user. Sooner ones come from a program.
 const MACHINE: Duration = Duration::from_millis(100);
 
-/// SIGTERM and SIGINT. From when it is made on, none of them ends the process by itself.
+/// SIGTERM and SIGINT. Once this exists, neither ends the process by itself.
 pub struct Ends {
     terminate: unix::Signal,
     interrupt: unix::Signal,
@@ -310,7 +310,7 @@ impl Ends {
     }
 }
 
-/// From when it is made on, none of them ends the process by itself.
+/// SIGHUP, SIGTERM and SIGINT. Once this exists, none of them ends the process by itself.
 struct Signals {
     ends: Ends,
     hangup: unix::Signal,

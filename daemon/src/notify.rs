@@ -26,7 +26,7 @@ pub fn ready() {
     notify("READY=1");
 }
 
-/// Reports that the daemon reads its settings again. [`ready`] follows, whatever becomes of it.
+/// Reports that the daemon reads its settings again. [`ready`] follows, also after a failure.
 pub fn reloading() {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from);
     notify(&format!("RELOADING=1\nMONOTONIC_USEC={}", now.as_micros()));

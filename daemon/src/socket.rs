@@ -91,7 +91,7 @@ pub fn another_answer() -> anyhow::Error {
     anyhow::anyhow!("the daemon answers something else than was asked: is it of another version?")
 }
 
-/// What a daemon answers to a request.
+/// A daemon's answer to a request.
 #[derive(Serialize, Deserialize)]
 struct Line<A> {
     ok: bool,

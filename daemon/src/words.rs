@@ -54,7 +54,7 @@ pub fn chosen<'de, D: Deserializer<'de>, T: ValueEnum>(deserializer: D) -> Resul
     })
 }
 
-/// By [`parsed`] or [`chosen`].
+/// Implements `Deserialize` for types by [`parsed`] or [`chosen`].
 #[macro_export]
 macro_rules! deserialize {
     ($by:ident: $($type:ty),*) => {

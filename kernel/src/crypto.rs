@@ -10,8 +10,8 @@ use crate::intf::{
     generated::{self, QUIC_AES128_GCM as AES128_GCM, QUIC_CHACHA20_POLY1305 as CHACHA20_POLY1305},
 };
 
-/// All that depends on key and packet number alone. ChaCha20-Poly1305: `once` is the block of counter 0. AES-128-GCM: the encrypted
-/// counter block 1 in its first 16 bytes; the rest is not used. The text is XORed with `text`.
+/// The keystream of one packet, which depends on key and packet number alone. `once` is the block of counter 0 for ChaCha20-Poly1305; for
+/// AES-128-GCM its first 16 bytes are the encrypted counter block 1, and the rest is not used. The text is XORed with `text`.
 pub use generated::QuicKeystream as Keystream;
 
 pub const TAG_LEN: usize = 16;

@@ -1,4 +1,4 @@
-//! Structures that C and Rust share. A test of each crate compares its own with the BTF of the compiled objects.
+//! Structures that C and Rust share, as bytes and back. `millrace-kernel-build` writes them from the headers.
 
 #![allow(unsafe_code)]
 
@@ -15,7 +15,7 @@ pub unsafe trait Plain: Copy {
         Some(unsafe { bytes.as_ptr().cast::<Self>().read_unaligned() })
     }
 
-    /// All bytes 0.
+    /// Returns the value whose bytes are all 0.
     fn zeroed() -> Self {
         // SAFETY: any bytes are a valid `Self`.
         unsafe { std::mem::zeroed() }

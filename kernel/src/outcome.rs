@@ -12,7 +12,7 @@ macro_rules! outcomes {
         impl $kind {
             pub const ALL: [Self; [$($name),*].len()] = [$(Self::$variant),*];
 
-            /// For metrics: lower case, with underscores.
+            /// Returns its name in metrics: lower case, with underscores.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name),* }
             }

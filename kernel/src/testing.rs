@@ -1,4 +1,4 @@
-//! For tests of crates that have BPF programs: names of enums, and objects loaded.
+//! Helpers of tests in crates with BPF programs: they read the names of enums, and load objects.
 
 #![allow(clippy::expect_used, reason = "for tests")]
 

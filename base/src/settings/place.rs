@@ -1,11 +1,11 @@
-//! Where things stand in a file, and what unknown keys may have been meant as.
+//! Places in a file, and suggestions for unknown keys.
 
 use std::ops::Range;
 
-/// Of the keys that are known in one place, to be listed where another one was written.
+/// Most known keys that the message about an unknown one lists.
 const LISTED_MAX: usize = 32;
 
-/// Where something stands: a line, and keys joined by dots.
+/// A place in a file: a line, and keys joined by dots.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Place {
     pub line: usize,

@@ -17,7 +17,7 @@ use toml::{
 
 use super::place::{Place, inner, line, unknown};
 
-/// What a value is wrong by.
+/// A fault of a value.
 #[derive(Debug)]
 pub(super) struct Fault {
     /// Innermost key or item.
@@ -78,7 +78,7 @@ fn choice(words: &[&str]) -> String {
     }
 }
 
-/// What a value is, for messages.
+/// Describes a value, for messages.
 pub(super) fn kind(value: &DeValue<'_>) -> String {
     format!("a value of type {}", value.type_str())
 }

@@ -1,5 +1,4 @@
-//! What the kernel's networking costs, shown: the live view, files, text, the dashboard. The figures are made in
-//! `millrace-cost`.
+//! Shows what the kernel's networking costs: live view, files, text, dashboard. `millrace-cost` makes the figures.
 
 pub mod live;
 pub mod losses;

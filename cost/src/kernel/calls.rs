@@ -24,7 +24,7 @@ const KNOWN: [(libc::c_long, u32); 14] = [
     (libc::SYS_splice, intf::COST_CALL_SPLICE),
 ];
 
-/// What each call does with a socket.
+/// Returns what each system call does with a socket, by its number.
 pub(super) fn table() -> Table {
     let mut table: Table = [0; intf::CALLS];
     for (number, call) in KNOWN {

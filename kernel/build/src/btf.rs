@@ -23,7 +23,7 @@ const ENUM64: u32 = 19;
 /// The types of an object.
 pub struct Btf<'a> {
     strings: &'a [u8],
-    /// Where each type begins; that of ID 0, `void`, is empty.
+    /// Types by ID. That of ID 0 is `void`, and empty.
     types: Vec<Type<'a>>,
 }
 

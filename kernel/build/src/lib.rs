@@ -1,5 +1,5 @@
-//! For build scripts: compiles `src/bpf/*.bpf.c` of a crate with clang, and `src/bpf/*.native.c` for its integration tests, which run the
-//! same headers in their own process.
+//! Helper of build scripts. It compiles `src/bpf/*.bpf.c` of a crate with clang, and `src/bpf/*.native.c` for the crate's integration
+//! tests, which run the same headers in their own process. It writes Rust's types from the headers (`types`).
 //!
 //! Headers come from three places: those that programs of several crates share, from `millrace-kernel`; libbpf's, from the copy that
 //! `libbpf-sys` builds and links, so that both always match; and the kernel's UAPI headers, from the system.
@@ -26,7 +26,7 @@ const SOURCE: &str = "src/bpf";
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// What a crate's build script wants.
+/// A build of one crate's BPF programs.
 pub struct Build {
     folders: Vec<&'static str>,
     headers: Vec<&'static str>,
@@ -58,7 +58,7 @@ impl Build {
         self
     }
 
-    /// Adds a header whose structures and constants Rust gets, beside those that are called `*_intf.h`.
+    /// Adds a header whose structures and constants are written in Rust, in addition to `*_intf.h`.
     pub fn shares(mut self, header: &'static str) -> Self {
         self.headers.push(header);
         self
@@ -154,12 +154,12 @@ impl Build {
     }
 }
 
-/// Whether this is the crate that has the headers of all.
+/// Whether the calling crate is `millrace-kernel`, whose headers all share.
 fn is_kernel() -> bool {
     env::var("CARGO_MANIFEST_LINKS").is_ok_and(|name| name == "millrace_kernel")
 }
 
-/// The folder of headers that several crates' programs share, but for the crate that has it.
+/// Returns the folder of shared headers. `None`: the calling crate has it, and tells cargo where it is.
 fn shared_headers() -> Result<Option<String>> {
     if let Ok(libbpf) = env::var("DEP_BPF_INCLUDE")
         && is_kernel()
@@ -172,7 +172,7 @@ fn shared_headers() -> Result<Option<String>> {
     Ok(Some(env::var("DEP_MILLRACE_KERNEL_INCLUDE")?))
 }
 
-/// All objects, for the test that loads them: `[(path, image)]`.
+/// Lists all objects as `[(path, image)]`, for the test that loads them.
 fn list(objects: &[PathBuf]) -> String {
     let items =
         objects.iter().map(|object| format!("({object:?}, include_bytes!({object:?}).as_slice()),\n"));

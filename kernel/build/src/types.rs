@@ -3,14 +3,13 @@
 //! One object is compiled that has a variable of each structure, and one of each constant, of the crate's headers `*_intf.h`. The
 //! structures are read from its BTF, the constants from its read-only data. What is written, `OUT_DIR/intf.rs`, is included by the crate:
 //!
-//! * `struct relay_config` becomes `RelayConfig`, a [`Plain`] structure, unless C marks it with `SHARED`, as it does where the kernel and the
-//!   process change it at the same time: then words are atomics, and the rest is in an `UnsafeCell`. A structure of words inside such a one
-//!   is written with atomics as well, as `SharedRelayRing`.
+//! * `struct relay_config` becomes `RelayConfig`, which implements `millrace_kernel::intf::Plain`. C marks a structure with `SHARED` that the
+//!   kernel and the process change at the same time: its words become atomics, and its other fields stand in an `UnsafeCell`. A structure of
+//!   words inside such a one is written with atomics as well, as `SharedRelayRing`.
 //! * `#define RELAY_PORTS 4` and `RELAY_STREAM` of an `enum` become constants of these names.
+//! * The compiler compares the size of each structure with C's.
 //!
-//! `__be16`, `__be32` and `address_words` are arrays of bytes, since they are in network order, and so is `char`.
-//!
-//! [`Plain`]: https://doc.rust-lang.org/std/marker/trait.Copy.html
+//! `__be16`, `__be32` and `address_words` are in network order, so Rust has them as arrays of bytes. `char` is a byte, too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -22,7 +21,7 @@ use object::{Object as _, ObjectSection as _, ObjectSymbol as _};
 use crate::Result;
 use crate::btf::{Btf, Kind};
 
-/// What Rust's types are called, and which have an order.
+/// Names of types in Rust, and the structures that are ordered.
 #[derive(Default)]
 pub struct Names {
     /// Structures of other crates: their names in C, and paths in Rust.
@@ -32,7 +31,7 @@ pub struct Names {
     pub plain: &'static str,
 }
 
-/// What the headers of a crate define.
+/// Structures and constants that the headers of a crate define.
 #[derive(Default)]
 pub struct Defined {
     structures: Vec<String>,
@@ -40,7 +39,7 @@ pub struct Defined {
 }
 
 impl Defined {
-    /// Adds what a header has at its left margin, as `.clang-format` leaves it there.
+    /// Adds the definitions of a header. They begin at the left margin, where `.clang-format` puts them.
     pub fn read(&mut self, header: &Path) -> Result<()> {
         let text = fs::read_to_string(header)?;
         let mut in_enum = false;
@@ -60,7 +59,7 @@ impl Defined {
         Ok(())
     }
 
-    /// A C file with a variable of each.
+    /// Returns a C file with a variable of each structure and constant.
     pub fn source(&self, headers: &[String]) -> String {
         let mut source = String::new();
         for header in headers {
@@ -75,7 +74,7 @@ impl Defined {
         source
     }
 
-    /// Rust for it, from the object that was compiled.
+    /// Returns the definitions in Rust, read from the object that [`source`](Self::source) was compiled to.
     pub fn rust(&self, image: &[u8], names: &Names) -> Result<String> {
         let file = object::File::parse(image)?;
         let btf = Btf::parse(file.section_by_name(".BTF").ok_or("the object has no BTF")?.data()?)?;
@@ -83,18 +82,11 @@ impl Defined {
             Writer { btf: &btf, names, own: self.structures.iter().cloned().collect(), out: String::new() };
         for name in &self.constants {
             let value = constant(&file, &format!("value_{name}"))?;
-            let kind = if value < 0 {
-                "u64"
-            } else if u32::try_from(value).is_ok() {
-                "u32"
-            } else {
-                "u64"
-            };
-            let value = if value < 0 { format!("{:#x}", value.cast_unsigned()) } else { value.to_string() };
+            let kind = if u32::try_from(value).is_ok() { "u32" } else { "u64" };
             let _ = writeln!(writer.out, "pub const {name}: {kind} = {value};");
         }
         for name in &self.structures {
-            // What has padding, or bit fields, is no business of Rust's: whoever wants it finds here why it is not there.
+            // Programs have structures of their own that Rust cannot have. The written file says why one is not there.
             if let Err(why) = writer.structure(name) {
                 let _ = writeln!(writer.out, "\n// struct {name} is left out: {why}");
             }
@@ -103,14 +95,14 @@ impl Defined {
     }
 }
 
-/// `\tRELAY_STREAM = 0, /* why */`
+/// Returns the name in a line of an enumeration, such as `\tRELAY_STREAM = 0, /* why */`.
 fn enumerator(line: &str) -> Option<String> {
     let name: String =
         line.trim_start().chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '_').collect();
     (line.starts_with('\t') && name.starts_with(|c: char| c.is_ascii_uppercase())).then_some(name)
 }
 
-/// `RELAY_PORTS 4 /* why */`, and nothing that takes arguments or is no number.
+/// Returns the name in a definition such as `RELAY_PORTS 4 /* why */`. `None`: it takes arguments, or is no number.
 fn defined(rest: &str) -> Option<String> {
     let (name, value) = rest.split_once(char::is_whitespace)?;
     let value = value.split("/*").next().unwrap_or_default().trim();
@@ -123,13 +115,13 @@ fn defined(rest: &str) -> Option<String> {
         .then(|| name.to_owned())
 }
 
-fn constant(file: &object::File<'_>, name: &str) -> Result<i64> {
+fn constant(file: &object::File<'_>, name: &str) -> Result<u64> {
     let symbol = file.symbol_by_name(name).ok_or_else(|| format!("{name} is not in the object"))?;
     let section = file.section_by_index(symbol.section_index().ok_or("a constant without a section")?)?;
     let at = usize::try_from(symbol.address())?;
     let data = section.data()?;
     let bytes = data.get(at..at + 8).ok_or("a constant behind the end of its section")?;
-    Ok(i64::from_ne_bytes(bytes.try_into()?))
+    Ok(u64::from_ne_bytes(bytes.try_into()?))
 }
 
 struct Writer<'a> {
@@ -145,7 +137,7 @@ impl Writer<'_> {
         if self.btf.is_tagged(id, "shared") {
             return self.shared(name, id, &rust_name(name));
         }
-        // Words of a structure that is nested in a shared one.
+        // A structure of words that is a field of a shared one is written twice, with atomics and without.
         if self.is_nested_in_shared(id) && self.is_words(id) {
             self.shared(name, id, &format!("Shared{}", rust_name(name)))?;
         }
@@ -154,12 +146,14 @@ impl Writer<'_> {
 
     fn plain(&mut self, name: &str, id: u32) -> Result<()> {
         let (rust, plain) = (rust_name(name), self.names.plain);
-        let Some(fields) = self.fields(name, id, Self::plain_type)? else { return Ok(()) };
+        let fields = self.fields(id, Self::plain_type)?;
+        let bytes = self.btf.size(id)?;
         let order = if self.names.ordered.contains(&name) { ", PartialOrd, Ord" } else { "" };
         let _ = write!(
             self.out,
             "\n/// `struct {name}`.\n#[repr(C)]\n#[derive(Debug, Clone, Copy, PartialEq, Eq{order})]\npub struct {rust} {{\n{fields}}}\n\n\
-             // SAFETY: `repr(C)`, of integers, without padding: the generator saw to both.\n#[allow(unsafe_code)]\n\
+             const _: () = assert!(size_of::<{rust}>() == {bytes});\n\n\
+             // SAFETY: `repr(C)`, integers only, without padding: millrace-kernel-build has checked it.\n#[allow(unsafe_code)]\n\
              unsafe impl {plain} for {rust} {{}}\n\n\
              impl Default for {rust} {{\n    fn default() -> Self {{\n        {plain}::zeroed()\n    }}\n}}\n",
         );
@@ -167,28 +161,28 @@ impl Writer<'_> {
     }
 
     fn shared(&mut self, name: &str, id: u32, rust: &str) -> Result<()> {
-        let Some(fields) = self.fields(name, id, Self::shared_type)? else { return Ok(()) };
+        let fields = self.fields(id, Self::shared_type)?;
+        let bytes = self.btf.size(id)?;
         let _ = write!(
             self.out,
-            "\n/// `struct {name}`, in memory that the kernel changes as well.\n#[repr(C)]\npub struct {rust} {{\n{fields}}}\n",
+            "\n/// `struct {name}`, in memory that the kernel changes as well.\n#[repr(C)]\npub struct {rust} {{\n{fields}}}\n\n\
+             const _: () = assert!(size_of::<{rust}>() == {bytes});\n",
         );
         Ok(())
     }
 
-    /// `None`: it has a field that Rust is not told of, such as a union.
-    fn fields(
-        &self,
-        name: &str,
-        id: u32,
-        kind: impl Fn(&Self, u32) -> Result<Option<String>>,
-    ) -> Result<Option<String>> {
+    /// Returns the fields of a structure, a line each.
+    ///
+    /// # Errors
+    /// It has padding, a bit field, or a field without a type in Rust, such as a union.
+    fn fields(&self, id: u32, kind: impl Fn(&Self, u32) -> Result<Option<String>>) -> Result<String> {
         let mut fields = String::new();
         let mut end = 0;
         for (field, member, offset) in self.btf.members(id)? {
             if offset != end {
-                return Err(format!("struct {name}: {} bytes of padding before {field}", offset - end).into());
+                return Err(format!("{} bytes of padding before {field}", offset - end).into());
             }
-            let Some(kind) = kind(self, member)? else { return Ok(None) };
+            let kind = kind(self, member)?.ok_or_else(|| format!("field `{field}` has no type in Rust"))?;
             end = offset + self.btf.size(member)?;
             let field = if matches!(field, "type" | "in" | "loop" | "match") {
                 format!("r#{field}")
@@ -198,9 +192,9 @@ impl Writer<'_> {
             let _ = writeln!(fields, "    pub {field}: {kind},");
         }
         if end != self.btf.size(id)? {
-            return Err(format!("struct {name}: padding at its end").into());
+            return Err("padding at its end".into());
         }
-        Ok(Some(fields))
+        Ok(fields)
     }
 
     fn plain_type(&self, id: u32) -> Result<Option<String>> {
@@ -276,12 +270,12 @@ impl Writer<'_> {
     }
 }
 
-/// Whether what is called so in C is bytes in Rust.
+/// Whether a type of C with this name is an array of bytes in Rust.
 fn is_bytes(name: &str) -> bool {
     name.starts_with("__be") || name == "address_words"
 }
 
-/// `relay_config` as `RelayConfig`.
+/// Returns the name in Rust: `RelayConfig` for `relay_config`.
 fn rust_name(name: &str) -> String {
     name.split('_').map(|part| part[..1].to_uppercase() + &part[1..]).collect()
 }
