@@ -279,3 +279,41 @@ fn is_bytes(name: &str) -> bool {
 fn rust_name(name: &str) -> String {
     name.split('_').map(|part| part[..1].to_uppercase() + &part[1..]).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn constants_are_enumerators_and_numbers_without_arguments() {
+        let lines = [
+            ("\tRELAY_STREAM = 0, /* why */", Some("RELAY_STREAM")),
+            ("\tRELAY_LAST,", Some("RELAY_LAST")),
+            (" * RELAY_NONE", None),
+            ("\tlower,", None),
+        ];
+        for (line, name) in lines {
+            assert_eq!(enumerator(line).as_deref(), name, "{line}");
+        }
+        let definitions = [
+            ("PORTS 4 /* why */", Some("PORTS")),
+            ("END (~0ULL - 1)", Some("END")),
+            ("NEXT_LINE \\", Some("NEXT_LINE")),
+            ("BYTES (16 + sizeof(x))", Some("BYTES")),
+            ("MAX(a, b) a", None),
+            ("SHARED __attribute__((unused))", None),
+            ("TEXT \"words\"", None),
+            ("lower 1", None),
+            ("GUARD_H", None),
+        ];
+        for (definition, name) in definitions {
+            assert_eq!(defined(definition).as_deref(), name, "{definition}");
+        }
+    }
+
+    #[test]
+    fn names_in_rust_are_in_camel_case() {
+        assert_eq!(rust_name("relay_config"), "RelayConfig");
+        assert_eq!(rust_name("gf128"), "Gf128");
+    }
+}
